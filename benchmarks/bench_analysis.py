@@ -59,7 +59,7 @@ def made(path: Path, options: argparse.Namespace) -> Any:
     from stashtrace.lab import synth
     from stashtrace.loading.load import load_trace
 
-    job = synth.Job(ranks=options.ranks, steps=options.steps, calls_per_batch=options.calls_per_batch)
+    job = synth.SyntheticJob(ranks=options.ranks, steps=options.steps, calls_per_batch=options.calls_per_batch)
     synth.write(path, job)
     return load_trace(str(path))
 

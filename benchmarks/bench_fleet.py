@@ -61,7 +61,7 @@ def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str,
 
     steps = options.spans // _ROWS_OF_A_STEP
     # Without workers: the spans are those of the rank itself, as its budget is made of them.
-    job = synth.Job(ranks=ranks, workers=0, steps=steps, calls_per_batch=0, late_rank=1, late_ns=7_000_000)
+    job = synth.SyntheticJob(ranks=ranks, workers=0, steps=steps, calls_per_batch=0, late_rank=1, late_ns=7_000_000)
     synth.write(folder / "run", job)
     made = child("--write", folder / "run", folder / "store")
     shutil.rmtree(folder / "run")

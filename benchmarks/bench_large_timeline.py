@@ -140,7 +140,7 @@ def write_training(folder: Path, calls: int) -> None:
     from stashtrace.lab import synth
 
     steps = -(-calls // (2 * BATCH_CALLS))
-    synth.write(folder, synth.Job(steps=steps, calls_per_batch=BATCH_CALLS, late_rank=1, late_ns=7_000_000))
+    synth.write(folder, synth.SyntheticJob(steps=steps, calls_per_batch=BATCH_CALLS, late_rank=1, late_ns=7_000_000))
     if problems := compact_run(open_run(folder)).problems:
         raise SystemExit(f"not packed: {problems}")
 

@@ -81,7 +81,7 @@ def one_size(ranks: int, store: bool, options: argparse.Namespace) -> dict[str, 
 
     with tempfile.TemporaryDirectory(prefix="stashtrace-ranks-", dir=options.folder) as name:
         run = Path(name) / "run"
-        job = synth.Job(
+        job = synth.SyntheticJob(
             ranks=ranks, workers=2, steps=options.steps, calls_per_batch=60, late_rank=LATE_RANK, late_ns=LATE_NS
         )
         synth.write(run, job)

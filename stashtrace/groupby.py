@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -148,6 +148,11 @@ class GroupBy:
         if not (packing.codes[1:] > packing.codes[:-1]).all():
             raise TypeError("runs of rows are found by their keys only where these ascend")
         return packing
+
+    def map(self, function: Callable[[Any], Any], dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        """Value of a function of the key for each row; it is called once for each group, with plain Python values."""
+        values = [function(*key) for key in zip(*(column.tolist() for column in self.keys), strict=True)]
+        return np.array(values, dtype=dtype)[self.number]
 
     def row_of(self, *columns: Any) -> Int64:
         """First row with each of the given keys, -1 where there is none."""

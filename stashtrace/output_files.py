@@ -8,23 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stashtrace.errors import StashtraceError
+from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.whole_files import whole_file
 
 
-def why_not_writable(path: Path) -> str:
-    """Why :func:`complete_file` will be refused, as far as can be told before; empty if nothing is known against it.
+def require_writable(path: Path, *, hint: str) -> None:
+    """Check that :func:`complete_file` will be able to write, as far as that can be told before.
 
     It writes beside the target and renames, so the folder must be writable, whatever the rights of an older file.
+
+    Raises
+    ------
+    CaptureError
+        If the target is no file, or its folder is not there or may not be written to.
     """
     folder = path.absolute().parent
     if path.is_dir():
-        return "is a folder"
-    if not folder.is_dir():
-        return "no such folder"
-    if path.exists() and not path.is_file():
-        return "it is a device or a pipe, no file"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
+        reason = "is a folder"
+    elif not folder.is_dir():
+        reason = "no such folder"
+    elif path.exists() and not path.is_file():
+        reason = "it is a device or a pipe, no file"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = "permission denied"
+    else:
+        return
+    raise CaptureError(f"cannot write {path}: {reason}", hint=hint)
 
 
 @contextmanager

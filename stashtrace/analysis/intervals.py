@@ -1,6 +1,6 @@
-"""TimeSet: sorted, disjoint intervals with set operators, over the native kernels.
+"""TimeSet: sorted, disjoint intervals with set operators, over the native kernels; and windows around moments.
 
-Every file of this package that reasons about time uses it; elapsed values are never added, intervals are.
+Elapsed times are never added here; intervals are united.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.groupby import RowsBy as RowsBy
+from stashtrace.schema.table import Table
 
 Int64 = npt.NDArray[np.int64]
 
@@ -41,13 +42,20 @@ class TimeSet:
         return cls(*intervals.union(int64(begin), int64(end)))
 
     @classmethod
+    def of_rows(cls, table: Table, rows: Any = slice(None)) -> TimeSet:
+        """Union of ``begin_ns`` to ``end_ns`` of some rows of a table; ``rows`` are numbers, a mask or a slice."""
+        return cls.of(table["begin_ns"][rows], table["end_ns"][rows])
+
+    @classmethod
     def empty(cls) -> TimeSet:
         """No time."""
         return _EMPTY
 
     @classmethod
     def united(cls, *sets: TimeSet) -> TimeSet:
-        """Union of several sets."""
+        """Union of any number of sets."""
+        if not sets:
+            return _EMPTY
         return cls.of(np.concatenate([s.begin for s in sets]), np.concatenate([s.end for s in sets]))
 
     def __or__(self, other: TimeSet) -> TimeSet:
@@ -81,8 +89,8 @@ class TimeSet:
 
     def pieces(self, begin: Any, end: Any) -> tuple[Int64, Int64, Int64]:
         """Cut by other intervals (sorted, disjoint): begin and end of each piece, row of the other interval."""
-        found = intervals.join(self.begin, self.end, int64(begin), int64(end))
-        return found[0], found[1], found[3]
+        piece_begin, piece_end, _, row = intervals.join(self.begin, self.end, int64(begin), int64(end))
+        return piece_begin, piece_end, row
 
 
 _EMPTY = TimeSet(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -102,24 +110,15 @@ def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:
     return slice(int(np.searchsorted(column, number)), int(np.searchsorted(column, number, side="right")))
 
 
-def place_of(values: Int64, known: Int64) -> Int64:
-    """Place of each value in a column that holds them all, each once and in any order.
+def window_at(moments: Any, begin: Int64, end: Int64) -> Int64:
+    """Row of the window ``[begin, end)`` that holds each moment, -1 outside.
+
+    Windows ascend by their begin; where they overlap, the last that had begun is asked.
 
     Examples
     --------
-    >>> place_of(int64([7, 99]), int64([99, 11, 7])).tolist()
-    [2, 0]
+    >>> window_at([0, 5, 9, 12], int64([5, 10]), int64([9, 20])).tolist()
+    [-1, 0, -1, 1]
     """
-    order = np.argsort(known, kind="stable")
-    return int64(order[np.searchsorted(known[order], values)])
-
-
-def running_before(lengths: Int64, group: Int64) -> Int64:
-    """Sum of the lengths of earlier rows of the same group; rows of a group stand together."""
-    if len(lengths) == 0:
-        return np.empty(0, dtype=np.int64)
-    before = np.cumsum(lengths) - lengths
-    first = np.ones(len(group), dtype=bool)
-    first[1:] = group[1:] != group[:-1]
-    starts = np.flatnonzero(first)
-    return np.asarray(before - np.repeat(before[starts], np.diff(np.append(starts, len(group)))), dtype=np.int64)
+    at = np.searchsorted(begin, moments, side="right") - 1
+    return np.where(moments < np.append(end, np.iinfo(np.int64).min)[at], at, -1)

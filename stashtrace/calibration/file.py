@@ -1,28 +1,27 @@
 """The calibration file: what the links of one machine can do. Load it, check it, ask it for expected times.
 
-Written by ``stashtrace calibrate`` (``file`` renders it), read by the analyses. The format is described in
-``docs/reference/calibration.md``; a reader takes every file of its major version and ignores keys it does not know.
+Written by ``stashtrace calibrate``, read by the analyses. The format is described in ``docs/reference/calibration.md``;
+a reader takes every file of its major version and ignores keys it does not know.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib
-import importlib
+import itertools
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stashtrace.calibration.checked import CheckedFile, is_number
 from stashtrace.calibration.fit import Fit, Piece
 from stashtrace.calibration.lines import Floats
-from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
 
 FORMAT_VERSION = 1
 #: Where a run's own calibration is looked for.
@@ -60,8 +59,8 @@ class Points:
         if few.any():
             typical = float(np.median((spread / middle)[~few]))
             spread = np.where(few, np.maximum(spread, typical * middle), spread)
-        found: Floats = 1.2533 * spread / np.sqrt(np.maximum(count, 1))
-        return found
+        errors: Floats = 1.2533 * spread / np.sqrt(np.maximum(count, 1))
+        return errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,8 @@ class Link:
         measured = np.array(self.points.sizes_bytes, dtype=np.float64)
         off = np.abs(self.fit.residuals(measured, self.points.median_ns))
         at = np.log(np.maximum(np.asarray(sizes_bytes, dtype=np.float64), 1.0))
-        found: Floats = np.interp(at, np.log(np.maximum(measured, 1.0)), off)
-        return found
+        misfit: Floats = np.interp(at, np.log(np.maximum(measured, 1.0)), off)
+        return misfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +153,8 @@ class Calibration:
 
     def link(self, op: str, *, ranks: int = 1, backend: str | None = None) -> Link | None:
         """The link of an operation with this number of ranks, None if it was not measured."""
-        for link in self.links:
-            if link.op == op and link.ranks_count == ranks and backend in (None, link.backend):
-                return link
-        return None
+        fitting = (one for one in self.links if (one.op, one.ranks_count) == (op, ranks))
+        return next((one for one in fitting if backend in (None, one.backend)), None)
 
     def expected(self, op: str, sizes_bytes: Any, *, ranks: int = 1, backend: str | None = None) -> Expected | None:
         """How long messages of these sizes take here when nothing is in their way, None if nobody measured it.
@@ -196,7 +193,7 @@ class Calibration:
 
 
 def host_hash(name: str) -> str:
-    """What stands for a host in a file that may be published."""
+    """Hash that stands for a host in a file that may be published."""
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
@@ -212,38 +209,23 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     FormatError
         If it is no calibration file, or a value in it makes no sense; the message names it.
     """
-    name = os.fspath(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"{name} does not exist", hint="`stashtrace calibrate` writes one") from None
-    except IsADirectoryError:
-        hint = f"did you mean {name}/{FILE_NAME}?"
-        raise FormatError(f"{name} is a directory, not a calibration file", hint=hint) from None
-    except UnicodeDecodeError:
-        raise _damaged(name, "it is not UTF-8 text") from None
-    content = _parsed(name, text)
-    version = content.get("version")
-    if "link" not in content and version is None:
-        raise _damaged(name, "neither version nor link stands in it")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _damaged(name, f"version is {version!r}")
-    if version > FORMAT_VERSION:
-        raise UnsupportedVersionError(
-            f"{name} has calibration format {version}; this stashtrace reads up to {FORMAT_VERSION}",
-            hint="a newer stashtrace reads it; `stashtrace calibrate` makes a new one",
-        )
+    hint = "`stashtrace calibrate` makes a new one"
+    file = CheckedFile(os.fspath(path), "calibration", "calibration file", hint)
+    content = file.toml(file.read(inside=FILE_NAME))
+    if "link" not in content and "version" not in content:
+        raise file.damaged("neither version nor link stands in it")
+    file.require_version(content.get("version"), FORMAT_VERSION)
     links = content.get("link")
     if not isinstance(links, list) or not links:
-        raise _damaged(name, "it holds no link")
+        raise file.damaged("it holds no link")
     return Calibration(
         date=str(content.get("date", "")),
         command=str(content.get("command", "")),
-        machine=_mapping(name, content, "machine"),
-        versions={k: str(v) for k, v in _mapping(name, content, "versions").items()},
-        links=tuple(_link(name, number, entry) for number, entry in enumerate(links, 1)),
-        path=name,
-        left_out={k: str(v) for k, v in _mapping(name, content, "left_out").items()},
+        machine=file.table(content, "machine"),
+        versions={k: str(v) for k, v in file.table(content, "versions").items()},
+        links=tuple(_link(file, number, entry) for number, entry in enumerate(links, 1)),
+        path=file.path,
+        left_out={k: str(v) for k, v in file.table(content, "left_out").items()},
     )
 
 
@@ -256,109 +238,74 @@ def find_calibration(run_paths: Iterable[str]) -> Calibration | None:
     return None
 
 
-def _parsed(name: str, text: str) -> dict[str, Any]:
-    # The same code under two names: part of Python since 3.11.
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        content: dict[str, Any] = toml.loads(text)
-    except ValueError as error:
-        raise _damaged(name, f"no TOML: {str(error).splitlines()[0][:120]}") from error
-    return content
-
-
-def _link(name: str, number: int, entry: Any) -> Link:
+def _link(file: CheckedFile, number: int, entry: Any) -> Link:
     where = f"link {number}"
     if not isinstance(entry, dict):
-        raise _damaged(name, f"{where} is no table")
-    kind, backend, op = (_text(name, where, entry, key) for key in ("kind", "backend", "op"))
+        raise file.damaged(f"{where} is no table")
+    for key in ("kind", "backend", "op"):
+        value = entry.get(key)
+        if not isinstance(value, str) or not value:
+            raise file.damaged(f"{where}: {key} is {'missing' if value is None else f'{value!r}, not a text'}")
+    kind, backend, op = entry["kind"], entry["backend"], entry["op"]
     where = f"link {number} ({backend} {op})"
-    ranks = _number(name, where, entry, "ranks_count", low=1)
+    ranks = _number(file, where, entry, "ranks_count", low=1)
     pieces = entry.get("piece")
     if not isinstance(pieces, list) or not pieces:
-        raise _damaged(name, f"{where} has no piece")
-    fit = Fit(tuple(_fit_piece(name, where, p) for p in pieces))
-    if any(a.max_bytes >= b.min_bytes for a, b in zip(fit.pieces, fit.pieces[1:], strict=False)):
-        raise _damaged(name, f"{where}: its pieces are not in the order of their sizes")
-    return Link(kind, backend, op, int(ranks), fit, _points(name, where, entry))
+        raise file.damaged(f"{where} has no piece")
+    fit = Fit(tuple(_piece(file, where, p) for p in pieces))
+    if any(a.max_bytes >= b.min_bytes for a, b in itertools.pairwise(fit.pieces)):
+        raise file.damaged(f"{where}: its pieces are not in the order of their sizes")
+    return Link(kind, backend, op, int(ranks), fit, _points(file, where, entry))
 
 
-def _fit_piece(name: str, where: str, entry: Any) -> Piece:
+#: Field of a piece -> smallest value, largest value, type.
+_PIECE_FIELDS: Mapping[str, tuple[float | None, float | None, type]] = {
+    "min_bytes": (0, None, int),
+    "max_bytes": (0, None, int),
+    "alpha_ns": (None, None, float),
+    "alpha_error_ns": (0, None, float),
+    "beta_ns_per_byte": (0, None, float),
+    "beta_error_ns_per_byte": (0, None, float),
+    "correlation_ratio": (-1, 1, float),
+    "residual_ratio": (0, None, float),
+    "points_count": (1, None, int),
+    "outliers_count": (0, None, int),
+}
+
+
+def _piece(file: CheckedFile, where: str, entry: Any) -> Piece:
     if not isinstance(entry, dict):
-        raise _damaged(name, f"{where}: a piece is no table")
-
-    def value(key: str, low: float | None = None, high: float | None = None) -> float:
-        return _number(name, where, entry, key, low=low, high=high)
-
-    piece = Piece(
-        min_bytes=int(value("min_bytes", 0)),
-        max_bytes=int(value("max_bytes", 0)),
-        alpha_ns=value("alpha_ns"),
-        alpha_error_ns=value("alpha_error_ns", 0),
-        beta_ns_per_byte=value("beta_ns_per_byte", 0),
-        beta_error_ns_per_byte=value("beta_error_ns_per_byte", 0),
-        correlation_ratio=value("correlation_ratio", -1, 1),
-        residual_ratio=value("residual_ratio", 0),
-        points_count=int(value("points_count", 1)),
-        outliers_count=int(value("outliers_count", 0)),
-    )
+        raise file.damaged(f"{where}: a piece is no table")
+    fields = _PIECE_FIELDS.items()
+    piece = Piece(**{k: kind(_number(file, where, entry, k, low=low, high=high)) for k, (low, high, kind) in fields})
     if piece.min_bytes > piece.max_bytes or (piece.alpha_ns <= 0 and piece.beta_ns_per_byte == 0):
-        raise _damaged(name, f"{where}: a piece from {piece.min_bytes} to {piece.max_bytes} bytes makes no sense")
+        raise file.damaged(f"{where}: a piece from {piece.min_bytes} to {piece.max_bytes} bytes makes no sense")
     return piece
 
 
-def _points(name: str, where: str, entry: Mapping[str, Any]) -> Points:
-    names = ("sizes_bytes", "median_ns", "low_ns", "high_ns", "repetitions_count")
-    columns: list[list[Any]] = []
-    for key in names:
-        values = entry.get(key)
-        if not isinstance(values, list) or not all(_is_number(v) for v in values):
-            raise _damaged(name, f"{where}: {key} is no list of numbers")
-        columns.append(values)
-    if len({len(c) for c in columns}) != 1 or not columns[0]:
-        raise _damaged(name, f"{where}: its points have columns of different lengths")
-    sizes, median, low, high, repetitions = columns
-    return Points(
-        tuple(int(v) for v in sizes),
-        tuple(float(v) for v in median),
-        tuple(float(v) for v in low),
-        tuple(float(v) for v in high),
-        tuple(int(v) for v in repetitions),
-    )
-
-
-def _text(name: str, where: str, entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise _damaged(name, f"{where}: {key} is {'missing' if value is None else f'{value!r}, not a text'}")
-    return value
+def _points(file: CheckedFile, where: str, entry: Mapping[str, Any]) -> Points:
+    columns = []
+    for name in Points.__slots__:
+        values = entry.get(name)
+        if not isinstance(values, list) or not all(is_number(v) for v in values):
+            raise file.damaged(f"{where}: {name} is no list of numbers")
+        columns.append(tuple(map(int if name in ("sizes_bytes", "repetitions_count") else float, values)))
+    if len({len(column) for column in columns}) != 1 or not columns[0]:
+        raise file.damaged(f"{where}: its points have columns of different lengths")
+    return Points(*columns)  # type: ignore[arg-type]
 
 
 def _number(
-    name: str, where: str, entry: Mapping[str, Any], key: str, *, low: float | None = None, high: float | None = None
+    file: CheckedFile, where: str, entry: Mapping[str, Any], key: str, *, low: float | None, high: float | None = None
 ) -> float:
     value = entry.get(key)
     if value is None:
-        raise _damaged(name, f"{where}: {key} is missing")
-    if not _is_number(value):
-        raise _damaged(name, f"{where}: {key} is {value!r}, not a number")
+        raise file.damaged(f"{where}: {key} is missing")
+    if not is_number(value):
+        raise file.damaged(f"{where}: {key} is {value!r}, not a number")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise _damaged(name, f"{where}: {key} is {value!r}, out of range")
+        raise file.damaged(f"{where}: {key} is {value!r}, out of range")
     return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _mapping(name: str, content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = content.get(key, {})
-    if not isinstance(value, dict):
-        raise _damaged(name, f"{key} is no table")
-    return value
-
-
-def _damaged(name: str, why: str) -> FormatError:
-    return FormatError(f"{name} is no usable calibration file: {why}", hint="`stashtrace calibrate` makes a new one")
 
 
 # Text of a calibration file. TOML with the few kinds of values that the format has.
@@ -371,7 +318,7 @@ _LINE = 100
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """The whole file."""
+    """Text of the whole file."""
     out = [*_HEAD, f"version = {FORMAT_VERSION}"]
     out += _entries({"date": calibration.date, "command": calibration.command})
     out += ["", "[machine]", *_entries(calibration.machine), "", "[versions]", *_entries(calibration.versions)]
@@ -383,29 +330,15 @@ def calibration_text(calibration: Calibration) -> str:
 
 
 def _link_text(link: Link) -> list[str]:
-    fit, points = link.fit, link.points
-    facts: dict[str, Any] = {
-        "kind": link.kind,
-        "backend": link.backend,
-        "op": link.op,
-        "ranks_count": link.ranks_count,
-        "alpha_ns": fit.alpha_ns,
-        "alpha_error_ns": fit.alpha_error_ns,
-    }
+    fit = link.fit
+    facts: dict[str, Any] = {name: getattr(link, name) for name in ("kind", "backend", "op", "ranks_count")}
+    facts |= {"alpha_ns": fit.alpha_ns, "alpha_error_ns": fit.alpha_error_ns}
     if math.isfinite(fit.bandwidth_bytes_per_s):
         facts["bandwidth_bytes_per_s"] = fit.bandwidth_bytes_per_s
         facts["bandwidth_error_bytes_per_s"] = fit.bandwidth_error_bytes_per_s
-    facts |= {
-        "sizes_bytes": points.sizes_bytes,
-        "median_ns": points.median_ns,
-        "low_ns": points.low_ns,
-        "high_ns": points.high_ns,
-        "repetitions_count": points.repetitions_count,
-    }
-    out = _entries(facts)
+    out = _entries(facts | asdict(link.points))
     for piece in fit.pieces:
-        out += ["", "[[link.piece]]"]
-        out += _entries({name: getattr(piece, name) for name in piece.__slots__})
+        out += ["", "[[link.piece]]", *_entries(asdict(piece))]
     return out
 
 
@@ -439,7 +372,7 @@ def _float(value: float) -> str:
 
 
 def _array(parts: list[str]) -> str:
-    """In one line if it fits, else in lines of some length."""
+    """Array in one line if it fits, else in lines of some length."""
     flat = "[" + ", ".join(parts) + "]"
     if len(flat) <= _LINE:
         return flat

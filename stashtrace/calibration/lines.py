@@ -17,26 +17,8 @@ from stashtrace.errors import MissingDataError, UsageError
 
 #: Two-sided 97.5 % points of Student's distribution by degrees of freedom, from 1; beyond them the last.
 STUDENT = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 
 Floats = npt.NDArray[np.float64]
@@ -84,7 +66,7 @@ class Line:
 
 
 def least_absolute(sizes: Floats, times: Floats, errors: Floats) -> tuple[float, float]:
-    """Line of the smallest sum of absolute relative residuals, slope and intercept at least zero where possible.
+    """Find the line of the smallest sum of absolute relative residuals.
 
     Iteratively reweighted least squares; single wild points hardly move it, so it is where :func:`robust_line` begins.
     ``errors`` are relative standard errors of the times.
@@ -122,8 +104,7 @@ def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: b
     from_zero : bool
         True if the intercept is a latency and therefore not negative.
     """
-    free = _iterate(sizes, times, errors, fixed=None)
-    alpha, beta, scale = free
+    alpha, beta, scale = _iterate(sizes, times, errors, fixed=None)
     if beta < 0:
         alpha, beta, scale = _iterate(sizes, times, errors, fixed="flat")
     elif from_zero and alpha < 0:
@@ -214,11 +195,8 @@ def _positive(model: Floats, times: Floats) -> Floats:
     return floor
 
 
-# Ordinary least squares of a few columns, with standard errors, R2, and what each point would have been without it.
-#
-# Used by the layers study: stall time against messages and bytes. No intercept, since no message and no byte is no
-# stall. Pure.
-
+# Ordinary least squares of a few columns, with standard errors, R2, and each point by the fit to all others. For the
+# layers study: stall time against messages and bytes. No intercept, since no message and no byte is no stall.
 
 _SINGULAR = 1e-9
 

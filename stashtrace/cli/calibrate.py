@@ -12,8 +12,8 @@ from stashtrace.cli.answers import check_plot, print_lines
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_message_sizes
-from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
 
 #: Options whose values are paths: the file that is written keeps their last parts alone.
 _PATH_OPTIONS = ("-o", *OUT_OPTIONS, "--disk", "--plot")
@@ -80,8 +80,7 @@ def _checked_out(name: str) -> Path:
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--out {path / 'calibration.toml'}")
-    if why := why_not_writable(path):
-        raise CaptureError(f"cannot write {path}: {why}", hint="choose another place with `--out FILE`")
+    require_writable(path, hint="choose another place with `--out FILE`")
     return path
 
 

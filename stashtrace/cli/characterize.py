@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     request = Request(
         command=tuple(command),
         out=out,
-        steps=arguments.steps,
+        configurations=arguments.steps,
         repeats=lengths["repeat"] if arguments.repeat is None else arguments.repeat,
         iterations=lengths["iterations"] if arguments.iterations is None else arguments.iterations,
         warmup=lengths["warmup"] if arguments.warmup is None else arguments.warmup,
@@ -128,7 +128,8 @@ def main(argv: Sequence[str]) -> int:
         with complete_file(Path(arguments.html), hint="choose another file with --html") as partial:
             partial.write_text(characterization_page(answer), encoding="utf-8")
         screen.say(f"  page         {arguments.html}")
-    failed = ", ".join(str(step) for step in request.steps if answer.status(step)[0] == "failed")
+    failed = [str(number) for number in request.configurations if answer.status(number)[0] == "failed"]
     if failed:
-        screen.say(f"\n  configuration {failed} failed: see {out / 'runs'}/*.log; the same command tries again")
+        which = f"configuration{'s' * (len(failed) > 1)} {', '.join(failed)}"
+        screen.say(f"\n  {which} failed: see {out / 'runs'}/*.log; the same command tries again")
     return 0

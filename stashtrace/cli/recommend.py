@@ -113,7 +113,8 @@ def _catalog(arguments: argparse.Namespace) -> Catalog:
 
 
 def _profiles(arguments: argparse.Namespace) -> list[Profile]:
-    from stashtrace.lab.recommend.profile import FILE_NAME, load_profile
+    from stashtrace.lab.characterize.answer import FILE_NAME
+    from stashtrace.lab.recommend.profile import load_profile
 
     is_here = os.path.isfile(os.path.join(_DIRECTORY, FILE_NAME))
     files = arguments.files or ([_DIRECTORY] if is_here else [])

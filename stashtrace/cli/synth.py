@@ -59,9 +59,9 @@ def main(argv: Sequence[str]) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CaptureError(f"{out} exists and is not empty", hint="choose another directory")
 
-    from stashtrace.lab.synth import Job, write
+    from stashtrace.lab.synth import SyntheticJob, write
 
-    job = Job(
+    job = SyntheticJob(
         ranks=given.ranks,
         workers=given.workers,
         steps=given.steps,

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.loading import load_watched
     from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.report import answers, forecast_lines, rate_rows
+    from stashtrace.lab.cache.report import answers, forecast_lines
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     rows = list(named_rows(table, trace.strings))
     whole: dict[str, Any] = {
         "policy": arguments.policy,
-        "rates": rate_rows(rates),
+        "rates": list(rates.rows()),
         "not_measured": list(inputs.notes),
         "answers": answers(inputs),
         "forecast": rows,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.context import DecodeContext, columns_of, for_each
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("span", "instant", "counter")
@@ -37,25 +37,22 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 def _spans(records: RawRecords, begin: str, end: str, context: DecodeContext) -> dict[str, Any]:
     rows = records.rows
     return {
+        **columns_of(rows, "kind_code", "correlation_id", "value"),
         "begin_ns": context.to_ns(rows[begin]),
         "end_ns": context.to_ns(rows[end]),
         "track_id": context.tracks(records.tid),
-        "kind_code": rows["kind_code"].astype(np.int64),
         "name_code": context.codes(rows["name_id"]),
-        "correlation_id": rows["correlation_id"].astype(np.int64),
-        "value": rows["value"],
     }
 
 
 def _counters(records: RawRecords, context: DecodeContext) -> dict[str, Any]:
-    ids, inverse = np.unique(records.rows["name_id"], return_inverse=True)
-    tracks = []
-    for string_id in ids.tolist():
+    def track(string_id: int) -> int:
         name = context.text(string_id)
-        tracks.append(context.counter_track(name, unit_of(name)))
+        return context.counter_track(name, unit_of(name))
+
     return {
         "ts_ns": context.to_ns(records.rows["ticks"]),
-        "track_id": np.array(tracks, dtype=np.int64)[inverse],
+        "track_id": for_each(records.rows["name_id"], track),
         "value": records.rows["value"],
     }
 

@@ -1,8 +1,8 @@
-"""What a room's ``decode`` is given beside the rows: clock, tracks, strings, and who the process is.
+"""What a decoder is given beside the rows: clock, tracks, strings, and the identity of the process.
 
-``loading.load`` makes one context per process; each ``stashtrace/collectors/X.py:decode(raw, context)``
-reads it and returns :class:`EventTables`. A decoder never touches files, never sees another process,
-and answers in the run's common clock, because ``to_ns`` already maps to it.
+``loading.load`` makes one context for each process; ``decode(raw, context)`` of each collector reads it and returns
+:class:`EventTables`. A decoder never opens files and never sees another process. Its times are on the common clock of
+the run, since ``to_ns`` maps to it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
 from stashtrace.schema.table import Table
@@ -62,9 +63,18 @@ class Lane:
     ends: tuple[int, ...]
 
 
+class Stream(NamedTuple):
+    """A stream that was described; ``flags`` are those of ``StreamFlag``, ``priority`` is CUDA's."""
+
+    track_id: int
+    device_index: int
+    flags: int
+    priority: int
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Who a process is to the job, as ``loading.identity`` found out; ``rank`` of a worker is the rank it serves."""
+    """Who a process is to the job, from ``loading.identity``; ``rank`` of a worker is the rank it serves."""
 
     process_id: int
     pid: int
@@ -90,7 +100,7 @@ class DecodeContext:
     clock : callable
         uint64 ticks -> int64 ns of the common clock.
     wanted : set of str, optional
-        Tables the caller will keep; a decoder may skip the others. All if None.
+        Tables that the caller keeps, all if None; a decoder may skip the others.
     device_times : mapping, optional
         (device index, DeviceClock) -> its clock.
     """
@@ -128,15 +138,15 @@ class DecodeContext:
         return self._clock(np.asarray(ticks, dtype=np.uint64))
 
     def to_ns_or_unseen(self, ticks: Any) -> Int64:
-        """Same, but 0 ticks (never seen) become -1."""
+        """As :meth:`to_ns`, but 0 ticks, of what was never seen, become -1."""
         array = np.asarray(ticks, dtype=np.uint64)
         return np.where(array == 0, np.int64(-1), self._clock(array))
 
     def device_ns(self, device_index: Any, clock_code: int, values: Any) -> Int64:
         """Times of a device's clock -> int64 ns of the common clock.
 
-        -1 stays -1. A clock without readings gives -1 too, and a row of losses. ``device_index`` is a number or one per
-        value; -1 means the only device, if there is only one with that clock.
+        -1 stays -1. A clock without readings gives -1 too, and a loss. ``device_index`` is one number, or one for each
+        value; -1 stands for the only device that has such a clock.
         """
         given = np.ascontiguousarray(values, dtype=np.int64)
         devices = np.broadcast_to(np.asarray(device_index, dtype=np.int64), given.shape)
@@ -181,10 +191,8 @@ class DecodeContext:
         return np.repeat(ids, np.diff(np.append(starts, len(tids))))
 
     def caller_tracks(self, tids: npt.NDArray[Any]) -> Int64:
-        """Track id of the thread a row names, for rows in any order; -1 where it names none (0)."""
-        distinct, inverse = np.unique(tids, return_inverse=True)
-        ids = [self.track(tid) if tid else -1 for tid in distinct.tolist()]
-        return np.array(ids, dtype=np.int64)[inverse]
+        """Track id of the thread that each row names, for rows in any order; -1 where it names none (0)."""
+        return for_each(tids, lambda tid: self.track(tid) if tid else -1)
 
     def device_track(self, device_index: int, name: str = "") -> int:
         """Track of a device of this process."""
@@ -196,42 +204,48 @@ class DecodeContext:
 
     def stream_tracks(self, stream_keys: npt.NDArray[Any]) -> Int64:
         """Track id of each row's stream, -1 where the key is 0 (unknown)."""
-        distinct, inverse = np.unique(stream_keys, return_inverse=True)
-        ids = [self.stream_track(key) if key else -1 for key in distinct.tolist()]
-        return np.array(ids, dtype=np.int64)[inverse]
+        return for_each(stream_keys, lambda key: self.stream_track(key) if key else -1)
 
-    def name_streams(self, raw: RawProcess) -> list[tuple[int, int, int, int]]:
-        """Make and name the tracks of all streams that ``stream_info`` describes; the same in every room.
+    def name_streams(self, raw: RawProcess) -> list[Stream]:
+        """Make and name the tracks of all streams that ``stream_info`` describes, in the order in which they were seen.
 
-        Returns (track id, device index, flags, priority) of each stream, in the order in which they were seen. A stream
-        that was described again has the flags of all its descriptions.
+        Every decoder that calls this gets the same. A stream that was described again has the flags of all its
+        descriptions.
         """
-        records = raw.records.get("stream_info")
-        if records is None or not len(records.rows):
+        rows = raw.rows("stream_info")
+        if rows is None:
             return []
         known: dict[int, list[int]] = {}
-        for row in np.sort(records.rows, order="ticks"):
+        for row in np.sort(rows, order="ticks"):
             key = int(row["stream_key"])
             device, priority = int(row["device_index"]), int(row["priority_index"])
             entry = known.setdefault(key, [device, 0, priority, 0])
             entry[1] |= int(row["stream_flags"])
             entry[3] = int(row["name_id"]) or entry[3]
-        found, numbers = [], dict.fromkeys((entry[0] for entry in known.values()), 0)
+        streams, numbers = [], dict.fromkeys((entry[0] for entry in known.values()), 0)
         for key, (device, flags, priority, name_id) in known.items():
             numbers[device] += 1
             name = self.text(name_id) or _stream_name(numbers[device], flags, priority)
-            found.append((self.stream_track(key, name), device, flags, priority))
-        return found
+            streams.append(Stream(self.stream_track(key, name), device, flags, priority))
+        return streams
 
-    def by_track(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], Int64, Int64] | None:
-        """Rows of a record, sorted by track and begin: rows, begin_ns, track_id; None if there are none."""
-        records = raw.records.get(name)
-        if records is None or len(records.rows) == 0:
+    def intervals(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], dict[str, Any]] | None:
+        """Rows of a record sorted by track and begin, None if there are none.
+
+        The second result has their columns ``begin_ns``, ``end_ns``, ``track_id`` and ``process_id``.
+        """
+        if raw.rows(name) is None:
             return None
-        begin = self.to_ns(records.rows["begin_ticks"])
-        track = self.tracks(records.tid)
+        records = raw.records[name]
+        begin, track = self.to_ns(records.rows["begin_ticks"]), self.tracks(records.tid)
         order = np.lexsort((begin, track))
-        return records.rows[order], begin[order], track[order]
+        rows = records.rows[order]
+        return rows, {
+            "begin_ns": begin[order],
+            "end_ns": self.to_ns(rows["end_ticks"]),
+            "track_id": track[order],
+            "process_id": self.process_id,
+        }
 
     def counter_track(self, name: str, unit: str, native_id: int = 0) -> int:
         """Track of a sampled quantity of this process."""
@@ -254,8 +268,8 @@ class DecodeContext:
             return np.empty(0, dtype=np.int64)
         top = int(ids.max())
         if top >= _FLAT_LIMIT:
-            distinct, inverse = np.unique(ids, return_inverse=True)
-            return self.strings.codes(self.text(i) for i in distinct.tolist())[inverse]
+            groups = GroupBy(ids)
+            return self.strings.codes(map(self.text, groups.values.tolist()))[groups.number]
         if self._flat is None or top >= len(self._flat):
             given = np.fromiter(self._texts, dtype=np.int64, count=len(self._texts))
             texts = list(self._texts.values())
@@ -285,8 +299,19 @@ class DecodeContext:
         return EventTables(self.strings, {name: _table(name, given) for name, given in columns.items()})
 
 
+def for_each(values: npt.NDArray[Any], function: Callable[[int], int]) -> Int64:
+    """``function(value)`` for each row; it is called once for each distinct value, in ascending order."""
+    groups = GroupBy(values)
+    return np.array([function(value) for value in groups.values.tolist()], dtype=np.int64)[groups.number]
+
+
+def columns_of(rows: npt.NDArray[np.void], *names: str) -> dict[str, npt.NDArray[Any]]:
+    """Fields that become columns of the same name; the table converts their type."""
+    return {name: rows[name] for name in names}
+
+
 def _stream_name(number: int, flags: int, priority: int) -> str:
-    """What tells a stream from the others of its device."""
+    """Name that tells a stream from the others of its device."""
     words = ["compute"] if flags & StreamFlag.CARRIES_COMPUTE else []
     words.append("default stream" if flags & StreamFlag.LEGACY else f"stream {number}")
     words += ["high priority"] if priority < 0 else []

@@ -1,7 +1,7 @@
 """Decodes what the recorder says about itself: threads, losses, facts.
 
-``clock_sync`` and ``clock_ping`` rows are read by ``align`` before any decoder runs, ``string_part`` rows by the
-reader. Called through the registry by ``loading.load``.
+``clock_sync`` and ``clock_ping`` rows are read by ``loading.clocks`` before any decoder runs, ``string_part`` rows by
+the reader. Called through the registry by ``loading.load``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,9 +19,9 @@ TABLES = ("losses", "metadata", "tracks")
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Name the tracks; fill ``losses`` and ``metadata``."""
-    threads = raw.records.get("thread_info")
+    threads = raw.rows("thread_info")
     if threads is not None:
-        rows = np.sort(threads.rows, order="ticks", kind="stable")
+        rows = np.sort(threads, order="ticks", kind="stable")
         for tid, name_id, role in zip(
             rows["tid"].tolist(), rows["name_id"].tolist(), rows["role_code"].tolist(), strict=True
         ):
@@ -33,13 +33,13 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 
 
 def _losses(raw: RawProcess, context: DecodeContext) -> list[LossRow]:
-    """Loss rows of one reason are cumulated: the recorder reports a growing drop count piece by piece."""
-    records = raw.records.get("loss")
-    if records is None:
+    """Losses, one for each reason: the recorder reports a growing count piece by piece, and these are added."""
+    rows = raw.rows("loss")
+    if rows is None:
         return []
     names = {c["code"]: c["name"] for c in _native.schema()["collectors"]}
     total: dict[tuple[str, str, int, str], int] = {}
-    for row in records.rows.tolist():
+    for row in rows.tolist():
         _ticks, count, reason_id, detail_id, collector, severity, _reserved = row
         name = names.get(collector, f"collector_{collector}")
         key = (name, context.text(reason_id) or "unnamed", severity, context.text(detail_id))
@@ -52,9 +52,9 @@ def _metadata(raw: RawProcess, context: DecodeContext) -> dict[str, object]:
     env = raw.metadata.get("env")
     if isinstance(env, dict):
         facts.update({f"env.{k}": str(v) for k, v in env.items()})
-    records = raw.records.get("metadata")
-    if records is not None:
-        for row in np.sort(records.rows, order="ticks", kind="stable"):
+    rows = raw.rows("metadata")
+    if rows is not None:
+        for row in np.sort(rows, order="ticks", kind="stable"):
             facts[context.text(row["key_id"])] = context.text(row["value_id"])
     return {
         "process_id": np.full(len(facts), context.process_id, dtype=np.int64),

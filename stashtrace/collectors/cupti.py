@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext, Int64
+from stashtrace.collectors.context import DecodeContext, Int64, Stream, columns_of
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
 from stashtrace.schema.trace import EventTables, RawProcess
@@ -26,10 +27,9 @@ _LAUNCHING = (Bracket.COLLECTIVE, Bracket.COPY, Bracket.GRAPH)
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``kernels``."""
-    records = raw.records.get("kernel")
-    if records is None or not len(records.rows):
+    rows = raw.rows("kernel")
+    if rows is None:
         return context.tables()
-    rows = records.rows
     streams = context.name_streams(raw)
     begin = context.device_ns(rows["device_index"], DeviceClock.CUPTI, rows["begin_device_ns"])
     end = context.device_ns(rows["device_index"], DeviceClock.CUPTI, rows["end_device_ns"])
@@ -42,69 +42,61 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
         return context.tables()
     return context.tables(
         kernels={
+            **columns_of(rows, "device_index", "copy_code", "size_bytes", "correlation_id", "graph_key"),
             "begin_ns": begin,
             "end_ns": end,
             "process_id": context.process_id,
             "rank": context.rank,
-            "device_index": rows["device_index"].astype(np.int64),
             "track_id": _streams(rows, raw, streams, context),
             "thread_track_id": context.caller_tracks(rows["tid"]),
             "launch_ns": context.to_ns_or_unseen(rows["launch_ticks"]),
             "return_ns": context.to_ns_or_unseen(rows["return_ticks"]),
             **_named(rows, context),
-            "copy_code": rows["copy_code"].astype(np.int64),
-            "size_bytes": rows["size_bytes"],
-            "correlation_id": rows["correlation_id"].astype(np.int64),
-            "graph_key": rows["graph_key"].astype(np.int64),
         }
     )
 
 
 def _named(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Int64]:
-    """Codes of the names as a person writes them, and what each row is.
+    """Columns ``name_code`` and ``work_code``.
 
-    Names are recorded as the compiler wrote them. The recorder knows NCCL's kernels; others that communicate are told
-    here, where it costs the job nothing.
+    Names are recorded as the compiler mangled them. The recorder knows NCCL's kernels; others that communicate are
+    recognised here, where it costs the job nothing.
     """
-    distinct, inverse = np.unique(rows["name_id"], return_inverse=True)
-    names = [_native.demangle(context.text(i)) for i in distinct.tolist()]
-    talks = np.array([communicates(name) for name in names], dtype=bool)[inverse]
+    kernels = GroupBy(rows["name_id"])
+    names = [_native.demangle(context.text(name_id)) for name_id in kernels.values.tolist()]
+    is_communication = np.array([communicates(name) for name in names], dtype=bool)[kernels.number]
     work = rows["work_code"].astype(np.int64)
-    work[talks & (work == DeviceWork.KERNEL)] = int(DeviceWork.COMMUNICATION)
-    return {"name_code": context.strings.codes(names)[inverse], "work_code": work}
+    work[is_communication & (work == DeviceWork.KERNEL)] = int(DeviceWork.COMMUNICATION)
+    return {"name_code": context.strings.codes(names)[kernels.number], "work_code": work}
 
 
-def _streams(
-    rows: npt.NDArray[np.void], raw: RawProcess, streams: list[tuple[int, int, int, int]], context: DecodeContext
-) -> Int64:
+def _streams(rows: npt.NDArray[np.void], raw: RawProcess, streams: list[Stream], context: DecodeContext) -> Int64:
     """Track of the stream of each row."""
-    number = rows["device_index"].astype(np.int64) << 32 | rows["stream_index"]
-    distinct, code = np.unique(number, return_inverse=True)
-    known = _by_launches(rows, code, len(distinct), raw, context)
-    kernels = rows["work_code"] == DeviceWork.KERNEL
-    busy = np.bincount(code[kernels], minlength=len(distinct))
-    for track, device, flags, _ in streams:
-        if not flags & StreamFlag.CARRIES_COMPUTE or (known == track).any():
+    numbered = GroupBy(rows["device_index"].astype(np.int64) << 32 | rows["stream_index"])
+    tracks = _by_launches(rows, numbered, raw, context)
+    kernels_count = numbered.count(where=rows["work_code"] == DeviceWork.KERNEL)
+    for stream in streams:
+        if not stream.flags & StreamFlag.CARRIES_COMPUTE or (tracks == stream.track_id).any():
             continue
-        left = np.flatnonzero((known < 0) & (distinct >> 32 == device) & (busy > 0))
+        same_device = numbered.values >> 32 == stream.device_index
+        left = np.flatnonzero((tracks < 0) & same_device & (kernels_count > 0))
         if len(left):
-            known[left[busy[left].argmax()]] = track
-    for at in np.flatnonzero(known < 0).tolist():
-        stream, device = int(distinct[at]) & 0xFFFFFFFF, int(distinct[at]) >> 32
-        # Below all keys of streams that the cuda room saw.
-        known[at] = context.registry.stream(
-            context.process_id, -1 - int(distinct[at]), f"stream {stream} of CUPTI · GPU {device}"
-        )
-    return known[code]
+            tracks[left[kernels_count[left].argmax()]] = stream.track_id
+    for at in np.flatnonzero(tracks < 0).tolist():
+        number = int(numbered.values[at])
+        name = f"stream {number & 0xFFFFFFFF} of CUPTI · GPU {number >> 32}"
+        # Negative, so none of the keys that the collector cuda gives to streams.
+        tracks[at] = context.registry.stream(context.process_id, -1 - number, name)
+    return tracks[numbered.number]
 
 
-def _by_launches(rows: npt.NDArray[np.void], code: Int64, count: int, raw: RawProcess, context: DecodeContext) -> Int64:
+def _by_launches(rows: npt.NDArray[np.void], numbered: GroupBy, raw: RawProcess, context: DecodeContext) -> Int64:
     """Track of the stream behind each of CUPTI's numbers, -1 where no launch tells."""
-    known = np.full(count, -1, dtype=np.int64)
-    records = raw.records.get("device_bracket")
-    if records is None or not len(records.rows):
+    known = np.full(len(numbered), -1, dtype=np.int64)
+    brackets = raw.rows("device_bracket")
+    if brackets is None:
         return known
-    brackets = records.rows[np.isin(records.rows["bracket_code"], _LAUNCHING) & (records.rows["stream_key"] != 0)]
+    brackets = brackets[np.isin(brackets["bracket_code"], _LAUNCHING) & (brackets["stream_key"] != 0)]
     launched = np.flatnonzero((rows["launch_ticks"] > 0) & (rows["tid"] > 0))
     if not len(brackets) or not len(launched):
         return known
@@ -116,9 +108,9 @@ def _by_launches(rows: npt.NDArray[np.void], code: Int64, count: int, raw: RawPr
         mine = launched[rows["tid"][launched] == tid]
         at = first + np.searchsorted(brackets["call_ticks"][first:last], rows["launch_ticks"][mine], side="right") - 1
         inside = (at >= first) & (rows["launch_ticks"][mine] < brackets["return_ticks"][np.maximum(at, 0)])
-        pairs, times = np.unique(np.stack([code[mine[inside]], track[at[inside]]], axis=1), axis=0, return_counts=True)
-        for (number, stream), votes_count in zip(pairs.tolist(), times.tolist(), strict=True):
+        pairs = GroupBy(numbered.number[mine[inside]], track[at[inside]])
+        for number, stream, votes_count in zip(*(key.tolist() for key in (*pairs.keys, pairs.sizes)), strict=True):
             votes[number, stream] = votes.get((number, stream), 0) + votes_count
-    for (number, stream), _ in sorted(votes.items(), key=lambda each: each[1]):
+    for (number, stream), _ in sorted(votes.items(), key=lambda vote: vote[1]):
         known[number] = stream  # the most votes come last
     return known

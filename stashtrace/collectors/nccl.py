@@ -17,19 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext, Int64, Lane
+from stashtrace.collectors.context import DecodeContext, Int64, Lane, for_each
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
 from stashtrace.schema.trace import EventTables, RawProcess
 
-RECORDS = (
-    "nccl_comm",
-    "nccl_call",
-    "nccl_task",
-    "nccl_channel",
-    "nccl_proxy",
-    "device_bracket",
-    "stream_info",
-)
+RECORDS = ("nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info")
 TABLES = ("collectives", "collective_details", "groups", "metadata", "tracks")
 
 UNSEEN_STATUS = 3
@@ -62,63 +55,71 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     return context.tables(**tables)
 
 
-def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, dict[str, Any]]:
-    """Group hash -> what is known about the communicator; operations of one never announced add it as unknown."""
-    found: dict[int, dict[str, Any]] = {}
-    records = raw.records.get("nccl_comm")
-    for row in [] if records is None else np.sort(records.rows, order="begin_ticks"):
-        if int(row["group_hash"]) == 0:
+@dataclass(slots=True)
+class _Communicator:
+    """What a process knows of a communicator; numbers are -1 if unknown."""
+
+    name: str
+    rank: int = -1
+    size: int = -1
+    nodes_count: int = -1
+
+    def locality(self) -> tuple[int, str]:
+        """Whether its traffic leaves a host, as ``crosses_hosts`` has it, and the evidence."""
+        if self.size == 1:
+            return 0, "one member"
+        if self.nodes_count < 1:
+            return -1, "host count unknown"
+        return int(self.nodes_count > 1), f"NCCL counts {self.nodes_count} hosts"
+
+
+def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, _Communicator]:
+    """Communicators by their hash; of one that only operations name, nothing else is known."""
+    groups: dict[int, _Communicator] = {}
+    rows = raw.rows("nccl_comm")
+    for row in [] if rows is None else np.sort(rows, order="begin_ticks"):
+        value = int(row["group_hash"])
+        if value == 0:
             continue
-        entry = found.setdefault(int(row["group_hash"]), {"name": "", "rank": -1, "size": -1, "nodes": -1})
+        group = groups.setdefault(value, _Communicator(f"nccl {value:x}"))
         if row["event_code"] in (CommEvent.FINALIZE, CommEvent.DESTROY, CommEvent.ABORT):
             continue
-        entry["name"] = context.text(row["name_id"]) or entry["name"]
-        for key, field in (("rank", "group_rank"), ("size", "group_size"), ("nodes", "nodes_count")):
-            entry[key] = int(row[field]) if row[field] >= 0 else entry[key]
+        group.name = context.text(row["name_id"]) or group.name
+        group.rank = int(row["group_rank"]) if row["group_rank"] >= 0 else group.rank
+        group.size = int(row["group_size"]) if row["group_size"] >= 0 else group.size
+        group.nodes_count = int(row["nodes_count"]) if row["nodes_count"] >= 0 else group.nodes_count
     for name in ("nccl_call", "nccl_task"):
-        records = raw.records.get(name)
-        for value in [] if records is None else np.unique(records.rows["group_hash"]).tolist():
-            found.setdefault(value, {"name": "", "rank": -1, "size": -1, "nodes": -1})
-    for value, entry in found.items():
-        entry["name"] = entry["name"] or f"nccl {value:x}"
-    return found
+        rows = raw.rows(name)
+        for value in [] if rows is None else np.unique(rows["group_hash"]).tolist():
+            groups.setdefault(value, _Communicator(f"nccl {value:x}"))
+    return groups
 
 
-def _group_columns(groups: dict[int, dict[str, Any]], context: DecodeContext) -> dict[str, Any]:
+def _group_columns(groups: dict[int, _Communicator], context: DecodeContext) -> dict[str, Any]:
     """Members are global ranks and need the other processes: ``loading.join`` fills them."""
-    code = context.strings.code
-    listed = list(groups.values())
-    count = len(listed)
-
-    def numbers(values: list[int]) -> Int64:
-        return np.array(values, dtype=np.int64)
-
-    evidence = ["one member" if g["size"] == 1 else f"NCCL counts {g['nodes']} hosts" for g in listed]
-    crosses = [0 if g["size"] == 1 or g["nodes"] == 1 else 1 if g["nodes"] > 1 else -1 for g in listed]
+    code, listed = context.strings.code, list(groups.values())
     return {
-        "process_id": np.full(count, context.process_id),
+        "process_id": context.process_id,
         "rank": context.rank,
         "group_hash": np.array(list(groups), dtype=np.uint64),
-        "name_code": context.strings.codes(g["name"] for g in listed),
+        "name_code": context.strings.codes(group.name for group in listed),
         "backend_code": code("nccl"),
         "members_code": code(""),
-        "group_rank": numbers([g["rank"] for g in listed]),
-        "group_size": numbers([g["size"] for g in listed]),
+        "group_rank": [group.rank for group in listed],
+        "group_size": [group.size for group in listed],
         "observed_count": -1,
         "backend_count": -1,
-        "crosses_hosts": numbers(crosses),
-        "locality_code": context.strings.codes(
-            e if c >= 0 else "host count unknown" for e, c in zip(evidence, crosses, strict=True)
-        ),
+        "crosses_hosts": [group.locality()[0] for group in listed],
+        "locality_code": context.strings.codes(group.locality()[1] for group in listed),
     }
 
 
-def _collectives(timed: Timed, groups: dict[int, dict[str, Any]], context: DecodeContext) -> dict[str, Any]:
+def _collectives(timed: Timed, groups: dict[int, _Communicator], context: DecodeContext) -> dict[str, Any]:
     group, sequence, peer = _number(timed, groups, context)
-    hashes, inverse = np.unique(group, return_inverse=True)
-    tracks = [
-        context.communicator_track(h, groups[h]["name"] if h in groups else f"nccl {h:x}") for h in hashes.tolist()
-    ]
+
+    def communicator(value: int) -> int:
+        return context.communicator_track(value, groups[value].name if value in groups else f"nccl {value:x}")
+
     failed = ((timed.flags & NcclFlag.FAILED) != 0) | ~np.isin(timed.status, (0, _IN_PROGRESS))
     known = timed.device_begin_ns >= 0
     names = context.strings.codes(_NAMES[op] for op in CollectiveOp)
@@ -127,7 +128,7 @@ def _collectives(timed: Timed, groups: dict[int, dict[str, Any]], context: Decod
         "process_id": context.process_id,
         "rank": context.rank,
         "track_id": timed.track_id,
-        "communicator_track_id": np.array(tracks, dtype=np.int64)[inverse],
+        "communicator_track_id": for_each(group, communicator),
         "group_hash": group,
         "sequence": sequence,
         "op_code": timed.op,
@@ -169,15 +170,15 @@ def lane_hash(group_hash: int, *parts: object) -> int:
 
 
 def _number(
-    timed: Timed, groups: dict[int, dict[str, Any]], context: DecodeContext
+    timed: Timed, groups: dict[int, _Communicator], context: DecodeContext
 ) -> tuple[npt.NDArray[np.uint64], Int64, Int64]:
     """(group or lane, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
 
-    NCCL's own numbers count messages too, which differ between ranks: they are taken out again. Numbers of collectives
-    are not counted anew, so that lost rows leave a gap and shift nothing.
+    NCCL's own numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
+    collectives are not counted anew: lost rows leave a gap and shift nothing.
     """
-    hashes, comm = np.unique(timed.group_hash, return_inverse=True)
-    comm = comm.astype(np.int64)
+    communicators = GroupBy(timed.group_hash)
+    hashes, comm = communicators.values, communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
     message = np.isin(timed.op, (*_MESSAGES, CollectiveOp.OTHER))
     order = np.lexsort((timed.call_ns, timed.sequence, comm))
@@ -188,9 +189,8 @@ def _number(
 
     # Lanes: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
-    own = np.array([groups[h]["rank"] for h in hashes.tolist()], dtype=np.int64)[comm]
-    has_calls = np.zeros(len(hashes), dtype=bool)
-    has_calls[comm[timed.called]] = True
+    own = np.array([groups[value].rank for value in hashes.tolist()], dtype=np.int64)[comm]
+    has_calls = communicators.any(timed.called)
     replayed = (timed.flags & NcclFlag.REPLAYED) != 0
     pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
     sends = timed.op == CollectiveOp.SEND
@@ -207,9 +207,9 @@ def _number(
     sequence[chosen] = np.arange(len(chosen)) - np.searchsorted(key[chosen], key[chosen])
 
     group = hashes[comm].astype(np.uint64)
-    _, example, inverse = np.unique(key, return_index=True, return_inverse=True)
-    named = group[example].copy()
-    for at, row in enumerate(example.tolist()):
+    lanes = GroupBy(key)
+    named = group[lanes.first]
+    for at, row in enumerate(lanes.first.tolist()):
         base, number = int(group[row]), int(lane[row])
         if number:
             ends = (int(source[row]), int(target[row])) if number > 3 else ()
@@ -217,14 +217,13 @@ def _number(
             value = lane_hash(base, kind, *ends)
             context.lanes[value] = Lane(base, kind, ends)
             named[at] = value
-    return named[inverse], sequence, peer
+    return named[lanes.number], sequence, peer
 
 
 # When NCCL's operations ran on the device: brackets, tasks of the plugin and its proxies joined with the calls.
 #
 # All columns; a run has hundreds of thousands of rows.
 
-_NEVER = np.iinfo(np.int64).max
 #: A kernel that lies further than this, and the errors of both clocks, outside the events around its call is another's.
 _STRAY_NS = 1_000_000
 
@@ -271,7 +270,7 @@ class Timed:
 
 def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     """All operations of a process, None if there are none."""
-    calls, tasks = _rows(raw, "nccl_call"), _rows(raw, "nccl_task")
+    calls, tasks = raw.rows("nccl_call"), raw.rows("nccl_task")
     if calls is None and tasks is None:
         return None
     calls = _empty("nccl_call") if calls is None else calls[np.argsort(calls["call_ticks"], kind="stable")]
@@ -330,16 +329,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
 
 def positions(ids: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Int64:
     """Index in ``ids`` of each wanted value, -1 where there is none or the value is 0."""
-    if not len(ids):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    order = np.argsort(ids, kind="stable")
-    at = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
-    return np.where((ids[at] == wanted) & (wanted != 0), at, -1).astype(np.int64)
-
-
-def _rows(raw: RawProcess, name: str) -> npt.NDArray[np.void] | None:
-    records = raw.records.get(name)
-    return None if records is None or not len(records.rows) else records.rows
+    return np.where(wanted != 0, GroupBy(ids).row_of(wanted), -1)
 
 
 def _empty(name: str) -> npt.NDArray[np.void]:
@@ -358,18 +348,13 @@ class _Plugin:
             for name in ("begin_device_ns", "end_device_ns")
         )
         placed = (begin >= 0) & (end >= begin)
-        rows = owner[timed][placed]
-        self.begin_ns = np.full(count, _NEVER)
-        self.end_ns = np.full(count, -1, dtype=np.int64)
-        np.minimum.at(self.begin_ns, rows, begin[placed])
-        np.maximum.at(self.end_ns, rows, end[placed])
-        self.begin_ns[self.begin_ns == _NEVER] = -1
-        self.channels_count = np.zeros(count, dtype=np.int64)
-        self.timed_count = np.zeros(count, dtype=np.int64)
-        np.add.at(self.channels_count, owner, tasks["channels_count"])
-        np.add.at(self.timed_count, owner, tasks["timed_count"])
-        self.flags = np.zeros(count, dtype=np.int64)
-        np.bitwise_or.at(self.flags, owner, tasks["nccl_flags"].astype(np.int64))
+        of_placed = GroupBy.numbered(owner[timed][placed], count)
+        self.begin_ns = of_placed.min(begin[placed], empty=-1)
+        self.end_ns = of_placed.max(end[placed], empty=-1)
+        of_tasks = GroupBy.numbered(owner, count)
+        self.channels_count = of_tasks.sum(tasks["channels_count"])
+        self.timed_count = of_tasks.sum(tasks["timed_count"])
+        self.flags = of_tasks.bits(tasks["nccl_flags"])
         self.algorithm_id = np.zeros(count, dtype=np.int64)
         self.protocol_id = np.zeros(count, dtype=np.int64)
         self.algorithm_id[owner] = tasks["algorithm_id"]
@@ -379,7 +364,7 @@ class _Plugin:
 def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64]:
     """(first event, second event) of the bracket of each call, -1 where there is none or it is untimed."""
     nothing = np.full(len(calls), -1, dtype=np.int64)
-    brackets = _rows(raw, "device_bracket")
+    brackets = raw.rows("device_bracket")
     if brackets is None or not len(calls):
         return nothing, nothing
     brackets = brackets[brackets["bracket_code"] == Bracket.COLLECTIVE]
@@ -391,14 +376,9 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     # of a group wait for each other, so that of another stream will do.
     first = positions(calls["call_id"].astype(np.uint64), brackets["correlation_id"])
     batch = np.where(first >= 0, calls["batch_id"][np.maximum(first, 0)], 0).astype(np.int64)
-    _, stream = np.unique(np.concatenate([brackets["stream_key"], calls["stream_key"]]), return_inverse=True)
-    streams = int(stream.max()) + 1
-    of_brackets, of_calls = stream[: len(brackets)], stream[len(brackets) :]
     wanted = calls["batch_id"].astype(np.int64)
-    shared = positions(
-        np.where(batch > 0, batch * streams + of_brackets + 1, 0),
-        np.where(wanted > 0, wanted * streams + of_calls + 1, 0),
-    )
+    shared = GroupBy(batch, brackets["stream_key"]).row_of(wanted, calls["stream_key"])
+    shared = np.where(wanted > 0, shared, -1)
     joined = positions(batch, wanted)
     at = np.where(at >= 0, at, np.where(shared >= 0, shared, joined))
     found = at >= 0
@@ -444,7 +424,7 @@ def _proxies(
 ) -> dict[str, Int64]:
     """What the proxies did for each row; -1 where none was seen."""
     names = ("network_ns", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns")
-    rows = _rows(raw, "nccl_proxy")
+    rows = raw.rows("nccl_proxy")
     out = {name: np.full(count, -1, dtype=np.int64) for name in names}
     if rows is None:
         return out
@@ -461,40 +441,32 @@ def _proxies(
     rows, at = rows[at >= 0], at[at >= 0]
     if not len(rows):
         return out
-    key = owner[at]
+    operations = GroupBy(owner[at])
     begin, end = context.to_ns(rows["begin_ticks"]), context.to_ns(rows["end_ticks"])
-    seen = np.unique(key)
-    out["network_ns"][seen] = union_lengths(key, begin, np.maximum(end, begin))
+    out["network_ns"][operations.values] = union_lengths(owner[at], begin, np.maximum(end, begin))
     # Waits are sums of many steps in ticks; only their length is wanted, which the clock gives from any begin.
     amounts = {"transfer_bytes": rows["transfer_bytes"]} | {
         f"{name}_wait_ns": context.to_ns(rows["begin_ticks"] + rows[f"{name}_wait_ticks"]) - begin
         for name in ("gpu", "peer", "wire")
     }
     for name, values in amounts.items():
-        total = np.zeros(count, dtype=np.int64)
-        np.add.at(total, key, values)
-        out[name][seen] = total[seen]
+        out[name][operations.values] = operations.sum(values)
     return out
 
 
 def _channels(raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count: int) -> dict[str, Int64]:
     """How far apart the channels of each row began and ended, by one clock of one device; -1 with less than two."""
-    rows = _rows(raw, "nccl_channel")
+    rows = raw.rows("nccl_channel")
     out = {name: np.full(count, -1, dtype=np.int64) for name in ("channel_skew_ns", "channel_spread_ns")}
     if rows is None:
         return out
     at = positions(tasks["task_id"], rows["task_id"])
     known = (at >= 0) & (rows["begin_device_ns"] >= 0) & (rows["end_device_ns"] >= rows["begin_device_ns"])
-    rows, key = rows[known], owner[at[known]]
-    if not len(rows):
-        return out
-    order = np.argsort(key, kind="stable")
-    rows, key = rows[order], key[order]
-    first = np.flatnonzero(np.diff(key, prepend=key[0] - 1))
-    several = np.diff(np.append(first, len(key))) > 1
+    rows, operations = rows[known], GroupBy(owner[at[known]])
+    several = operations.sizes > 1
     for name, field in (("channel_skew_ns", "begin_device_ns"), ("channel_spread_ns", "end_device_ns")):
-        apart = np.maximum.reduceat(rows[field], first) - np.minimum.reduceat(rows[field], first)
-        out[name][key[first][several]] = apart[several]
+        apart = operations.max(rows[field]) - operations.min(rows[field])
+        out[name][operations.values[several]] = apart[several]
     return out
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("device_sample",)
@@ -39,14 +40,13 @@ def unit_of(name: str) -> str:
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``counters``, sorted by track, then time."""
-    records = raw.records.get("device_sample")
-    if records is None or len(records.rows) == 0 or not context.wants("counters"):
+    rows = raw.rows("device_sample")
+    if rows is None or not context.wants("counters"):
         return context.tables()
-    rows = records.rows
-    keys = np.stack([rows["uuid_id"], rows["name_id"], rows["link_index"]], axis=1).astype(np.int64)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    tracks = np.array([_track(context, *key) for key in distinct.tolist()], dtype=np.int64)
-    track, ts = tracks[inverse.reshape(-1)], context.to_ns(rows["ticks"])
+    series = GroupBy(rows["uuid_id"], rows["name_id"], rows["link_index"])
+    keys = zip(*(key.tolist() for key in series.keys), strict=True)
+    tracks = np.array([_track(context, *key) for key in keys], dtype=np.int64)
+    track, ts = tracks[series.number], context.to_ns(rows["ticks"])
     order = np.lexsort((ts, track))
     return context.tables(counters={"ts_ns": ts[order], "track_id": track[order], "value": rows["value"][order]})
 

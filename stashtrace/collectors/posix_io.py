@@ -26,13 +26,12 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     if not context.wants("io"):
         return context.tables()
     parts: list[dict[str, Any]] = []
-    short = raw.records.get("io_op")
-    if short is not None and len(short.rows):
-        begin = short.rows["begin_ticks"].astype(np.uint64)
-        parts.append(_columns(short, begin, begin + short.rows["duration_ticks"], context))
-    long = raw.records.get("io_op_long")
-    if long is not None and len(long.rows):
-        parts.append(_columns(long, long.rows["begin_ticks"], long.rows["end_ticks"], context))
+    short, long = raw.rows("io_op"), raw.rows("io_op_long")
+    if short is not None:
+        begin = short["begin_ticks"].astype(np.uint64)
+        parts.append(_columns(raw.records["io_op"], begin, begin + short["duration_ticks"], context))
+    if long is not None:
+        parts.append(_columns(raw.records["io_op_long"], long["begin_ticks"], long["end_ticks"], context))
     if not parts:
         return context.tables()
     columns = parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
+from stashtrace.groupby import GroupBy
+from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("task_sample", "process_sample", "host_sample", "net_sample")
 TABLES = ("counters",)
@@ -69,9 +70,9 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
         ("host_sample", _HOST, ""),
         ("net_sample", _NET, "interface_id"),
     ):
-        records = raw.records.get(record)
-        if records is not None and len(records.rows):
-            parts.extend(_counters(records, fields, key, context))
+        rows = raw.rows(record)
+        if rows is not None:
+            parts.extend(_counters(rows, fields, key, context))
     if not parts:
         return context.tables()
     ts, track, value = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -80,23 +81,20 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 
 
 def _counters(
-    records: RawRecords, fields: dict[str, tuple[str, str]], key: str, context: DecodeContext
+    rows: npt.NDArray[np.void], fields: dict[str, tuple[str, str]], key: str, context: DecodeContext
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
-    rows = records.rows
+    """(time, track, value) of the samples of each field; ``key`` tells the series of one field apart."""
     ts = context.to_ns(rows["ticks"])
-    keys, inverse = np.unique(rows[key], return_inverse=True) if key else (np.zeros(1, dtype=np.uint32), None)
-    found = []
+    series = GroupBy(rows[key] if key else np.zeros(len(rows), dtype=np.uint32))
+    parts = []
     for field, (name, unit) in fields.items():
-        tracks = np.array([_track(name, unit, key, int(k), context) for k in keys.tolist()], dtype=np.int64)
-        track = tracks[inverse] if inverse is not None else np.full(len(rows), tracks[0])
+        tracks = np.array([_track(name, unit, key, value, context) for value in series.values.tolist()], dtype=np.int64)
         seen = rows[field] >= 0
-        found.append((ts[seen], track[seen], rows[field][seen].astype(np.float64)))
-    return found
+        parts.append((ts[seen], tracks[series.number][seen], rows[field][seen].astype(np.float64)))
+    return parts
 
 
 def _track(name: str, unit: str, key: str, value: int, context: DecodeContext) -> int:
-    if key == "tid":
-        return context.counter_track(name, unit, native_id=value)
     if key == "interface_id":
         return context.counter_track(f"{name}.{context.text(value)}", unit)
-    return context.counter_track(name, unit)
+    return context.counter_track(name, unit, native_id=value)

@@ -1,7 +1,7 @@
 """Payload of a segment <-> rows, for each codec of ``csrc/schema/container.h``.
 
-Called by ``stash_file`` (decode) and ``compact`` (encode). The columnar codec is native, rows with texts go
-through zlib here, because there are few of them.
+Called by ``stash_file`` (decode) and ``compact`` (encode). The columnar codec is native. Rows with texts are few, and
+zlib packs them here.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,14 +20,14 @@ from stashtrace.format.container import MAX_SEGMENT_ROWS, Codec
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Above 6 a run's texts take ten times as long and not a percent less room.
+#: Higher levels take ten times as long and save less than a percent.
 _ZLIB_LEVEL = 6
-#: Rows by which the way to pack texts is chosen.
+#: Rows on which both ways to pack texts are tried.
 _SAMPLE_ROWS = 1024
 
 
 def encode(rows: npt.NDArray[np.void], raw: bytes | None = None) -> tuple[Codec, bytes]:
-    """Codec and payload that take least room for these rows; ``raw`` are their bytes, if the caller has them."""
+    """Codec and payload that take the least room; ``raw`` are the bytes of the rows, if the caller has them."""
     raw = rows.tobytes() if raw is None else raw
     if _text_fields(rows.dtype):
         sample = rows[:_SAMPLE_ROWS]
@@ -48,7 +48,7 @@ def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void])
     Raises
     ------
     FormatError
-        If the payload does not hold exactly ``row_count`` rows, or the codec is not known.
+        If the payload does not hold exactly ``row_count`` rows, or the codec is unknown.
     """
     data: Any
     if codec == Codec.RAW:
@@ -60,11 +60,10 @@ def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void])
     elif codec == Codec.TEXTS:
         data = _unpack_texts(payload, row_count, dtype)
     elif codec == Codec.DEFLATE_TURNED:
-        turned = _inflate(payload, row_count * dtype.itemsize)
-        if len(turned) != row_count * dtype.itemsize:
-            raise FormatError(f"segment of {len(turned)} bytes instead of {row_count * dtype.itemsize}")
-        matrix = np.frombuffer(turned, dtype=np.uint8).reshape(dtype.itemsize, row_count)
-        data = np.ascontiguousarray(matrix.T).reshape(-1)
+        data = _inflate(payload, row_count * dtype.itemsize)
+        if len(data) == row_count * dtype.itemsize:
+            matrix = np.frombuffer(data, dtype=np.uint8).reshape(dtype.itemsize, row_count)
+            data = np.ascontiguousarray(matrix.T).reshape(-1)
     else:
         raise FormatError(f"segment of unknown codec {codec}")
     if len(data) != row_count * dtype.itemsize:
@@ -76,7 +75,7 @@ def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void])
 
 
 class _Split(NamedTuple):
-    """Bytes of a row that are texts, and the others as rows of their own."""
+    """(offset, size) of the texts of a row, and its other bytes as rows of their own."""
 
     texts: list[tuple[int, int]]
     rest: npt.NDArray[np.intp]

@@ -35,7 +35,7 @@ from stashtrace.whole_files import give_mode
 
 _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20
-#: Room for the losses found while the rows are read, and for more of them than anybody should have.
+#: Room in the head for losses that are found while the rows are read; the second is tried if the first is too small.
 _HEAD_SLACK_BYTES = (512, 1 << 20)
 
 #: Files that become durable together, and the threads that wait for the disk meanwhile.
@@ -101,10 +101,10 @@ def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRing
 
 
 class _Batch:
-    """Files written anew that wait to be made durable together.
+    """Rewritten files that are made durable together.
 
-    Each waits for the disk's journal; a run of thousands of small processes would wait thousands of times. Waiting side
-    by side takes as long as one. Until :meth:`settle` the raw files are as they were.
+    Each ``fsync`` waits for the disk's journal, and a run may have thousands of small processes. Waits side by side
+    take as long as one. Until :meth:`settle` the raw files are as they were.
     """
 
     def __init__(self, report: CompactReport) -> None:
@@ -112,33 +112,34 @@ class _Batch:
         self._written: list[_Rewritten] = []
 
     def add(self, process: StashFile) -> None:
-        with self._noting(process):
+        """Rewrite one file beside the old one."""
+        with self._reporting(process):
             self._written.append(_Rewritten(process))
         if len(self._written) >= _BATCH_FILES or sum(w.size for w in self._written) >= _BATCH_BYTES:
             self.settle()
 
     def settle(self) -> None:
-        written = self._written
-        if not written:
+        """Wait until all are on the disk, then put them in the places of the old files."""
+        if not self._written:
             return
-        with ThreadPoolExecutor(min(len(written), _WAITING_THREADS)) as waiting:
-            synced = [waiting.submit(os.fsync, one.out.fileno()) for one in written]
+        with ThreadPoolExecutor(min(len(self._written), _WAITING_THREADS)) as waiting:
+            synced = [waiting.submit(os.fsync, new.out.fileno()) for new in self._written]
         replaced: list[_Rewritten] = []
-        for one, sync in zip(written, synced, strict=True):
-            with self._noting(one.process):
+        for new, sync in zip(self._written, synced, strict=True):
+            with self._reporting(new.process):
                 if sync.exception() is not None:
-                    one.give_up()
+                    new.give_up()
                 sync.result()
-                one.replace()
-                replaced.append(one)
+                new.replace()
+                replaced.append(new)
         self._written = []
-        for directory in {os.path.dirname(one.process.path) for one in replaced}:
+        for directory in {os.path.dirname(new.process.path) for new in replaced}:
             _sync_directory(directory)
-        for one in replaced:
-            one.drop_ring()
-            self._report.merged.append(one.process.name)
-            self._report.bytes_before += one.process.size_bytes
-            self._report.bytes_after += one.size
+        for new in replaced:
+            new.drop_ring()
+            self._report.merged.append(new.process.name)
+            self._report.bytes_before += new.process.size_bytes
+            self._report.bytes_after += new.size
 
     def __enter__(self) -> _Batch:
         return self
@@ -148,11 +149,12 @@ class _Batch:
             if kind is None:
                 self.settle()
         finally:
-            for one in self._written:  # an interrupt came; those that are in their place already stay there
-                one.give_up()
+            for new in self._written:  # after an interrupt; files that are in their place already stay there
+                new.give_up()
 
     @contextlib.contextmanager
-    def _noting(self, process: StashFile) -> Iterator[None]:
+    def _reporting(self, process: StashFile) -> Iterator[None]:
+        """Turn what goes wrong with one file into an entry of the report."""
         try:
             yield
         except BlockingIOError:
@@ -164,7 +166,7 @@ class _Batch:
 
 
 class _Rewritten:
-    """One file written anew beside the old one, locked, and read back; not yet in its place.
+    """A file rewritten beside the old one, locked, and read back; not yet in its place.
 
     Raises
     ------
@@ -183,9 +185,9 @@ class _Rewritten:
             descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             self.out = out = os.fdopen(descriptor, "r+b")
             fcntl.flock(self.out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another merge may have finished between our opening and our lock: this file then is what it made.
-            there = os.path.exists(self._temporary)
-            if not there or not os.path.samestat(os.stat(self._temporary), os.fstat(self.out.fileno())):
+            # Another merge may have finished between our opening and our lock: then this file is its result.
+            exists = os.path.exists(self._temporary)
+            if not exists or not os.path.samestat(os.stat(self._temporary), os.fstat(self.out.fileno())):
                 raise BlockingIOError(errno.EWOULDBLOCK, "another merge has just rewritten it", process.path)
         except BaseException:
             if out is not None:
@@ -193,9 +195,8 @@ class _Rewritten:
             _drop_abandoned(self._temporary)
             raise
         try:
-            if not again and _is_merged(
-                process.path
-            ):  # since we looked at it; what we know of its segments is of the old file
+            # The segments that we know would be those of the old file.
+            if not again and _is_merged(process.path):
                 raise BlockingIOError(errno.EWOULDBLOCK, "another merge has rewritten it", process.path)
             checksums = _write(process, self.out)
             self.out.flush()
@@ -206,7 +207,7 @@ class _Rewritten:
             raise
 
     def replace(self) -> None:
-        """Put it, once synced, in the place of the old file; the directory is the caller's to sync."""
+        """Put the file, once synced, in the place of the old one; the caller syncs the directory."""
         try:
             give_mode(Path(self._temporary), os.stat(self.process.path).st_mode & 0o777)
             os.replace(self._temporary, self.process.path)
@@ -222,12 +223,12 @@ class _Rewritten:
 
     def drop_ring(self) -> None:
         """Remove the ring whose rows are in the new file."""
-        if self.process.has_ring:  # a ring that could not be understood stays for whoever can
+        if self.process.has_ring:  # a ring that could not be read stays
             _drop(self.process.ring_path)
 
 
 def _drop_abandoned(path: str) -> None:
-    """Remove a half written file, unless a merge is at work on it; an interrupt may come before it is locked."""
+    """Remove a half written file, unless a merge holds its lock; an interrupt may come before the lock."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -239,7 +240,7 @@ def _drop_abandoned(path: str) -> None:
 
 
 def compact_file(process: StashFile, *, again: bool = False) -> int:
-    """Rewrite one file and drop its ring; returns the new size. One that was merged before only if ``again``.
+    """Rewrite one file, drop its ring, and return the new size. A merged file is rewritten only if ``again``.
 
     Raises
     ------
@@ -285,7 +286,7 @@ def _is_merged(path: str) -> bool:
 
 
 def _write(process: StashFile, out: BinaryIO) -> list[int]:
-    """Head, segments, head again with the losses found on the way. Returns the checksums of the payloads."""
+    """Write head, segments, then the head again with the losses found; return the checksums of the payloads."""
     for slack in _HEAD_SLACK_BYTES:
         out.truncate(0)
         reserved = len(_head(process, 0)) + slack
@@ -304,7 +305,7 @@ def _write(process: StashFile, out: BinaryIO) -> list[int]:
 
 
 def _head(process: StashFile, size: int) -> bytes:
-    """Bytes of the new head without the fields of absent records, filled up to ``size`` by blanks in the JSON text."""
+    """Bytes of the new head, without the fields of absent records, filled up to ``size`` by blanks in the JSON text."""
     present = set(process.row_counts())
     records = [r for r in process.head.records if isinstance(r, dict) and str(r.get("name")) in present]
     flags = process.head.flags | FLAG_MERGED

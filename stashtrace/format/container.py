@@ -126,8 +126,17 @@ class ByteFile:
         self.close()
 
 
+def refuse_newer(path: str, major: int, minor: int) -> None:
+    """Raise UnsupportedVersionError if a file has a format that only a newer stashtrace reads."""
+    if major > CONTAINER_MAJOR:
+        raise UnsupportedVersionError(
+            f"{path} has format {major}.{minor}; this stashtrace reads up to {CONTAINER_MAJOR}.x",
+            hint="read it with the stashtrace that recorded it, or a newer one",
+        )
+
+
 def read_head(source: ByteFile) -> FileHead:
-    """Header, field table and metadata.
+    """Read header, field table and metadata.
 
     Raises
     ------
@@ -143,11 +152,7 @@ def read_head(source: ByteFile) -> FileHead:
     if len(raw) < FILE_HEADER.size:
         raise FormatError(f"{path} ends within its header")
     _, major, minor, header_bytes, table_bytes, metadata_bytes, data_offset, crc, flags = FILE_HEADER.unpack(raw)
-    if major > CONTAINER_MAJOR:
-        raise UnsupportedVersionError(
-            f"{path} has format {major}.{minor}; this stashtrace reads up to {CONTAINER_MAJOR}.x",
-            hint="read it with the stashtrace that recorded it, or a newer one",
-        )
+    refuse_newer(path, major, minor)
     text_end = header_bytes + table_bytes + metadata_bytes
     if major < OLDEST_MAJOR or header_bytes < FILE_HEADER.size or not text_end <= data_offset < text_end + 8:
         raise FormatError(f"{path} has a damaged header")
@@ -170,7 +175,7 @@ def field_table(text: bytes) -> tuple[Any, ...]:
     Raises
     ------
     ValueError, KeyError, TypeError
-        If it is none.
+        If the text is no field table.
     """
     records = json_object(text)["records"]
     if not isinstance(records, list):
@@ -179,7 +184,7 @@ def field_table(text: bytes) -> tuple[Any, ...]:
 
 
 class Scan(NamedTuple):
-    """Segments of a file, and the bytes where none was: between segments, and after the last one."""
+    """Segments of a file, and how many bytes are none: between segments, and after the last one."""
 
     segments: list[Segment]
     skipped_bytes: int
@@ -187,7 +192,7 @@ class Scan(NamedTuple):
 
 
 def scan_segments(source: ByteFile, head: FileHead) -> Scan:
-    """Headers of all segments, payloads skipped. After a damaged header the scan goes on at the next sync word."""
+    """Read the headers of all segments; after a damaged one the scan goes on at the next sync word."""
     segments: list[Segment] = []
     skipped = torn = 0
     offset = head.data_offset

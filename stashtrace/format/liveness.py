@@ -1,8 +1,7 @@
-"""Is the process that writes a file still there? Asked before the merge rewrites it and by `stashtrace status`.
+"""Tell whether the process that writes a file still lives. The merge and `stashtrace status` ask.
 
-A recorder keeps its ring mapped for as long as it lives, so the ring's inode in /proc/*/maps is the
-answer on this host, through containers and pid namespaces alike. Of another host only the age of the
-file is known.
+A recorder keeps its ring mapped as long as it lives, so on this host the ring's inode is in /proc/*/maps, also
+through containers and pid namespaces. For another host only the age of the file is known.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,7 +18,7 @@ _FOREIGN_AGE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LiveRings:
-    """Rings that some process of this host has mapped.
+    """Rings that processes of this host have mapped.
 
     Attributes
     ----------
@@ -34,19 +33,16 @@ class LiveRings:
 
     @classmethod
     def look(cls) -> LiveRings:
-        """Read /proc once. Processes of other users that may not be looked into are not seen."""
-        found: set[tuple[int, int, int]] = set()
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                found.update(_rings_of(entry))
-        return cls(own_boot_id(), frozenset(found))
+        """Read /proc once. Processes of other users whose maps may not be read are left out."""
+        rings = (ring for entry in os.listdir("/proc") if entry.isdigit() for ring in _rings_of(entry))
+        return cls(own_boot_id(), frozenset(rings))
 
     def holds(self, stash: StashFile) -> bool:
         """Whether the writer of this file is still at work, or may be."""
         try:
             facts = os.stat(stash.ring_path)
         except OSError:
-            return False  # ended in order, or merged
+            return False  # the process ended in order, or its file was merged
         if str(stash.metadata.get("boot_id", "")).startswith(self.boot_id) and self.boot_id:
             return (os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino) in self.inodes
         newest = max(facts.st_mtime, os.stat(stash.path).st_mtime)

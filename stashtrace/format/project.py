@@ -1,7 +1,7 @@
-"""From the field table of a file to today's rows: numpy dtypes, projected by field name.
+"""From the field table of a file to rows of today's schema: numpy dtypes, projected by field name.
 
-A file explains itself, so there is no up-conversion code: a field the file lacks reads as 0, a field it has too many is
-left out, a record today's schema does not know is skipped and counted by the reader.
+A file carries its own field table, so no code converts old versions. A field that the file lacks reads as 0, a field
+that today's schema lacks is left out, and the reader skips and counts records that today's schema does not know.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,7 +30,7 @@ class Layout:
     name, collector : str
         As in the file's field table.
     record_id, version : int
-        The same.
+        As in the file's field table.
     dtype : numpy dtype
         Whole rows, ``itemsize`` is the file's row size.
     """
@@ -43,7 +43,7 @@ class Layout:
 
 
 def layout_of(entry: Mapping[str, Any]) -> Layout | None:
-    """Layout of one entry of a field table, None if it makes no sense. Fields of unknown type are left out."""
+    """Layout of one entry of a field table, None if the entry is damaged. Fields of unknown type are left out."""
     try:
         row_bytes = int(entry["row_bytes"])
         names, formats, offsets = [], [], []
@@ -74,10 +74,10 @@ _MOST_KNOWN = 256
 
 
 def layouts(table: Iterable[Any]) -> dict[int, Layout]:
-    """Record id -> layout, of the entries that make sense. Not to be changed.
+    """Record id -> layout, of the entries that are not damaged. Callers must not change it.
 
-    The processes of a run have few different field tables, and ``read_head`` gives the same object for the same one:
-    its layouts, some 100 kB of dtypes, are made once.
+    The processes of a run have few different field tables, and ``read_head`` returns the same object for equal ones, so
+    the layouts of a table, some 100 kB of dtypes, are made once.
     """
     known = _known.get(id(table))
     if known is not None and known.table is table:
@@ -91,8 +91,8 @@ def layouts(table: Iterable[Any]) -> dict[int, Layout]:
 
 
 def _layouts(table: Iterable[Any]) -> dict[int, Layout]:
-    found = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
-    return {layout.record_id: layout for layout in found if layout is not None}
+    entries = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
+    return {layout.record_id: layout for layout in entries if layout is not None}
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Opens a run: a directory of .stash and .ring files, or a single .stash. Offline side of the recorder.
 
 ``open_run`` reads heads and segment headers only; rows are read when a process is loaded, one process
-at a time. Called by ``align``, ``compact`` and the CLI. Damage is a loss row; ``strict=True`` raises.
+at a time. Called by ``loading``, ``compact`` and the CLI. Damage is a loss row; ``strict=True`` raises.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.format.stash_file import LossTuple, StashFile
+from stashtrace.format.stash_file import StashFile
 from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.schema.kinds import Severity
+from stashtrace.schema.trace import LossRow
 
 RUN_FILE = "run.json"
 
@@ -32,15 +33,15 @@ class RawRun:
     run : dict
         Content of run.json, empty if there is none.
     processes : list of StashFile
-        One per process image, in the order in which they started. ``process.load()`` reads its rows.
-    losses : list of (collector, reason, severity, lost_count, advice)
-        What concerns no single process: unreadable files, missing run.json.
+        One for each process image, in the order in which they started. ``process.load()`` reads its rows.
+    losses : list of LossRow
+        Those of no single process: unreadable files, missing run.json.
     """
 
     path: str
     run: dict[str, Any]
     processes: list[StashFile]
-    losses: list[LossTuple] = field(default_factory=list)
+    losses: list[LossRow] = field(default_factory=list)
 
     @property
     def run_id(self) -> str:
@@ -60,8 +61,8 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     strict : bool
         Raise on damage that otherwise becomes a loss row.
     run_id : str, optional
-        Which run to take if the directory holds several; a prefix will do. What follows a point names a start of an
-        elastic job and does not concern files.
+        Which run to take if the directory holds several; a prefix is enough. After a point follows the number of a
+        start of an elastic job, which does not concern files.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
         raise FormatError(f"{path} does not exist", hint="record something: `stashtrace run -- CMD`")
     if not os.path.isdir(path):
         return RawRun(path, {}, [StashFile(path, strict=strict)])
-    losses: list[LossTuple] = []
+    losses: list[LossRow] = []
     names = _list(path)
     stems = sorted({n.rpartition(".")[0] for n in names if n.endswith((".stash", ".ring"))})
     # File names begin with the pid, and pids start anew now and then: their order says nothing.
@@ -89,15 +90,8 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
         run = {}
     if not run:
-        losses.append(
-            (
-                "format",
-                "no_run_json",
-                int(Severity.INFO),
-                1,
-                "run.json is missing: command, exit code and begin of the run are not known",
-            )
-        )
+        advice = "run.json is missing: command, exit code and begin of the run are not known"
+        losses.append(("format", "no_run_json", int(Severity.INFO), 1, advice))
     return RawRun(path, run, processes, losses)
 
 
@@ -108,21 +102,14 @@ def _list(path: str) -> list[str]:
         raise FormatError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossTuple]) -> Iterator[StashFile]:
+def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossRow]) -> Iterator[StashFile]:
     newer: UnsupportedVersionError | None = None
     opened = 0
     for stem in stems:
         full = os.path.join(path, stem + ".stash")
         if not os.path.exists(full):
-            losses.append(
-                (
-                    "format",
-                    "ring_without_file",
-                    int(Severity.DATA_LOSS),
-                    1,
-                    f"{stem}.ring has no .stash beside it, so its rows cannot be understood",
-                )
-            )
+            advice = f"{stem}.ring has no .stash beside it, so its rows cannot be understood"
+            losses.append(("format", "ring_without_file", int(Severity.DATA_LOSS), 1, advice))
             continue
         try:
             yield StashFile(full, strict=strict)
@@ -145,7 +132,7 @@ def _start_ns(process: StashFile) -> int:
     return started if isinstance(started, int) else 0
 
 
-def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) -> FormatError:
+def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossRow]) -> FormatError:
     if stems:
         return FormatError(
             f"{path} holds no readable trace: {losses[0][4]}", hint=f"`stashtrace info {path}` lists what is there"
@@ -155,7 +142,7 @@ def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossTuple]) ->
     )
 
 
-def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any]:
+def _run_json(path: str, losses: list[LossRow], strict: bool) -> dict[str, Any]:
     try:
         with open(os.path.join(path, RUN_FILE), encoding="utf-8") as file:
             run = json_object(file.read())
@@ -170,15 +157,15 @@ def _run_json(path: str, losses: list[LossTuple], strict: bool) -> dict[str, Any
 
 
 def _link_forks(processes: Sequence[StashFile]) -> None:
-    """A forked child uses string ids its parent had given: tell it whose."""
+    """Give each forked child its parent, whose string ids are valid in the child too."""
 
-    def name(facts: Mapping[str, Any], pid: str, incarnation: str) -> tuple[Any, ...]:
+    def identity(facts: Mapping[str, Any], pid: str, incarnation: str) -> tuple[Any, ...]:
         # Containers of one host share its boot, sometimes its name, and each has a process 1.
         return tuple(facts.get(key) for key in ("boot_id", "host", "pidns", pid, incarnation))
 
-    known = {name(p.metadata, "pid", "incarnation"): p for p in processes}
+    known = {identity(p.metadata, "pid", "incarnation"): p for p in processes}
     for process in processes:
-        parent = known.get(name(process.metadata, "ppid", "parent_incarnation"))
+        parent = known.get(identity(process.metadata, "ppid", "parent_incarnation"))
         ancestor = parent
         while ancestor is not None and ancestor is not process:
             ancestor = ancestor.parent

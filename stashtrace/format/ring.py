@@ -1,8 +1,8 @@
 """Reads a .ring file: the rows that a process had recorded but not yet written to its .stash.
 
-The writer may still be running: the ring is copied before its .stash is opened, so a row drained in between is found in
-both and dropped here by its sequence; a row overwritten while it was copied was drained before, so it is found there
-too.
+The writer may still be running, so the ring is copied before its .stash is opened. A row that is drained in between is
+in both, and ``stash_file`` drops one of the two by its sequence. A row that is overwritten while it is copied was
+drained before, so the .stash has it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,8 +12,8 @@ import os
 import struct
 from dataclasses import dataclass
 
-from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.format.container import CONTAINER_MAJOR, ByteFile
+from stashtrace.errors import FormatError
+from stashtrace.format.container import ByteFile, refuse_newer
 
 RING_MAGIC = b"STASHRG\n"
 LANE_MAGIC = 0x454E414C
@@ -26,7 +26,7 @@ assert LANE_HEADER.size == 136
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one lane held: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count)."""
+    """Content of one lane: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count)."""
 
     lane_id: int
     record_id: int
@@ -49,7 +49,7 @@ class RingImage:
 
 
 def read_ring(path: str) -> RingImage | None:
-    """Copy what a ring holds; None if there is no such file.
+    """Copy the content of a ring; None if there is no such file.
 
     Raises
     ------
@@ -63,11 +63,7 @@ def read_ring(path: str) -> RingImage | None:
         if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
             raise FormatError(f"{path} is no stashtrace ring")
         _, major, minor, pid, used_bytes, lost_lanes = RING_HEADER.unpack(raw)
-        if major > CONTAINER_MAJOR:
-            raise UnsupportedVersionError(
-                f"{path} has format {major}.{minor}; this stashtrace reads up to {CONTAINER_MAJOR}.x",
-                hint="read it with the stashtrace that recorded it, or a newer one",
-            )
+        refuse_newer(path, major, minor)
         lanes: list[Lane] = []
         damaged = 0
         offset = PAGE_BYTES
@@ -88,7 +84,7 @@ def read_ring(path: str) -> RingImage | None:
                 dropped,
                 consumed,
             ) = header
-            sane = (
+            plausible = (
                 magic == LANE_MAGIC
                 and row_bytes > 0
                 and capacity > 0
@@ -96,14 +92,14 @@ def read_ring(path: str) -> RingImage | None:
                 and lane_bytes % PAGE_BYTES == 0
                 and lane_bytes >= PAGE_BYTES + capacity * row_bytes
             )
-            if not sane:  # the length of a damaged lane is unknown: look for the next page that starts one
+            if not plausible:  # the length of a damaged lane is unknown: look for the next page that starts one
                 damaged += magic != 0
                 offset += PAGE_BYTES
                 continue
             lane = _copy(source, offset + PAGE_BYTES, capacity, row_bytes, consumed, committed)
             if lane is None:
                 damaged += 1
-            elif consumed or lane[1] or dropped:  # also an empty one tells how many rows the .stash must have
+            elif consumed or lane[1] or dropped:  # an empty one still tells how many rows the .stash must have
                 first, count, rows = lane
                 lanes.append(Lane(lane_id, record_id, row_bytes, tid, first, count, dropped, rows))
             offset += lane_bytes

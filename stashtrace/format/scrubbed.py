@@ -1,6 +1,6 @@
-"""A process file without secrets: its rows as they are, its texts and metadata as ``pseudonyms.Scrubber`` gives them.
+"""A process file without secrets: its rows unchanged, its texts and metadata scrubbed by ``pseudonyms.Scrubber``.
 
-Rows of records that this stashtrace does not know are left out: nobody can say what they hold.
+Rows of records that this stashtrace does not know are left out, since they may hold anything.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.format.project import Layout, current_layouts
-from stashtrace.format.stash_file import Chunk, LossTuple, StashFile
+from stashtrace.format.stash_file import Chunk, StashFile
 from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.schema.trace import LossRow
 
 _TEXT = "string_part"
 _PART_BYTES = 56
@@ -22,7 +23,7 @@ _CHUNK_ROWS = 1 << 16
 
 
 def survey_file(process: StashFile, survey: Survey) -> None:
-    """Note what a process says: its metadata, which of its texts stand for files, what others hold of secrets."""
+    """Note metadata, texts that are paths, and secrets that other texts hold."""
     survey.add_facts(process.metadata)
     texts = process.texts()
     files: set[int] = set()
@@ -38,7 +39,7 @@ def survey_file(process: StashFile, survey: Survey) -> None:
 
 
 class ScrubbedFile(StashFile):
-    """What is to be written of a process file; ``compact`` writes it.
+    """A process file as it is to be written by ``compact``.
 
     Parameters
     ----------
@@ -62,13 +63,13 @@ class ScrubbedFile(StashFile):
         return self.head.metadata if self._facts is None else self._facts
 
     @property
-    def losses(self) -> list[LossTuple]:
+    def losses(self) -> list[LossRow]:
         """As of the file, their sentences scrubbed."""
         text = self._scrubber.text
         return [(c, r, s, n, text(a)) for c, r, s, n, a in super().losses]
 
     @property
-    def lasting_losses(self) -> list[LossTuple]:
+    def lasting_losses(self) -> list[LossRow]:
         """All: rows that cannot be read are left out."""
         return self.losses
 
@@ -77,11 +78,11 @@ class ScrubbedFile(StashFile):
         return {name: count for name, count in super().row_counts().items() if name in current_layouts()}
 
     def foreign_segments(self) -> Iterator[tuple[int, bytes]]:
-        """None."""
+        """No segments: what they hold is unknown."""
         return iter(())
 
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
-        """Texts first, as they are now; then all other rows."""
+        """Rows of the scrubbed texts, then all other rows."""
         if records is not None:  # read for the texts themselves
             yield from super().chunks(records, tids)
             return
@@ -101,17 +102,15 @@ class ScrubbedFile(StashFile):
             for part, at in enumerate(range(0, max(len(data), 1), _PART_BYTES)):
                 rows.append((number, part, len(data), data[at : at + _PART_BYTES]))
         for begin in range(0, len(rows), _CHUNK_ROWS):
-            some = rows[begin : begin + _CHUNK_ROWS]
-            made = np.zeros(len(some), dtype=layout.dtype)
-            for name, values in zip(
-                ("string_id", "part", "length_bytes", "text"), zip(*some, strict=True), strict=True
-            ):
-                made[name] = values
-            yield Chunk(layout, tid, lane_id, begin, made)
+            values = zip(*rows[begin : begin + _CHUNK_ROWS], strict=True)
+            chunk = np.zeros(min(_CHUNK_ROWS, len(rows) - begin), dtype=layout.dtype)
+            for name, column in zip(("string_id", "part", "length_bytes", "text"), values, strict=True):
+                chunk[name] = column
+            yield Chunk(layout, tid, lane_id, begin, chunk)
 
     def _new(self, text: bytes) -> bytes:
         read = text.decode("utf-8", "surrogateescape")
-        # What no UTF-8 is, is looked up as readers show it.
+        # The survey has texts as readers show them, which differ where a text is not UTF-8.
         shown = text.decode("utf-8", "replace")
         new = self._scrubber.text(shown if shown in self._scrubber.survey.files else read)
         return text if new in (read, shown) else new.encode("utf-8", "surrogateescape")[:_LONGEST_BYTES]

@@ -23,10 +23,7 @@ from stashtrace.format.container import ByteFile, FileHead, Segment, pack_segmen
 from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import RingImage, read_ring
 from stashtrace.schema.kinds import Severity
-from stashtrace.schema.trace import RawProcess, RawRecords
-
-#: (collector, reason, severity, lost_count, advice)
-LossTuple = tuple[str, str, int, int, str]
+from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +102,17 @@ class StashFile:
         return self._ring is not None
 
     @property
-    def losses(self) -> list[LossTuple]:
-        """What is known to be missing, so far; damaged payloads show up while rows are read."""
+    def losses(self) -> list[LossRow]:
+        """Losses found so far; damaged payloads are found while rows are read."""
         return [(c, r, s, n, a) for (c, r, s, a), n in (*self._losses.items(), *self._unread.items())]
 
     @property
-    def lasting_losses(self) -> list[LossTuple]:
-        """Those that have to be written down when the file is rewritten; the others, each reader finds in its rows."""
+    def lasting_losses(self) -> list[LossRow]:
+        """Losses that a rewritten file has to carry along; each reader finds the others in its rows."""
         return [(c, r, s, n, a) for (c, r, s, a), n in self._losses.items()]
 
     def row_counts(self) -> dict[str, int]:
-        """Rows per record name, by the headers alone; not to be changed."""
+        """Rows of each record name, from the headers alone; the caller must not change the dict."""
         if self._row_counts is None:
             self._row_counts = self._count_rows()
         return self._row_counts
@@ -136,7 +133,7 @@ class StashFile:
         return sorted(tids)
 
     def thread_row_counts(self, records: Collection[str]) -> dict[int, Counter[str]]:
-        """Rows per record name of each thread, by the headers alone."""
+        """Rows of each record name of each thread, from the headers alone."""
         counts: dict[int, Counter[str]] = {}
         for segment in self.segments:
             if (name := self._name_of(segment.record_id)) in records:
@@ -200,7 +197,7 @@ class StashFile:
     # Rows ---------------------------------------------------------------------------------------
 
     def _segments_of(self, tids: Collection[int]) -> list[Segment]:
-        """Segments of these threads in file order. Whoever reads a file in pieces asks often, so they are looked up."""
+        """Segments of these threads in file order, from an index: a file that is read in pieces asks often."""
         if self._by_thread is None:
             self._by_thread = {}
             for number, segment in enumerate(self.segments):
@@ -224,12 +221,8 @@ class StashFile:
             return decode(segment.codec, payload, segment.row_count, layout.dtype)
         except FormatError as error:
             if segment.payload_offset not in self._reported:
-                self._damage(
-                    "damaged_rows",
-                    segment.row_count,
-                    f"{self.name}.stash: {layout.name} rows are damaged ({error})",
-                    layout.collector,
-                )
+                advice = f"{self.name}.stash: {layout.name} rows are damaged ({error})"
+                self._damage("damaged_rows", segment.row_count, advice, layout.collector)
                 self._reported.add(segment.payload_offset)
             return None
 
@@ -250,7 +243,7 @@ class StashFile:
         return layout.name if layout else ""
 
     def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, bytes]:
-        """String id -> text. A text of which a part is missing keeps what is there and ends in an ellipsis."""
+        """String id -> text. A text that lacks a part is cut there and ends in an ellipsis."""
         short = (rows["part"] == 0) & (rows["length_bytes"] <= 56)
         first = rows[short]
         texts = {
@@ -309,31 +302,16 @@ class StashFile:
             layout = self.layouts.get(lane.record_id)
             collector = layout.collector if layout else "format"
             if lane.dropped:
-                self._lose(
-                    collector,
-                    "lane_full_rows",
-                    lane.dropped,
-                    f"{layout.name if layout else 'some'} rows came faster than they could be written",
-                    Severity.DATA_LOSS,
-                )
+                advice = f"{layout.name if layout else 'some'} rows came faster than they could be written"
+                self._lose(collector, "lane_full_rows", lane.dropped, advice)
             if layout is None or layout.dtype.itemsize != lane.row_bytes:
-                self._lose(
-                    collector,
-                    "unknown_record_rows",
-                    lane.row_count,
-                    f"{self.name}.ring holds rows that its .stash does not describe",
-                    Severity.DATA_LOSS,
-                )
+                advice = f"{self.name}.ring holds rows that its .stash does not describe"
+                self._lose(collector, "unknown_record_rows", lane.row_count, advice)
             else:
                 self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
-            self._lose(
-                "core",
-                "lost_lane_rows",
-                self._ring.lost_lanes,
-                "more threads recorded than the ring file could grow for",
-                Severity.DATA_LOSS,
-            )
+            advice = "more threads recorded than the ring file could grow for"
+            self._lose("core", "lost_lane_rows", self._ring.lost_lanes, advice)
         if self._ring.damaged_lanes:
             self._damage("damaged_lanes", self._ring.damaged_lanes, f"{self.name}.ring is damaged in places")
 
@@ -341,21 +319,19 @@ class StashFile:
         expected = ends.get(lane, 0)
         if first > expected and not self.head.merged:
             layout = self.layouts.get(lane[0])
-            self._damage(
-                "missing_rows",
-                first - expected,
-                f"{self.name}.stash lacks rows that were written to it",
-                layout.collector if layout else "format",
-            )
+            advice = f"{self.name}.stash lacks rows that were written to it"
+            self._damage("missing_rows", first - expected, advice, layout.collector if layout else "format")
         ends[lane] = max(expected, first + count)
 
-    def _lose(self, collector: str, reason: str, count: int, advice: str, severity: Severity) -> None:
+    def _lose(
+        self, collector: str, reason: str, count: int, advice: str, severity: Severity = Severity.DATA_LOSS
+    ) -> None:
         self._losses[(collector, reason, int(severity), advice)] += count
 
     def _damage(self, reason: str, count: int, advice: str, collector: str = "format") -> None:
         if self.strict:
             raise FormatError(advice)
-        self._lose(collector, reason, count, advice, Severity.DATA_LOSS)
+        self._lose(collector, reason, count, advice)
 
 
 def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:

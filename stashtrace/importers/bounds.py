@@ -1,7 +1,7 @@
-"""What a file of another tool may cost, in one place: depth, digits, sizes, expansion and work.
+"""Limits on files of other tools: depth, digits, sizes, expansion and work.
 
-Every importer reads its numbers, texts and documents through here. The limits are counts, not times, so a file is
-judged alike on each machine. They are far above what the tools write: what exceeds them is damaged, or made to harm.
+Every importer reads its numbers, texts and documents through here. The limits are counts, not times, so the verdict on
+a file is the same on every machine. They are far above what the tools write: a file beyond them is damaged or hostile.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,7 +16,7 @@ from typing import Any
 from stashtrace.errors import ImporterError
 from stashtrace.units import bytes_text
 
-#: Brackets inside brackets. Execution traces have 10, configurations of groups 5.
+#: Nesting depth of a document. Execution traces have 10 levels, configurations of groups 5.
 MOST_DEPTH = 100
 #: Digits of a whole number; 64 bits have 20.
 MOST_DIGITS = 40
@@ -24,47 +24,65 @@ MOST_DIGITS = 40
 MOST_VALUES = 20_000_000
 #: Instructions of a pickle.
 MOST_INSTRUCTIONS = 20_000_000
-#: Bytes of one line, or of what stands before the first event.
+#: Bytes of one line, or of the text before the first event.
 LONGEST_LINE_BYTES = 16 << 20
-#: So much is unpacked whatever the ratio; above it the ratio counts. Traces shrink to a fifth to a fiftieth.
+#: Unpacked bytes that are allowed whatever the ratio, and the ratio allowed above. Traces shrink to 1/5 to 1/50.
 FREE_BYTES = 64 << 20
 MOST_EXPANSION = 250
-#: Numbers that a column takes: 2^62 ns is the year 2116, 2^62 bytes are 4 EiB.
+#: Bound of the numbers that a column holds: 2^62 ns is the year 2116, 2^62 bytes are 4 EiB.
 HIGHEST = 1 << 62
-#: Steps of SQLite's machine: so many in any case, and so many more for each byte of the file.
-_FREE_STEPS, _STEPS_PER_BYTE = 100_000_000, 50
-_STEPS_BETWEEN_LOOKS = 1_000_000
+#: Steps of SQLite's virtual machine: allowed for any file, allowed in addition per byte of the file, between checks.
+_FREE_STEPS, _STEPS_PER_BYTE, _STEPS_BETWEEN_CHECKS = 100_000_000, 50, 1_000_000
 
 _HINT = "no tool writes such files: copy it again from where it was written, or leave it out"
 
 
 class OutOfBoundsError(ImporterError):
-    """A file asks for more than any file of its kind needs."""
+    """A file exceeds a limit that no file of its kind needs to exceed.
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name} {what}", hint=_HINT)
+    Parameters
+    ----------
+    name : str
+        The file.
+    excess : str
+        What is too large, as the predicate of a sentence about the file.
+    """
+
+    def __init__(self, name: str, excess: str) -> None:
+        super().__init__(f"{name} {excess}", hint=_HINT)
 
 
 # Numbers --------------------------------------------------------------------------------------------
 
 
 def whole_number(text: str) -> int:
-    """The number that a text of digits stands for; ``ValueError`` if it is longer than any number of a trace."""
+    """Parse a text of digits; raise ``ValueError`` if it is longer than any number of a trace."""
     if len(text) > MOST_DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
 
 
 def counted(value: Any) -> int:
-    """A count or a size as a whole number that fits a column; ``ValueError`` if it does not."""
+    """Convert a count or a size to a whole number; raise ``ValueError`` if it does not fit a column."""
     number = int(value)
     if not -HIGHEST < number < HIGHEST:
         raise ValueError("a number that does not fit 62 bits")
     return number
 
 
+def integer_or(value: object, default: int, *, lowest: int = 1 - HIGHEST) -> int:
+    """Return an integer that a document holds; ``default`` for other types and for numbers that no column holds.
+
+    Examples
+    --------
+    >>> integer_or(7, -1), integer_or("7", -1), integer_or(True, -1), integer_or(1 << 70, 0)
+    (7, -1, -1, 0)
+    """
+    return value if isinstance(value, int) and not isinstance(value, bool) and lowest <= value < HIGHEST else default
+
+
 def nanoseconds(seconds: float) -> int:
-    """Seconds as ns that fit a column; ``ValueError`` for what is no time."""
+    """Convert seconds to ns; raise ``ValueError`` if the result is no time or does not fit a column."""
     scaled = float(seconds) * 1e9
     if not math.isfinite(scaled) or abs(scaled) >= HIGHEST:
         raise ValueError("a time that does not fit 62 bits of ns")
@@ -73,46 +91,45 @@ def nanoseconds(seconds: float) -> int:
 
 # Documents ------------------------------------------------------------------------------------------
 
-#: For readers that take one value after the other; its errors are those of :func:`parse_json`.
 _DECODER = json.JSONDecoder(parse_int=whole_number)
 _LENIENT = json.JSONDecoder(parse_int=whole_number, strict=False)
 
 
 def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
-    """Value of a JSON text.
+    """Parse a JSON text.
 
     Raises
     ------
     ValueError
-        If it is no JSON, is nested too deeply, or holds a number of too many digits.
+        If the text is no JSON, is nested too deeply, or holds a number of too many digits.
     """
     decoded = text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text
     try:
         return (_DECODER if strict else _LENIENT).decode(decoded)
     except RecursionError:
-        raise ValueError("brackets inside brackets without end") from None
+        raise ValueError("brackets are nested too deeply") from None
 
 
 def parse_next(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at a place, and the place after it; errors as of :func:`parse_json`."""
+    """Parse the JSON value that begins at a position; return it and the position after it. Errors as ``parse_json``."""
     try:
         return _DECODER.raw_decode(text, at)
     except RecursionError:
-        raise ValueError("brackets inside brackets without end") from None
+        raise ValueError("brackets are nested too deeply") from None
 
 
 def check_values(root: Any, name: str) -> None:
-    """Refuse what would take for ever to walk: containers that hold each other, or are shared over and over.
+    """Raise unless a value can be walked in reasonable time: containers may share or contain each other.
 
-    Each value counts as often as it is referred to, as a walk meets it; each container is looked at once.
+    A value counts as often as it is referred to, because a walk meets it that often; a container is examined once.
 
     Raises
     ------
     OutOfBoundsError
-        If it is too deep, too large when written out, refers to itself, or holds a number of too many digits.
+        If the value is too deep, too large when written out, refers to itself, or holds a number of too many digits.
     """
-    sizes: dict[int, tuple[int, int]] = {}  # of containers that were left: values below, depth
-    open_: dict[int, None] = {}
+    sizes: dict[int, tuple[int, int]] = {}  # of finished containers: number of values in them, depth
+    unfinished: set[int] = set()
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:
         value, leaving = stack.pop()
@@ -129,11 +146,11 @@ def check_values(root: Any, name: str) -> None:
             if depth > MOST_DEPTH:
                 raise OutOfBoundsError(name, f"has more than {MOST_DEPTH} lists inside lists")
             sizes[key] = count, depth
-            del open_[key]
-        elif key in open_:
+            unfinished.remove(key)
+        elif key in unfinished:
             raise OutOfBoundsError(name, "holds a list that is part of itself")
         elif key not in sizes:
-            open_[key] = None
+            unfinished.add(key)
             stack.append((value, True))
             stack += [(item, False) for item in _items(value)]
 
@@ -146,19 +163,19 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 class Expansion:
-    """Counts what a compressed file was unpacked to."""
+    """Counts the bytes that a compressed file was unpacked to."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._packed = self._unpacked = 0
 
     def add(self, packed_bytes: int, unpacked_bytes: int) -> None:
-        """So much was read, and so much came out of it.
+        """Add bytes read and bytes that came out of them.
 
         Raises
         ------
         OutOfBoundsError
-            If it grows beyond what a trace can shrink by.
+            If the file expands more than any trace does.
         """
         self._packed += packed_bytes
         self._unpacked += unpacked_bytes
@@ -169,12 +186,12 @@ class Expansion:
 
 
 def bound_queries(connection: sqlite3.Connection, file_bytes: int) -> None:
-    """Let SQLite give up (``OperationalError``: interrupted) where a database makes it work without end."""
+    """Make SQLite stop with ``OperationalError`` ("interrupted") when a database makes it work without end."""
     left = _FREE_STEPS + _STEPS_PER_BYTE * file_bytes
 
-    def look() -> int:
+    def is_exhausted() -> int:
         nonlocal left
-        left -= _STEPS_BETWEEN_LOOKS
+        left -= _STEPS_BETWEEN_CHECKS
         return int(left < 0)
 
-    connection.set_progress_handler(look, _STEPS_BETWEEN_LOOKS)
+    connection.set_progress_handler(is_exhausted, _STEPS_BETWEEN_CHECKS)

@@ -1,4 +1,4 @@
-"""What the names that NCCL, torch and profilers give to communication mean. Shared by the importers."""
+"""Meaning of the names that NCCL, torch and profilers give to communication. Shared by the importers."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -7,10 +7,10 @@ import hashlib
 import re
 from functools import lru_cache
 
-from stashtrace.schema.kernel_names import communicates, plain_kernel_name
+from stashtrace.schema.kernel_names import plain_kernel_name
 from stashtrace.schema.kinds import CollectiveOp
 
-#: Parts of names in the order in which they decide: "reduce" is in "allreduce", "gather" in "allgather".
+#: Parts of names; the first that a name contains decides, since "allreduce" contains "reduce".
 _PARTS = (
     ("allreduce", CollectiveOp.ALL_REDUCE),
     ("reducescatter", CollectiveOp.REDUCE_SCATTER),
@@ -30,8 +30,8 @@ _PARTS = (
     ("broadcast", CollectiveOp.BROADCAST),
     ("bcast", CollectiveOp.BROADCAST),
     ("barrier", CollectiveOp.BARRIER),
-    # One kernel for a group of sends and receives: an all-to-all, or messages between any two ranks. Whether its ranks
-    # wait for each other only their times can tell (``analysis.collectives.matching``).
+    # One kernel for a group of sends and receives: an all-to-all, or messages between any two ranks. Only their times
+    # tell whether its ranks wait for each other (``analysis.collectives.matching``).
     ("sendrecv", CollectiveOp.OTHER),
     ("recv", CollectiveOp.RECEIVE),
     ("send", CollectiveOp.SEND),
@@ -39,34 +39,46 @@ _PARTS = (
     ("scatter", CollectiveOp.SCATTER),
     ("gather", CollectiveOp.GATHER),
 )
-_HOW = re.compile(
+_ALGORITHM = re.compile(
     r"_?(COLLNET_?DIRECT|COLLNET_?CHAIN|NVLS_?TREE|NVLS|RING|TREE|PAT)_?(LL128|LL|SIMPLE)?", re.IGNORECASE
 )
-#: Operations whose count is that of one peer's part: this rank's input is as many of them as there are ranks.
+#: Operations whose count is that of one peer's part: the input of a rank is this count times the number of ranks.
 PER_PEER = (CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL, CollectiveOp.SCATTER)
+#: Element types by size in bytes, as torch and C++ name them, in lower case and without namespace.
+_ELEMENT_TYPES = {
+    1: ("char", "byte", "bool", "int8", "uint8", "unsigned char", "signed char", "qint8", "quint8"),
+    2: ("half", "bfloat16", "short", "float16", "int16", "uint16"),
+    4: ("float", "int", "int32", "float32", "uint32", "qint32", "complexhalf"),
+    8: ("double", "long", "int64", "long int", "float64", "unsigned long", "uint64", "complexfloat"),
+    16: ("complexdouble",),
+}
+_ELEMENT_BYTES = {name: size for size, names in _ELEMENT_TYPES.items() for name in names}
 
 
 @lru_cache(maxsize=4096)
 def collective_op(name: str) -> CollectiveOp:
-    """Operation behind a name such as ``nccl:all_reduce``, ``AllReduce`` or ``ncclDevKernel_AllReduce_Sum_f32``."""
+    """Return the operation of a name such as ``nccl:all_reduce``, ``AllReduce``, ``ncclDevKernel_AllReduce_Sum_f32``.
+
+    ``CollectiveOp.OTHER`` if the name tells none.
+    """
     plain = re.sub(r"[^a-z0-9]", "", plain_kernel_name(name).lower())
     return next((op for part, op in _PARTS if part in plain), CollectiveOp.OTHER)
 
 
-@lru_cache(maxsize=4096)
-def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name moves bytes between ranks."""
-    return communicates(name)
+def element_bytes(name: str) -> int:
+    """Return the size of an element type such as ``c10::Half`` or ``Float8_e4m3fn``; 0 if it is unknown."""
+    plain = name.strip().removeprefix("c10::").lower()
+    return 1 if plain.startswith("float8") else _ELEMENT_BYTES.get(plain, 0)
 
 
 @lru_cache(maxsize=4096)
 def algorithm_and_protocol(kernel: str) -> tuple[str, str]:
-    """(RING, LL) of a name that tells them, as NCCL writes them; empty texts otherwise."""
-    found = _HOW.search(kernel.partition("(")[0])
-    return (found.group(1).upper(), (found.group(2) or "").upper()) if found else ("", "")
+    """Return algorithm and protocol in NCCL's words, such as ``RING`` and ``LL``; empty where the name has none."""
+    match = _ALGORITHM.search(kernel.partition("(")[0])
+    return (match.group(1).upper(), (match.group(2) or "").upper()) if match else ("", "")
 
 
 def lane_hash(*parts: object) -> int:
-    """Identity of operations that are numbered on their own, the same on every rank."""
+    """Return the identity of operations that are numbered together; it is the same on every rank."""
     text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

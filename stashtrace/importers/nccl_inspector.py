@@ -1,60 +1,41 @@
 """Imports the JSON lines of NCCL's Inspector plugin: one file a process, one line a finished operation.
 
 Formats v4.0 to v4.2 repeat header and metadata on every line; from v4.3 on a ``dump_stats`` line carries them for the
-lines after it. Only verbose files hold times, in microseconds of the host's clock; the others hold durations, which
-``nccl_inspector`` lays end to end before the moment at which they were written.
+lines after it. Only verbose files hold times, in microseconds of the host's clock; the others hold durations, which are
+laid end to end before the moment at which they were written.
+
+    verbose   call |-| return      start ...... stop        stamps of the host, noticed late by a polling thread
+                              begin =============== end     the device's own duration, as late as these stamps allow
+    else                  ==1== =2= ====3==== dump          durations only
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import parse_json
+from stashtrace.groupby import GroupBy
+from stashtrace.importers.bounds import HIGHEST, parse_json
 from stashtrace.importers.collective_names import PER_PEER, collective_op, lane_hash
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.context import Bools, ImportContext, Int64
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, NcclFlag, Severity
 from stashtrace.schema.possible import MOST_RANKS
 
-# Rows of the tables from operations of NCCL's Inspector.
-#
-# verbose   call |-| return      start ...... stop        microseconds of the host, noticed late by a polling thread
-#                           begin =============== end     the device's own duration, as late as these stamps allow
-# else                  ==1== =2= ====3==== dump          durations only: laid end to end before the line was written
-
-Int64 = npt.NDArray[np.int64]
-
 #: Columns of the operations as read; times are 0 where the file has none.
 COLUMNS = (
-    "comm",
-    "op",
-    "p2p",
-    "number",
-    "size_bytes",
-    "duration_ns",
-    "peer",
-    "dump_ns",
-    "call_ns",
-    "return_ns",
-    "start_ns",
-    "stop_ns",
-    "channels",
-    "timed",
-    "algorithm",
-    "protocol",
-    "captured",
+    *("comm", "op", "p2p", "number", "size_bytes", "duration_ns", "peer"),
+    *("dump_ns", "call_ns", "return_ns", "start_ns", "stop_ns"),
+    *("channels", "timed", "algorithm", "protocol", "captured"),
 )
-#: What is at least not known of a time that was laid out instead of measured.
+#: Least error of a time that was laid out instead of measured.
 _LAID_OUT_ERROR_NS = 1_000_000_000
 #: Stamps are whole microseconds.
 _STAMP_ERROR_NS = 1_000
@@ -64,7 +45,7 @@ _ERROR_QUANTILE = 99
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A header line: one communicator of one process; ``rank`` and ``size`` are within it."""
+    """A header line: one communicator of one process, with the rank within it."""
 
     host: str
     pid: int
@@ -76,21 +57,28 @@ class Communicator:
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Name for people."""
         return self.name or f"nccl {self.hash:x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One line of a network proxy: the operation that it worked for, and whether it is of the whole of it or of a step.
+    """One line of a network proxy.
 
-    ``parent`` is the communicator, whether it is a message, and its number; ``times`` are in nanoseconds.
+    Attributes
+    ----------
+    parent : (int, bool, int)
+        The operation: communicator, whether it is a message, its number.
+    whole : bool
+        Whether the line is about the whole operation, not a step of it.
+    times_ns : mapping of str to int
+        Stamps by name.
     """
 
     parent: tuple[int, bool, int]
     whole: bool
     size_bytes: int
-    times: Mapping[str, int]
+    times_ns: Mapping[str, int]
 
 
 def add_operations(
@@ -112,61 +100,57 @@ def add_operations(
     size = np.array([c.size for c in communicators], dtype=np.int64)[given["comm"]]
     process_id = processes[given["comm"]]
     names = context.codes(op.name.lower() for op in CollectiveOp)
+    collectives = {
+        "process_id": process_id,
+        "track_id": _callers(processes, context)[given["comm"]],
+        "communicator_track_id": lanes.track,
+        "group_hash": lanes.hash,
+        "sequence": given["number"],
+        "op_code": given["op"],
+        "name_code": names[given["op"]],
+        "message_bytes": given["size_bytes"] * np.where(np.isin(given["op"], PER_PEER), size, 1),
+        "peer_rank": given["peer"],
+        "call_ns": call,
+        "return_ns": np.where(given["return_ns"] > 0, given["return_ns"], -1),
+        "begin_ns": begin,
+        "end_ns": end,
+        "device_begin_ns": begin,
+        "device_end_ns": end,
+    }
+    codes = context.codes(texts)
+    details = {
+        "process_id": process_id,
+        "algorithm_code": codes[given["algorithm"]],
+        "protocol_code": codes[given["protocol"]],
+        "channels_count": given["channels"],
+        "timed_count": given["timed"],
+        "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
+        **_by_proxies(given, proxies),
+    }
+    # The key of a row is its place after sorting, so the details are sorted alike.
     order = np.lexsort((given["number"], call))
-    # Waits and lengths come out of columns in the order of the file: the key of a row is its place after sorting.
     context.add(
         "collectives",
-        **{
-            name: values[order]
-            for name, values in {
-                "process_id": process_id,
-                "track_id": _callers(processes, context)[given["comm"]],
-                "communicator_track_id": lanes.track,
-                "group_hash": lanes.hash,
-                "sequence": given["number"],
-                "op_code": given["op"],
-                "name_code": names[given["op"]],
-                "message_bytes": given["size_bytes"] * np.where(np.isin(given["op"], PER_PEER), size, 1),
-                "peer_rank": given["peer"],
-                "call_ns": call,
-                "return_ns": np.where(given["return_ns"] > 0, given["return_ns"], -1),
-                "begin_ns": begin,
-                "end_ns": end,
-                "device_begin_ns": begin,
-                "device_end_ns": end,
-            }.items()
-        },
+        **{name: values[order] for name, values in collectives.items()},
         status_code=0,
         source_code=int(CollectiveSource.PLUGIN),
     )
-    codes = context.codes(texts)
     context.add(
         "collective_details",
         collective_key=np.arange(len(order)),
-        **{
-            name: values[order]
-            for name, values in {
-                "process_id": process_id,
-                "algorithm_code": codes[given["algorithm"]],
-                "protocol_code": codes[given["protocol"]],
-                "channels_count": given["channels"],
-                "timed_count": given["timed"],
-                "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
-                **_by_proxies(given, proxies),
-            }.items()
-        },
+        **{name: values[order] for name, values in details.items()},
     )
     _clocks(given, traced, process_id, context)
     lanes.report(given, context)
 
 
 def _processes(communicators: Sequence[Communicator], context: ImportContext) -> Int64:
-    """Process of each communicator. Its rank is that in its largest communicator: the lines name no other."""
+    """Return the process of each communicator. Its rank is that in its largest communicator: no line names another."""
     largest: dict[tuple[str, int], Communicator] = {}
-    for each in communicators:
-        key = (each.host, each.pid)
-        if key not in largest or each.size > largest[key].size:
-            largest[key] = each
+    for communicator in communicators:
+        key = (communicator.host, communicator.pid)
+        if key not in largest or communicator.size > largest[key].size:
+            largest[key] = communicator
     known = {
         key: context.process(pid=key[1], host=key[0], rank=most.rank, world_size=most.size)
         for key, most in largest.items()
@@ -175,16 +159,14 @@ def _processes(communicators: Sequence[Communicator], context: ImportContext) ->
 
 
 def _callers(processes: Int64, context: ImportContext) -> Int64:
-    """Track for the unknown thread that called, by communicator."""
-    found = []
+    """Return the track of the unknown thread that called, by communicator."""
     for process_id in processes.tolist():
         context.tracks.describe_thread(process_id, 0, name="callers of NCCL")
-        found.append(context.tracks.thread(process_id, 0))
-    return np.array(found, dtype=np.int64)
+    return np.array([context.tracks.thread(process_id, 0) for process_id in processes.tolist()], dtype=np.int64)
 
 
 class _Lanes:
-    """Operations by what numbers them: NCCL counts per communicator and function, messages on their own."""
+    """Operations that are numbered together: NCCL counts per communicator and function, messages on their own."""
 
     def __init__(
         self,
@@ -193,40 +175,33 @@ class _Lanes:
         processes: Int64,
         context: ImportContext,
     ) -> None:
-        kind = np.where(given["p2p"] == 1, -1, given["op"])
-        key = given["comm"] * 64 + kind + 1
-        distinct, example, self.code = np.unique(key, return_index=True, return_inverse=True)
+        self._lanes = GroupBy(given["comm"], np.where(given["p2p"] == 1, -1, given["op"]))
         hashes, tracks = [], []
-        for row in example.tolist():
-            each = communicators[given["comm"][row]]
-            what = "messages" if given["p2p"][row] else CollectiveOp(int(given["op"][row])).name.lower()
-            title = f"{each.title} · {what}"
+        for row, count in zip(self._lanes.first.tolist(), self._lanes.sizes.tolist(), strict=True):
+            communicator = communicators[given["comm"][row]]
+            kind = "messages" if given["p2p"][row] else CollectiveOp(int(given["op"][row])).name.lower()
+            title = f"{communicator.title} · {kind}"
             process_id = int(processes[given["comm"][row]])
-            hashes.append(lane_hash(each.hash, what))
+            hashes.append(lane_hash(communicator.hash, kind))
             tracks.append(context.tracks.communicator(process_id, hashes[-1], title))
-            crosses = -1 if each.nodes < 0 else int(each.nodes > 1)
-            context.add(
-                "groups",
-                process_id=process_id,
-                group_hash=np.array([hashes[-1]], dtype=np.uint64),
-                name_code=context.code(title),
-                backend_code=context.code("nccl"),
-                group_rank=each.rank,
-                group_size=each.size,
-                observed_count=int(np.count_nonzero(key == distinct[len(hashes) - 1])),
+            crosses = -1 if communicator.nodes < 0 else int(communicator.nodes > 1)
+            context.add_group(
+                process_id,
+                hashes[-1],
+                title,
+                locality="host count unknown" if crosses < 0 else f"NCCL counts {communicator.nodes} hosts",
+                group_rank=communicator.rank,
+                group_size=communicator.size,
+                observed_count=count,
                 crosses_hosts=crosses,
-                locality_code=context.code("host count unknown" if crosses < 0 else f"NCCL counts {each.nodes} hosts"),
             )
-        self.hash = np.array(hashes, dtype=np.uint64)[self.code]
-        self.track = np.array(tracks, dtype=np.int64)[self.code]
+        self.hash = np.array(hashes, dtype=np.uint64)[self._lanes.number]
+        self.track = np.array(tracks, dtype=np.int64)[self._lanes.number]
 
     def report(self, given: Mapping[str, Int64], context: ImportContext) -> None:
-        """Count numbers that are not there between the first and the last of each lane."""
-        count = int(self.code.max()) + 1
-        low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1, dtype=np.int64)
-        np.minimum.at(low, self.code, given["number"])
-        np.maximum.at(high, self.code, given["number"])
-        missing = int((high - low + 1 - np.bincount(self.code, minlength=count)).clip(min=0).sum())
+        """Report the numbers that are absent between the first and the last of each lane."""
+        numbers, lanes = given["number"], self._lanes
+        missing = int((lanes.max(numbers) - lanes.min(numbers) + 1 - lanes.sizes).clip(min=0).sum())
         if missing:
             context.lose(
                 "operations_not_in_file",
@@ -235,8 +210,8 @@ class _Lanes:
             )
 
 
-def _placed(given: Mapping[str, Int64], rows: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Begin and end from stamps: both were noticed late, and the duration is the device's."""
+def _placed(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
+    """Return begin and end by stamps: both were noticed late, and the duration is the device's."""
     start, stop, duration = (given[name][rows] for name in ("start_ns", "stop_ns", "duration_ns"))
     duration = np.where(duration > 0, duration, np.maximum(stop - start, 0))
     begin = np.minimum(start, np.where(stop > 0, stop - duration, start))
@@ -244,8 +219,8 @@ def _placed(given: Mapping[str, Int64], rows: npt.NDArray[np.bool_]) -> tuple[In
     return begin, begin + duration
 
 
-def _laid_out(given: Mapping[str, Int64], rows: npt.NDArray[np.bool_], processes: Int64) -> tuple[Int64, Int64]:
-    """Begin and end where only durations are known: one after the other, each before its line was written."""
+def _laid_out(given: Mapping[str, Int64], rows: Bools, processes: Int64) -> tuple[Int64, Int64]:
+    """Return begin and end of rows with a duration only: one after the other, each before its line was written."""
     duration, written = given["duration_ns"][rows], given["dump_ns"][rows]
     owner = processes[given["comm"][rows]]
     begin, end = np.empty(len(duration), dtype=np.int64), np.empty(len(duration), dtype=np.int64)
@@ -258,10 +233,8 @@ def _laid_out(given: Mapping[str, Int64], rows: npt.NDArray[np.bool_], processes
     return begin, end
 
 
-def _clocks(
-    given: Mapping[str, Int64], traced: npt.NDArray[np.bool_], process_id: Int64, context: ImportContext
-) -> None:
-    """What the times are worth, so that ranks are not ordered by times that were laid out."""
+def _clocks(given: Mapping[str, Int64], traced: Bools, process_id: Int64, context: ImportContext) -> None:
+    """Add the error of the times, so that ranks are not ordered by times that were laid out."""
     for process in np.unique(process_id).tolist():
         own = process_id == process
         seen, laid = own & traced, own & ~traced
@@ -290,10 +263,10 @@ def _clocks(
 
 
 def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[Proxy]) -> dict[str, Int64]:
-    """What the network's proxies did for each operation; -1 where none was seen.
+    """Return what the network's proxies did for each operation; -1 where none was seen.
 
-    Their lines name the operation by a number that NCCL counts per function: one that several functions share is left
-    out.
+    Their lines name the operation by a number that NCCL counts per function. Numbers that several functions share are
+    left out.
     """
     names = ("network_ns", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns")
     out = {name: np.full(len(given["comm"]), -1, dtype=np.int64) for name in names}
@@ -306,7 +279,7 @@ def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[Proxy]) -> dict[st
         rows[key] = -1 if key in rows else row
     spans: dict[int, tuple[int, int]] = {}
     for proxy in proxies:
-        row, times = rows.get(proxy.parent, -1), proxy.times
+        row, times = rows.get(proxy.parent, -1), proxy.times_ns
         if row < 0:
             continue
         for name in names:
@@ -336,29 +309,28 @@ _STEP_WAITS = (
 )
 
 
+# The lines of a file.
+
 _BODIES = ("coll_perf", "p2p_perf", "proxy_trace")
 _MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
-#: Longer lines are no record of this plugin: about 500 bytes, and 200 for each of at most 64 channels.
+#: A record of this plugin has about 500 bytes, and 200 for each of at most 64 channels.
 _LONGEST_BYTES = 1 << 20
-#: Above all times (2116 in nanoseconds), sizes and counts; a higher number is damage.
-_HIGHEST = 1 << 62
 _KNOWN_VERSIONS = ("v4.", "v5.")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether this is a file of the Inspector."""
+    """Return True for files of the Inspector."""
     return head.lstrip()[:1] == b"{" and any(mark in head for mark in _MARKS)
 
 
 def load(source: Source, context: ImportContext) -> None:
-    """Read one process's operations."""
+    """Read the operations of one process."""
     log = _Log()
-    cut = False
-    with source.open() as stream:
-        try:
-            _read(stream, log)
-        except (EOFError, zlib.error):
-            cut = True
+    for lines, too_long_count in source.lines(_LONGEST_BYTES):
+        log.broken += too_long_count
+        if source.cut_reason is None:  # else this is the line that the cut tore
+            for line in lines:
+                log.take(line)
     log.finish()
     if not log.columns["comm"]:
         raise ImporterError(
@@ -366,17 +338,19 @@ def load(source: Source, context: ImportContext) -> None:
             hint="it writes those above NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192) when a communicator is destroyed",
         )
     add_operations(log.columns, log.communicators, log.proxies, log.texts, context)
-    _report(log, cut, source.path.name, context)
+    _report(log, source, context)
 
 
 @dataclass(slots=True)
 class _Log:
-    """What the lines so far told.
+    """Content of the lines so far.
 
     Attributes
     ----------
-    left
+    left : dict of str to int
         v4.3: lines of each kind that the last ``dump_stats`` announced and that have not come.
+    broken, orphans, missing : int
+        Lines that are damaged, that no header announced, and that were announced and did not come.
     """
 
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
@@ -393,8 +367,17 @@ class _Log:
     _communicator: int = -1
     _dump_ns: int = 0
 
-    def take(self, record: Any) -> None:
-        """Note one line. Raises ValueError, TypeError, KeyError or AttributeError if it is none of this plugin's."""
+    def take(self, line: bytes) -> None:
+        """Add a line, or count it as broken."""
+        if not line or line.isspace():
+            return
+        try:
+            self._take(parse_json(line))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            self.broken += 1
+
+    def _take(self, record: Any) -> None:
+        """Add a record; raise one of the errors above if it is none of this plugin's."""
         kind = next((k for k in _BODIES if k in record), "")
         header = record.get("header", record if "n_ranks" in record else None)
         if header is not None:
@@ -412,7 +395,7 @@ class _Log:
             self._operation(record[kind], "coll" if kind == "coll_perf" else "p2p")
 
     def finish(self) -> None:
-        """Count what was announced and did not come."""
+        """Count the lines that were announced and did not come."""
         self.missing += sum(self.left.values())
         self.left = {}
 
@@ -421,23 +404,23 @@ class _Log:
         self._dump_ns = 1000 * int(metadata.get("dump_timestamp_us", 0))
         host, pid = str(metadata.get("hostname", "")), int(metadata.get("pid", 0))
         key = (host, pid, str(header["id"]), int(header["rank"]))
-        found = self._known.get(key)
-        if found is None:
+        if key not in self._known:
             name = str(header.get("comm_name", ""))
-            made = Communicator(
-                host,
-                pid,
-                int(key[2], 16) % (1 << 64),
-                "" if name == "unknown" else name,
-                key[3],
-                int(header["n_ranks"]),
-                int(header.get("nnodes", -1)),
+            communicator = Communicator(
+                host=host,
+                pid=pid,
+                hash=int(key[2], 16) % (1 << 64),
+                name="" if name == "unknown" else name,
+                rank=key[3],
+                size=int(header["n_ranks"]),
+                nodes=int(header.get("nnodes", -1)),
             )
-            if not (0 <= key[3] < made.size <= MOST_RANKS and -1 <= made.nodes < MOST_RANKS and 0 <= pid < 1 << 62):
+            size, nodes = communicator.size, communicator.nodes
+            if not (0 <= key[3] < size <= MOST_RANKS and -1 <= nodes < MOST_RANKS and 0 <= pid < HIGHEST):
                 raise ValueError("a header that no communicator has")
-            found = self._known[key] = len(self.communicators)
-            self.communicators.append(made)
-        self._communicator = found
+            self._known[key] = len(self.communicators)
+            self.communicators.append(communicator)
+        self._communicator = self._known[key]
 
     def _marker(self, stats: dict[str, Any]) -> None:
         self.finish()
@@ -476,7 +459,7 @@ class _Log:
             self._text(body.get("coll_proto")),
             int(bool(body.get("graphCaptured", False))),
         )
-        if max(values) >= _HIGHEST or min(values) < -1:
+        if max(values) >= HIGHEST or min(values) < -1:
             raise ValueError("a number that no operation has")
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
@@ -484,7 +467,7 @@ class _Log:
     def _proxy(self, body: dict[str, Any]) -> None:
         times = {str(name): 1000 * int(value) for name, value in (body.get("event_trace_ts") or {}).items()}
         size = int(body.get("trans_size_bytes", 0))
-        if max([size, *times.values()]) >= _HIGHEST or min([size, *times.values()]) < 0:
+        if max([size, *times.values()]) >= HIGHEST or min([size, *times.values()]) < 0:
             raise ValueError("a number that no transfer has")
         parent = (self._communicator, body.get("parent_type") == "p2p", int(body.get("parent_sn", -1)))
         self.proxies.append(Proxy(parent, body.get("record_type") == "proxy_op", size, times))
@@ -496,48 +479,20 @@ class _Log:
         return self.texts.index(known)
 
 
-def _read(stream: BinaryIO, log: _Log) -> None:
-    """Hand over each line; count those that are damaged."""
-    skipping = False
-    while line := stream.readline(_LONGEST_BYTES):
-        whole = line.endswith(b"\n")
-        if skipping:
-            skipping = not whole
-            continue
-        if not whole and len(line) == _LONGEST_BYTES:
-            skipping, log.broken = True, log.broken + 1
-            continue
-        if line.isspace():
-            continue
-        try:
-            log.take(parse_json(line))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            log.broken += 1
-
-
-def _report(log: _Log, cut: bool, name: str, context: ImportContext) -> None:
-    if cut:
+def _report(log: _Log, source: Source, context: ImportContext) -> None:
+    name = source.path.name
+    if source.cut_reason is not None:
         context.lose("file_cut", advice=f"{name} ends in the middle of its compressed data")
-    if log.broken:
-        context.lose("broken_lines", log.broken, advice=f"{name} has lines that are cut or are no records")
-    if log.orphans:
-        context.lose(
-            "lines_without_header", log.orphans, advice=f"{name} has records whose dump_stats line is not in the file"
-        )
-    if log.missing:
-        context.lose(
-            "announced_records_missing", log.missing, advice=f"{name} holds less than its dump_stats lines announce"
-        )
-    if sum(log.overwritten.values()):
-        context.lose(
-            "ring_overwritten",
-            sum(log.overwritten.values()),
-            advice="set NCCL_INSPECTOR_DUMP_COLL_RING_SIZE higher or the dump interval shorter",
-        )
+    ring = "set NCCL_INSPECTOR_DUMP_COLL_RING_SIZE higher or the dump interval shorter"
+    for reason, count, advice in (
+        ("broken_lines", log.broken, f"{name} has lines that are cut or are no records"),
+        ("lines_without_header", log.orphans, f"{name} has records whose dump_stats line is not in the file"),
+        ("announced_records_missing", log.missing, f"{name} holds less than its dump_stats lines announce"),
+        ("ring_overwritten", sum(log.overwritten.values()), ring),
+    ):
+        if count:
+            context.lose(reason, count, advice=advice)
     unknown = sorted(v for v in log.versions if not v.startswith(_KNOWN_VERSIONS) and v)
     if unknown:
-        context.doubt(
-            "newer_schema",
-            f"{name} is of format {unknown[0]}, newer than v4.3, the newest tested: fields may mean something else",
-        )
+        context.doubt_newer(f"{name} is of format {unknown[0]}", "v4.3")
     context.say("nccl_inspector.format", ", ".join(sorted(v for v in log.versions if v)) or "unknown")

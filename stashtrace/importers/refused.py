@@ -1,6 +1,6 @@
-"""Files that are known by name and not read: they lack what an analysis needs. Each says what to record instead.
+"""Formats that are recognised but not read: they lack what an analysis needs. Each has a hint what to record instead.
 
-``loading.foreign_files`` asks ``refused`` for a file that no importer takes.
+``loading.foreign_files`` asks ``refused`` about a file that no importer takes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,15 +19,15 @@ class Refused:
     Attributes
     ----------
     name : str
-        What a file of it is, with its article.
+        Name of such a file, with its article.
     lacks : str
-        Why nothing can be told from it: continues "which is not read: ".
+        Why it is of no use: continues "which is not read: ".
     hint : str
-        What to give, or to record, instead.
+        What to give or to record instead.
     pattern : bytes pattern
-        Found in the first 64 KiB of such a file and of no other.
+        Occurs in the first 64 KiB of such a file and of no other.
     has_times : bool
-        Whether the viewer shows something of it.
+        Whether the viewer can show it.
     """
 
     name: str
@@ -64,7 +64,7 @@ FORMATS = (
 
 
 def refused(head: bytes) -> Refused | None:
-    """The format that a file with this (decompressed) beginning has, None if it is none of these."""
+    """Return the format of a file with this (decompressed) beginning, None if it is none of these."""
     if head.lstrip()[:1] not in (b"{", b"["):
         return None
     return next((known for known in FORMATS if known.pattern.search(head[:_HEAD_BYTES])), None)

@@ -1,8 +1,8 @@
-"""Which formats of other tools are understood, and which of them a file is.
+"""The list of importers, and the choice of the importer for a file.
 
-``loading.foreign`` asks ``recognise`` for each file. Other packages add importers by the entry point
-``stashtrace.importers``: a module with ``sniff`` and ``load`` as below. Theirs are asked about files that none of
-ours takes.
+``loading.foreign`` calls ``recognise`` for each file. Other packages add importers by the entry point
+``stashtrace.importers``: a module with ``sniff`` and ``load`` as below. Those are asked about files that none of ours
+takes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -34,39 +34,42 @@ IMPORTERS: tuple[tuple[str, str, str], ...] = (
 
 
 class Importer(Protocol):
-    """What an importer's module offers."""
+    """Functions of an importer's module."""
 
     def sniff(self, head: bytes, path: Path) -> bool:
-        """Whether a file with this beginning (decompressed, up to 64 KiB) and name is of this format. Never raises."""
+        """Return True if a file with this beginning (decompressed, up to 64 KiB) and name is of this format.
+
+        Never raises.
+        """
         ...
 
     def load(self, source: Source, context: ImportContext) -> None:
-        """Read one file. Raises ImporterError if nothing of it can be used; lesser damage is ``context.lose``."""
+        """Read one file; raise ImporterError if nothing of it can be used. Lesser damage is ``context.lose``."""
         ...
 
 
 def plugins() -> dict[str, Plugin]:
-    """Importers of other packages by name. Reads the entry points of all packages that are installed."""
+    """Return the importers of other packages by name, from the entry points of all installed packages."""
     return entry_points("importer", [name for name, _, _ in IMPORTERS])
 
 
 def importer_names() -> list[str]:
-    """Names of all formats, our own first."""
+    """Return the names of all formats, our own first."""
     return [*(name for name, _, _ in IMPORTERS), *plugins()]
 
 
 def importers() -> Iterator[tuple[str, Importer]]:
-    """Names and modules of all importers, our own first; other packages are looked for only when these are through."""
+    """Yield names and modules of all importers, our own first; other packages are searched only after these."""
     for name, module, _ in IMPORTERS:
         yield name, cast(Importer, importlib.import_module(module))
     for name, plugin in plugins().items():
-        added = _of_plugin(plugin)
-        if added is not None:
-            yield name, added
+        importer = _importer_of(plugin)
+        if importer is not None:
+            yield name, importer
 
 
 def recognise(source: Source) -> tuple[str, Importer] | None:
-    """The importer that reads this file, None if there is none."""
+    """Return name and module of the importer that reads this file, None if there is none."""
     for name, importer in importers():
         if importer.sniff(source.head, source.path):
             return name, importer
@@ -74,22 +77,22 @@ def recognise(source: Source) -> tuple[str, Importer] | None:
 
 
 @functools.cache
-def _of_plugin(plugin: Plugin) -> Importer | None:
-    """Another package's importer; None, after a warning, if it is none."""
+def _importer_of(plugin: Plugin) -> Importer | None:
+    """Return another package's importer; None, after a warning, if it is unusable."""
     try:
         importer = plugin.load()
     except PluginError as error:
         warn(f"{error}; it is left out")
         return None
-    lacks = [name for name in ("sniff", "load") if not callable(getattr(importer, name, None))]
-    if lacks:
-        warn(f"{plugin} is left out: it has no function {' and no '.join(lacks)}")
+    missing = [name for name in ("sniff", "load") if not callable(getattr(importer, name, None))]
+    if missing:
+        warn(f"{plugin} is left out: it has no function {' and no '.join(missing)}")
         return None
-    return _Added(plugin, importer)
+    return _PluginImporter(plugin, importer)
 
 
-class _Added:
-    """An importer of another package, which keeps the promise that ``sniff`` never raises."""
+class _PluginImporter:
+    """An importer of another package whose ``sniff`` never raises."""
 
     def __init__(self, plugin: Plugin, importer: Importer) -> None:
         self._plugin, self._importer = plugin, importer
@@ -97,12 +100,12 @@ class _Added:
         self.load = importer.load
 
     def sniff(self, head: bytes, path: Path) -> bool:
-        """What the importer says; False, and once a warning, if it fails."""
+        """Ask the importer; return False, after one warning, if it fails."""
         try:
             return bool(self._importer.sniff(head, path))
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
-                why = f"{one_line(error)}; files that it cannot look at are not its"
-                warn(f"{self._plugin} failed to look at {path}: {why}")
+                reason = f"{one_line(error)}; files that it cannot look at are not its"
+                warn(f"{self._plugin} failed to look at {path}: {reason}")
             return False

@@ -1,6 +1,6 @@
-"""Source: one file of another tool, decompressed on the fly, telling how far it has been read.
+"""Source: one file of another tool, decompressed on the fly, with a report of how far it has been read.
 
-Made by ``loading.foreign``; an importer reads ``open()`` front to back, so that memory does not grow with the file.
+Made by ``loading.foreign``. An importer reads it front to back, so memory does not grow with the file.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -18,115 +21,114 @@ from typing import BinaryIO, cast
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import FREE_BYTES, Expansion
 
-#: What ``sniff`` may look at.
+#: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16
-#: Pieces of ``chunks``, and what is decompressed at once: JSON shrinks to about a twentieth.
+#: Size of the pieces of ``chunks``, and of what is decompressed at once: JSON shrinks to about a twentieth.
 CHUNK_BYTES = 1 << 20
 _ZIPPED_BYTES = 1 << 16
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+#: What reading raises at damage.
+READ_ERRORS = (EOFError, OSError, zlib.error)
 
 #: Called with the compressed bytes read since the last call.
 Advance = Callable[[int], None]
 
 
-class _Counted(io.RawIOBase):
-    """A file that reports what is read of it."""
+class _Reader(io.RawIOBase):
+    """A raw stream on top of another one, which it closes."""
 
-    def __init__(self, path: Path, advance: Advance) -> None:
+    def __init__(self, below: io.RawIOBase | BinaryIO) -> None:
         super().__init__()
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._advance = advance
-        self.count = 0
+        self._below = below
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object) -> int:
-        count = self._file.readinto(buffer)  # type: ignore[arg-type]
-        if count:
-            self.count += count
-            self._advance(count)
-        return count or 0
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        content = self._next(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def _next(self, most_bytes: int) -> bytes | memoryview:
+        """Return the next bytes, at most so many; none at the end."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        self._file.close()
+        self._below.close()
         super().close()
 
 
+class _Counted(_Reader):
+    """A file that reports how much of it is read."""
+
+    def __init__(self, path: Path, advance: Advance) -> None:
+        super().__init__(open(path, "rb", buffering=0))  # noqa: SIM115 - closed by close()
+        self._advance = advance
+        self.count = 0
+
+    def readinto(self, buffer: object) -> int:
+        count: int = self._below.readinto(buffer) or 0  # type: ignore[union-attr,arg-type]
+        if count:
+            self.count += count
+            self._advance(count)
+        return count
+
+
 def _unzipped(compressed: io.RawIOBase, name: str) -> Iterator[bytes]:
-    """Content of one or several gzip members; zero bytes after them are padding."""
+    """Decompress one or several gzip members; zero bytes after them are padding."""
     expansion = Expansion(name)
     member = zlib.decompressobj(wbits=31)
     begun = False
-    while given := compressed.read(_ZIPPED_BYTES):
-        expansion.add(len(given), 0)
-        while given:
+    while packed := compressed.read(_ZIPPED_BYTES):
+        expansion.add(len(packed), 0)
+        while packed:
             if not begun:
-                if member.eof and not (given := given.lstrip(b"\0")).startswith(_GZIP[: len(given)]):
+                if member.eof and not (packed := packed.lstrip(b"\0")).startswith(_GZIP[: len(packed)]):
                     return  # as gzip does: what follows the last member is none of it
-                if not given:
+                if not packed:
                     break
                 member, begun = zlib.decompressobj(wbits=31), True
-            if content := member.decompress(given):
+            if content := member.decompress(packed):
                 expansion.add(0, len(content))
                 yield content
-            given = member.unused_data
+            packed = member.unused_data
             begun = not member.eof
     if begun:
         raise EOFError("the compressed stream ends early")
 
 
-class _Unzipped(io.RawIOBase):
-    """A gzip stream in pieces: a plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
+class _Unzipped(_Reader):
+    """A gzip stream in pieces. A plain ``GzipFile`` fills each request, and loses all of one that meets a cut."""
 
     def __init__(self, compressed: io.RawIOBase, name: str) -> None:
-        super().__init__()
-        self._compressed, self._pieces, self._piece = compressed, _unzipped(compressed, name), memoryview(b"")
+        super().__init__(compressed)
+        self._pieces, self._piece = _unzipped(compressed, name), memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        if not self._piece:
-            self._piece = memoryview(next(self._pieces, b""))
-        count = min(len(view), len(self._piece))
-        view[:count] = self._piece[:count]
-        self._piece = self._piece[count:]
-        return count
-
-    def close(self) -> None:
-        self._compressed.close()
-        super().close()
+    def _next(self, most_bytes: int) -> memoryview:
+        piece = self._piece or memoryview(next(self._pieces, b""))
+        self._piece = piece[most_bytes:]
+        return piece[:most_bytes]
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacked(_Reader):
     """A stream of another decompressor, whose expansion is counted."""
 
     def __init__(self, unpacked: BinaryIO, compressed: _Counted, name: str) -> None:
-        super().__init__()
-        self._unpacked, self._compressed, self._expansion = unpacked, compressed, Expansion(name)
-        self._packed = 0
+        super().__init__(unpacked)
+        self._compressed, self._expansion = compressed, Expansion(name)
+        self._packed_bytes = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        content = self._unpacked.read(len(view))
-        view[: len(content)] = content
-        packed = self._compressed.count - self._packed
-        self._packed += packed
-        self._expansion.add(packed, len(content))
-        return len(content)
-
-    def close(self) -> None:
-        self._unpacked.close()
-        super().close()
+    def _next(self, most_bytes: int) -> bytes:
+        content: bytes = self._below.read(most_bytes) or b""
+        packed_bytes = self._compressed.count - self._packed_bytes
+        self._packed_bytes += packed_bytes
+        self._expansion.add(packed_bytes, len(content))
+        return content
 
 
 def _ignore(count: int) -> None:
-    """Nobody watches."""
+    """Do nothing: the default for progress."""
 
 
 class Source:
@@ -135,13 +137,19 @@ class Source:
     Parameters
     ----------
     path : path
-        An existing file; ``.gz`` and ``.zst`` are told by their first bytes, not by the name.
+        An existing file. Compression is recognised by its first bytes, not by its name.
     advance : callable, optional
         Called with the number of (compressed) bytes read since the last call.
+
+    Attributes
+    ----------
+    cut_reason : str or None
+        Why the last pass of ``chunks`` or ``lines`` ended before the end of the content; None if it did not.
     """
 
     def __init__(self, path: str | os.PathLike[str], advance: Advance = _ignore) -> None:
         self.path = Path(path)
+        self.cut_reason: str | None = None
         self._advance = advance
 
     @property
@@ -155,18 +163,24 @@ class Source:
         try:
             with self._stream(_ignore) as stream:
                 return stream.read(HEAD_BYTES)
-        except (OSError, EOFError, zlib.error, ImporterError):
+        except (*READ_ERRORS, ImporterError):
             return self._torn_head()
 
-    def open(self) -> BinaryIO:
-        """The content from its beginning, buffered.
+    @cached_property
+    def is_compressed(self) -> bool:
+        """Whether the file is compressed with gzip or zstd."""
+        with self.path.open("rb") as stream:
+            return stream.read(len(_ZSTD)).startswith((_GZIP, _ZSTD))
 
-        A compressed stream that is cut raises ``EOFError`` at its end, after everything before the cut was given.
+    def open(self) -> BinaryIO:
+        """Open the content at its beginning, buffered.
+
+        Where a compressed stream is cut, reading raises ``EOFError`` after everything before the cut.
 
         Raises
         ------
         ImporterError
-            If it is compressed in a way that nothing installed here can undo.
+            If nothing installed here can decompress it.
         """
         return self._stream(self._advance)
 
@@ -175,24 +189,59 @@ class Source:
         self._advance(count)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content from its beginning in pieces, for readers that take it whole; gzip without a copy in between.
+        """Yield the content from its beginning in pieces; ``cut_reason`` tells if it ends early.
 
         Raises
         ------
-        EOFError
-            At the end of a compressed stream that is cut, after everything before the cut was given.
         ImporterError
-            As :meth:`open`.
+            If nothing installed here can decompress it, or it expands more than any trace.
         """
+        self.cut_reason = None
         with self.path.open("rb") as raw:
-            zipped = raw.read(len(_GZIP)) == _GZIP
-        if zipped:
-            with _Counted(self.path, self._advance) as compressed:
-                yield from _unzipped(compressed, str(self.path))
+            is_gzip = raw.read(len(_GZIP)) == _GZIP
+        # Of gzip without the copies that a buffered stream makes.
+        with _Counted(self.path, self._advance) if is_gzip else self.open() as stream:
+            try:
+                if isinstance(stream, _Counted):
+                    yield from _unzipped(stream, str(self.path))
+                else:
+                    yield from iter(lambda: stream.read(CHUNK_BYTES), b"")
+            except READ_ERRORS as error:
+                self.cut_reason = str(error)
+
+    def lines(self, longest_bytes: int) -> Iterator[tuple[list[bytes], int]]:
+        """Yield lines in batches, each with the number of lines longer than ``longest_bytes`` that were left out.
+
+        The last line need not end. ``cut_reason`` and errors are those of :meth:`chunks`.
+        """
+        begun, is_skipping = b"", False
+        for chunk in self.chunks():
+            *lines, begun = (begun + chunk).split(b"\n")
+            if is_skipping and lines:
+                del lines[0]
+                is_skipping = False
+            too_long = sum(len(line) > longest_bytes for line in lines)
+            if is_skipping or len(begun) > longest_bytes:
+                too_long += not is_skipping
+                begun, is_skipping = b"", True
+            yield [line for line in lines if len(line) <= longest_bytes], too_long
+        if begun:
+            yield [begun], 0
+
+    @contextmanager
+    def plain_file(self, suffix: str) -> Iterator[Path]:
+        """Give a path with the content uncompressed, for libraries that open files themselves.
+
+        That is the file itself, or a temporary one with this suffix.
+        """
+        if not self.is_compressed:
+            yield self.path
             return
-        with self.open() as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                yield chunk
+        with tempfile.NamedTemporaryFile(prefix="stashtrace-", suffix=suffix) as plain:
+            with self.open() as stream:
+                shutil.copyfileobj(stream, plain, 1 << 20)
+            plain.flush()
+            yield Path(plain.name)
 
     def _stream(self, advance: Advance) -> BinaryIO:
         file = _Counted(self.path, advance)
@@ -212,10 +261,10 @@ class Source:
         return cast(BinaryIO, raw)
 
     def _torn_head(self) -> bytes:
-        """What can be had of the beginning of a compressed file that is shorter than a head and cut."""
+        """Return what can be decompressed of a file that is cut within its head."""
         try:
             with self.path.open("rb") as stream:
                 compressed = stream.read(HEAD_BYTES)
             return zlib.decompressobj(wbits=31).decompress(compressed, HEAD_BYTES)
-        except (OSError, zlib.error):
+        except READ_ERRORS:
             return b""

@@ -11,7 +11,6 @@ their step, as 32-bit floats. What is read and what cannot be known: ``docs/impo
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import re
@@ -23,23 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
+from stashtrace.groupby import GroupBy
 from stashtrace.importers.bounds import OutOfBoundsError
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.collective_names import lane_hash
+from stashtrace.importers.context import Bools, ImportContext, Int64
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 
-Int64 = npt.NDArray[np.int64]
-
 _MAGIC = b"PAR1"
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
-#: A Parquet file describes itself at its end; of eleven columns the description has 6 KB.
+#: A Parquet file describes itself at its end; the description of eleven columns has 6 KB.
 _TAIL_BYTES = 1 << 16
 _MOST_META_BYTES = 1 << 16
-#: Repeated values cost a Parquet file next to nothing: a file that is made to harm has more rows by byte.
+#: Repeated values need nearly no space in a Parquet file, so a hostile file has more rows per byte.
 _MOST_ROWS_PER_BYTE = 100
 _SECOND_NS = 1e9
-#: No step lasts longer, in seconds.
+#: Bound of the times within a step, in seconds.
 _LONGEST_STEP_S = 1e6
 _SIZES = re.compile(r"^(\w+_size)\s*:\s*(\d{1,9})\s*$", re.MULTILINE)
 
@@ -59,12 +58,12 @@ _COLLECTIVES: dict[str, tuple[CollectiveOp, str]] = {
 }
 #: A stream for each kind of communication, as the job had them.
 _STREAMS = ("compute", "forward-recv", "backward-recv", *_COLLECTIVES, "forward-send", "backward-send")
-#: By how many stages its peer is further on.
+#: Distance from a stage to its peer's, in stages.
 _PEERS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether a Parquet file has the columns of these traces."""
+    """Return True for Parquet files with the columns of these traces."""
     if not head.startswith(_MAGIC):
         return False
     try:
@@ -98,18 +97,17 @@ def load(source: Source, context: ImportContext) -> None:
         if name != "optype"
     }
     numbers["optype"] = np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.float64)
-    whole = _whole_rows(numbers)
+    whole = _is_whole(numbers)
     if not whole.any():
         raise ImporterError(f"{source.path} holds no operation", hint="give the trace-*.parquet of StragglerAnalysis")
     if not whole.all():
         context.lose("damaged_rows", int(np.count_nonzero(~whole)), advice=f"{source.path.name}: rows without a time")
     sizes = _sizes(source.path)
-    job = _Job({name: values[whole] for name, values in numbers.items()}, names, sizes, source.path.stem, context)
-    job.add()
+    _Job({name: values[whole] for name, values in numbers.items()}, names, sizes, context).add()
 
 
-def _whole_rows(numbers: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
-    """Rows that say what ran where and when."""
+def _is_whole(numbers: Mapping[str, npt.NDArray[np.float64]]) -> Bools:
+    """Return which rows have an operation, a place and a time."""
     whole = np.ones(len(numbers["rank"]), dtype=bool)
     for name, values in numbers.items():
         limit = _LONGEST_STEP_S if name in ("start_ts", "duration") else float(1 << 40)
@@ -119,7 +117,7 @@ def _whole_rows(numbers: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[n
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Sizes of the job by dimension, out of the file of metadata beside the trace; empty without one."""
+    """Return the sizes of the job by dimension, from the file of metadata beside the trace; empty without one."""
     beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
         with beside.open("rb") as file:
@@ -139,9 +137,8 @@ class _Group:
 
     @property
     def hash(self) -> int:
-        """The same for the same group of the same load."""
-        text = f"{self.name}:{','.join(map(str, self.members))}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        """Number of the group, the same on all its ranks."""
+        return lane_hash(f"{self.name}:{','.join(map(str, self.members))}")
 
 
 class _Job:
@@ -152,21 +149,19 @@ class _Job:
         numbers: Mapping[str, npt.NDArray[np.float64]],
         names: list[str],
         sizes: Mapping[str, int],
-        stem: str,
         context: ImportContext,
     ) -> None:
-        self._context, self._names, self._sizes, self._stem = context, names, sizes, stem
+        self._context, self._names, self._sizes = context, names, sizes
         integers = {name: values.astype(np.int64) for name, values in numbers.items()}
         self._op, self._rank, self._sequence = integers["optype"], integers["rank"], integers["seq_id"]
         self._dp, self._stage = integers["dp_rank"], integers["stage"]
         begin = np.rint(numbers["start_ts"] * _SECOND_NS).astype(np.int64)
         end = begin + np.rint(numbers["duration"] * _SECOND_NS).astype(np.int64)
-        # Each step counts from its own begin. They are laid one behind the other: what lay between is not recorded.
-        self._numbers, self._step = np.unique(integers["step"], return_inverse=True)
-        lengths = np.zeros(len(self._numbers), dtype=np.int64)
-        np.maximum.at(lengths, self._step, end)
-        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        self._begin, self._end = begin + offsets[self._step], end + offsets[self._step]
+        # Each step counts from its own begin. Steps are laid one after the other: the time between is not recorded.
+        steps = GroupBy(integers["step"])
+        self._numbers, self._step = steps.values, steps.number
+        offsets = np.append(0, np.cumsum(steps.max(end)))[self._step]
+        self._begin, self._end = begin + offsets, end + offsets
         places = zip(self._dp.tolist(), self._stage.tolist(), self._rank.tolist(), strict=True)
         self._rank_at = {(dp, stage): rank for dp, stage, rank in set(places)}
         self._stages = max(sizes.get("pp_size", 0), int(self._stage.max()) + 1)
@@ -185,7 +180,7 @@ class _Job:
             thread = context.tracks.thread(process, 0)
             context.tracks.describe_thread(process, 0, name="worker", role=int(ThreadRole.STEP))
             self._add_steps(rows, thread)
-            # Of streams that communicate at once, the budget asks the first one whom it waits for.
+            # Where several streams communicate at once, the budget attributes the wait to the first one.
             streams = {name: context.tracks.stream(process, at, name) for at, name in enumerate(_STREAMS)}
             streams |= dict.fromkeys(_COMPUTE, streams["compute"])
             used = {name: rows[self._op[rows] == number] for number, name in enumerate(self._names)}
@@ -208,25 +203,22 @@ class _Job:
         context.say_once("not_recorded", "host, files, batches, operations inside a tensor-parallel group")
 
     def _add_steps(self, rows: Int64, thread: int) -> None:
-        """Steps of a rank, from its first operation to the end of its last one."""
-        used, step = np.unique(self._step[rows], return_inverse=True)
-        begin, end = np.full(len(used), np.iinfo(np.int64).max), np.zeros(len(used), dtype=np.int64)
-        np.minimum.at(begin, step, self._begin[rows])
-        np.maximum.at(end, step, self._end[rows])
-        numbers = self._numbers[used]
+        """Add the steps of a rank, from its first operation to the end of its last one."""
+        steps = GroupBy(self._step[rows])
+        numbers = self._numbers[steps.values]
         self._context.add(
             "spans",
-            begin_ns=begin,
-            end_ns=end,
-            track_id=np.full(len(used), thread),
+            begin_ns=steps.min(self._begin[rows]),
+            end_ns=steps.max(self._end[rows]),
+            track_id=np.full(len(steps), thread),
             kind_code=int(SpanKind.STEP),
             name_code=self._context.codes(f"step {number}" for number in numbers.tolist()),
             value=numbers,
         )
 
     def _add_operations(self, rows: Int64, name: str, process: int, thread: int, stream: int) -> None:
-        """Rows of one kind of operation of a rank."""
-        context, talks = self._context, name not in _COMPUTE
+        """Add the rows of one kind of operation of a rank."""
+        context, is_communication = self._context, name not in _COMPUTE
         context.add(
             "kernels",
             begin_ns=self._begin[rows],
@@ -235,22 +227,22 @@ class _Job:
             device_index=0,
             track_id=stream,
             thread_track_id=thread,
-            # Nothing is known of launches; steps are cut on the device by work that has one.
+            # Launches are not recorded, but steps are cut on the device by work that has one.
             launch_ns=self._begin[rows],
             return_ns=-1,
             name_code=context.code(name),
-            work_code=int(DeviceWork.COMMUNICATION if talks else DeviceWork.KERNEL),
+            work_code=int(DeviceWork.COMMUNICATION if is_communication else DeviceWork.KERNEL),
         )
-        if talks:
+        if is_communication:
             self._add_collectives(rows, name, process, thread, stream)
 
     def _add_collectives(self, rows: Int64, name: str, process: int, thread: int, stream: int) -> None:
         context = self._context
         rank, dp, stage = int(self._rank[rows[0]]), int(self._dp[rows[0]]), int(self._stage[rows[0]])
-        group, op, peer = self._meeting(name, rank, dp, stage)
+        group, op, peer = self._partners(name, rank, dp, stage)
         if group is None:
             return
-        # Numbered alike on all ranks, over all steps.
+        # The same numbers on all ranks, over all steps.
         per_step = int(self._sequence.max()) + 1
         context.add(
             "collectives",
@@ -272,58 +264,40 @@ class _Job:
             source_code=int(CollectiveSource.IMPORTED),
             stream_track_id=stream,
         )
-        context.add(
-            "groups",
-            process_id=process,
-            group_hash=np.array([group.hash], dtype=np.uint64),
-            name_code=context.code(group.name),
-            backend_code=context.code("nccl"),
-            members_code=context.code(",".join(map(str, group.members))),
-            group_rank=group.members.index(rank),
-            group_size=group.size,
-            crosses_hosts=-1,
-        )
+        context.add_group(process, group.hash, group.name, members=group.members, group_size=group.size)
 
-    def _meeting(self, name: str, rank: int, dp: int, stage: int) -> tuple[_Group | None, CollectiveOp, int]:
-        """Group, operation and peer of a kind of communication as one rank sees it."""
+    def _partners(self, name: str, rank: int, dp: int, stage: int) -> tuple[_Group | None, CollectiveOp, int]:
+        """Return group, operation and peer of a kind of communication for one rank; no group without a partner."""
         if name in _PEERS:
-            other = self._rank_at.get((dp, (stage + _PEERS[name]) % self._stages))
+            peer = self._rank_at.get((dp, (stage + _PEERS[name]) % self._stages))
             sends = name.endswith("send")
             op = CollectiveOp.SEND if sends else CollectiveOp.RECEIVE
-            if other is None or other == rank:
+            if peer is None or peer == rank:
                 return None, op, -1
-            # A group for each direction: then both sides number its messages alike.
-            pair = (rank, other) if sends else (other, rank)
+            # With a group for each direction both sides give a message the same number.
+            pair = (rank, peer) if sends else (peer, rank)
             return _Group(f"pp {name.partition('-')[0]}", pair, 2), op, 1 - pair.index(rank)
-        op, whose = _COLLECTIVES[name]
-        if whose == _DATA:
-            members = sorted(r for (_, s), r in self._rank_at.items() if s == stage)
-            return _Group(f"dp stage {stage} {name}", tuple(members), len(members)), op, -1
-        if whose == _ENDS:
-            ends = sorted(r for (d, s), r in self._rank_at.items() if d == dp and s in (0, self._stages - 1))
-            return _Group(f"embedding dp {dp}", tuple(ends), len(ends)), op, -1
-        if whose == _ALL:
-            members = sorted(self._rank_at.values())
-            return _Group("all workers", tuple(members), len(members)), op, -1
-        return _Group(f"tp of rank {rank}", (rank,), max(self._sizes.get("tp_size", 1), 1)), op, -1
+        op, scope = _COLLECTIVES[name]
+        if scope == _TENSOR:
+            return _Group(f"tp of rank {rank}", (rank,), max(self._sizes.get("tp_size", 1), 1)), op, -1
+        ranks = self._rank_at.items()
+        if scope == _DATA:
+            title, members = f"dp stage {stage} {name}", [r for (_, s), r in ranks if s == stage]
+        elif scope == _ENDS:
+            title, ends = f"embedding dp {dp}", (0, self._stages - 1)
+            members = [r for (d, s), r in ranks if d == dp and s in ends]
+        else:
+            title, members = "all workers", list(self._rank_at.values())
+        return _Group(title, tuple(sorted(members)), len(members)), op, -1
 
     def _add_device(self, process: int, streams: Mapping[int, bool]) -> None:
-        """The GPU of a rank and its streams, with whether each computes."""
-        context = self._context
+        """Add the GPU of a rank, and its streams with whether each computes."""
         for track, computes in streams.items():
-            context.add(
+            self._context.add(
                 "streams",
                 track_id=track,
                 process_id=process,
                 device_index=0,
                 stream_flags=int(StreamFlag.CARRIES_COMPUTE) * computes,
             )
-        context.add(
-            "devices",
-            process_id=process,
-            device_index=0,
-            track_id=context.tracks.device(process, 0, "GPU"),
-            name_code=context.code(""),
-            memory_bytes=-1,
-            multiprocessors_count=-1,
-        )
+        self._context.add_device(process, 0, "GPU")

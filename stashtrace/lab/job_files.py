@@ -9,7 +9,6 @@ import socket
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,8 @@ import numpy.typing as npt
 from stashtrace.analysis.io.calls import NOT_FILES, READS, WRITES
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.loading.load import load_trace
+from stashtrace.groupby import GroupBy
+from stashtrace.lab.wording import refusal
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -47,25 +47,17 @@ class FileSet:
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def files_read(source: Trace | str | os.PathLike[str], *, libraries: bool = False) -> FileSet:
+def files_read(trace: Trace) -> FileSet:
     """Files that ranks and their workers read or mapped while they made steps, as far as they are on this machine.
 
     Reads before the first step are left out: they are not repeated in a step. A mapping counts whenever it was made,
-    since what is read through it is not seen.
-
-    Parameters
-    ----------
-    source : Trace or path
-        A run, which needs I/O calls, or its directory.
-    libraries : bool
-        Also code: shared objects, Python files, what lies in the system's folders.
+    since what is read through it is not seen. Code is left out.
 
     Raises
     ------
     MissingDataError
         If no call was recorded.
     """
-    trace = source if isinstance(source, Trace) else load_trace(Path(source))
     if not trace.io_rows_count:
         raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")
     begin, end = _window(trace)
@@ -76,11 +68,12 @@ def files_read(source: Trace | str | os.PathLike[str], *, libraries: bool = Fals
         for row, chosen in enumerate(tracks):
             ours = used & np.isin(piece["track_id"], chosen)
             seen[row, piece["path_code"][ours]] = True
-    elsewhere = [(trace.text(code), "read on another host") for code in np.flatnonzero(seen[1] & ~seen[0]).tolist()]
-    paths = [trace.text(code) for code in np.flatnonzero(seen[0]).tolist()]
-    found = file_set(path for path in paths if path and (libraries or not is_library(path)))
-    left = [(path, why) for path, why in elsewhere if path and (libraries or not is_library(path))]
-    return replace(found, left_out=(*found.left_out, *left))
+    here, elsewhere = (
+        [path for code in np.flatnonzero(codes).tolist() if (path := trace.text(code)) and not is_library(path)]
+        for codes in (seen[0], seen[1] & ~seen[0])
+    )
+    files = file_set(here)
+    return replace(files, left_out=(*files.left_out, *((path, "read on another host") for path in elsewhere)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +118,24 @@ def reading(trace: Trace, first_step: int = 0) -> Reading:
     if not columns:
         return Reading({}, 0.0)
     code, moment, amount = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    used = np.unique(code)
-    files = {one: path for one in used[~written[used]].tolist() if (path := trace.text(one)) and not is_library(path)}
+    codes = np.unique(code)
+    files = {code: path for code in codes[~written[codes]].tolist() if (path := trace.text(code))}
     sizes = np.zeros(len(trace.strings), dtype=np.int64)
-    for one, path in files.items():
-        sizes[one] = size_of(path)
+    for file, path in files.items():
+        sizes[file] = 0 if is_library(path) else size_of(path)
     keep = sizes[code] > 0  # those that are gone are no part of a data set
-    code, moment, amount = code[keep], moment[keep], amount[keep]
-    order = np.lexsort((moment, code))
+    order = np.flatnonzero(keep)[np.argsort(moment[keep], kind="stable")]
     code, moment, amount = code[order], moment[order], amount[order]
-    so_far = np.cumsum(amount)
-    firsts = np.flatnonzero(np.diff(code, prepend=-1))
-    so_far -= np.repeat(so_far[firsts] - amount[firsts], np.diff(np.append(firsts, len(code))))
-    again = np.clip(so_far - sizes[code], 0, amount)  # beyond its size a file is read once more
+    by_file = GroupBy(code)
+    again = np.clip(
+        by_file.sum_before(amount) + amount - sizes[code], 0, amount
+    )  # beyond its size it is read once more
     counted = moment >= counted_from
     bytes_of: dict[str, int] = {}
-    sums = np.bincount(code[counted], weights=amount[counted], minlength=1)
-    for one in np.flatnonzero(sums).tolist():
-        path = os.path.realpath(files[one])
-        bytes_of[path] = bytes_of.get(path, 0) + int(sums[one])
+    for file, total in zip(by_file.values.tolist(), by_file.sum(amount, where=counted).tolist(), strict=True):
+        path = os.path.realpath(files[file])
+        bytes_of[path] = bytes_of.get(path, 0) + total
+    bytes_of = {path: total for path, total in bytes_of.items() if total}
     return Reading(bytes_of, float(again[counted].sum()) / max(float(amount[counted].sum()), 1.0))
 
 
@@ -154,7 +146,7 @@ def _tracks(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     wanted = np.isin(processes["role_code"], (ProcessRole.RANK, ProcessRole.WORKER)) | (processes["rank"] >= 0)
     local = np.array([trace.text(code) in ("", here) for code in processes["host_code"].tolist()], dtype=bool)
     chosen = (processes["process_id"][wanted & local], processes["process_id"][wanted])
-    on_host, of_job = (tracks["track_id"][np.isin(tracks["process_id"], some)] for some in chosen)
+    on_host, of_job = (tracks["track_id"][np.isin(tracks["process_id"], ids)] for ids in chosen)
     return on_host, of_job
 
 
@@ -188,7 +180,7 @@ def file_set(paths: Iterable[str | os.PathLike[str]]) -> FileSet:
             else:
                 sizes[path] = status.st_size
         except OSError as error:
-            left.append((str(given), (error.strerror or str(error)).lower()))
+            left.append((str(given), refusal(error)))
     for path in sizes:
         sizes[path] = sizes[path] or size_of(path)
     return FileSet(tuple(sorted(sizes)), sum(sizes.values()), tuple(left))
@@ -198,7 +190,7 @@ def _below(folder: str, left: list[tuple[str, str]]) -> Iterator[str]:
     """Files below a folder; each folder once, for links may lead in a circle."""
 
     def refuse(error: OSError) -> None:
-        left.append((str(error.filename), (error.strerror or str(error)).lower()))
+        left.append((str(error.filename), refusal(error)))
 
     seen: set[str] = set()
     for where, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
@@ -221,11 +213,11 @@ def size_of(path: str) -> int:
 def _window(trace: Trace, first_step: int = 0) -> tuple[int, int]:
     """From the first of the steps of any rank to the end of the last one; everything if there are no steps."""
     try:
-        found = steps(trace)
+        known = steps(trace)
     except MissingDataError:
         return -(1 << 62), 1 << 62
-    begins = found["begin_ns"][found["step"] >= first_step]
-    return int(begins.min(initial=int(found["end_ns"].max()))), int(found["end_ns"].max())
+    begins, end = known["begin_ns"][known["step"] >= first_step], int(known["end_ns"].max())
+    return int(begins.min(initial=end)), end
 
 
 def _reads_data(piece: Table, begin: int, end: int) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""What a measurement depends on: processor, memory, kernel, load, host (as a hash)."""
+"""What a measurement depends on: processor, kernel, load, host (as a hash), and the memory that is free."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.calibration.file import host_hash
+from stashtrace.loading.foreign_files import free_bytes
 
 
 def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:
@@ -27,8 +28,51 @@ def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def free_memory_bytes() -> int:
-    """What could be allocated now; a large number where the kernel does not say."""
-    return int(_first("/proc/meminfo", r"^MemAvailable:\s*(\d+)") or 2**40) * 1024
+    """Bytes that could be had now, of the machine or of the control group if that is less; very many if unknown."""
+    return min(free for free in (free_bytes(), group_free_bytes(), 2**50) if free is not None)
+
+
+def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that the control groups around this process leave free, the least of them; None if none has a limit.
+
+    Parameters
+    ----------
+    listing : path
+        The groups of this process.
+    root : path
+        Where the groups are mounted, version 2 or 1.
+    """
+    free: list[int] = []
+    try:
+        lines = listing.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                free += _left_in(folder, *names)
+    return min(free, default=None)
+
+
+def _left_in(group: Path, limit_name: str, used_name: str) -> list[int]:
+    try:
+        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in (limit_name, used_name))
+        details = (group / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return []
+    if not limit.isdecimal():
+        return []
+    # Pages of files that nobody used lately are given back first.
+    cached = re.search(r"^(?:total_)?inactive_file (\d+)", details, re.MULTILINE)
+    return [max(int(limit) - int(used) + (int(cached[1]) if cached else 0), 0)]
 
 
 def _first(path: str, pattern: str) -> str:

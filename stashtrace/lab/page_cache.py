@@ -1,8 +1,8 @@
 """Files of a job made cold or warm in the page cache, and proof that they are.
 
-Called by experiments between two runs of a job. Which files matter is told by a run that was recorded. A state is
-claimed only where it was measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages stay, a
-network file system may ignore the advice, and pages read first may be gone when the last are read.
+Called between two runs of a job. Which files matter is told by a run that was recorded. A state is claimed only where
+it was measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages stay, a network file system may ignore
+the advice, and pages read first may be gone when the last are read.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,15 +11,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from stashtrace.lab.job_files import FileSet, file_set, files_read, size_of
-from stashtrace.loading.foreign_files import free_bytes
+from stashtrace.errors import CaptureError
+from stashtrace.lab.job_files import FileSet, size_of
+from stashtrace.lab.machine import free_memory_bytes
+from stashtrace.lab.wording import and_more, counted, refusal
 from stashtrace.units import bytes_text, percent_text
 
 #: Files are cold with at most this share resident, and warm with all but this share.
@@ -33,19 +35,7 @@ _CHUNK_BYTES = 4 << 20
 #: A page may be busy at the moment of the advice, or be evicted while others are read.
 _TRIES = 3
 _NAMED = 3
-
-__all__ = [
-    "CacheState",
-    "FileSet",
-    "check",
-    "file_set",
-    "files_read",
-    "group_free_bytes",
-    "make_cold",
-    "make_warm",
-    "memory_room",
-]
-Progress = Callable[[int, int], None]
+COLD, WARM = "cold", "warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +49,7 @@ class CacheState:
     method : str
         ``drop_caches``, ``posix_fadvise``, ``read``; ``none`` if nothing was done.
     files : FileSet
-        Those it was done to: fewer than asked for where not all fit into memory.
-    resident_before_bytes, resident_after_bytes : int
-        Of these files; -1 if nothing tells.
+        Those it was done to.
     share : float
         Resident share afterwards; NaN if nothing tells.
     verified : bool
@@ -77,8 +65,6 @@ class CacheState:
     state: str
     method: str
     files: FileSet
-    resident_before_bytes: int
-    resident_after_bytes: int
     share: float
     verified: bool
     instrument: str
@@ -102,184 +88,139 @@ def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency
     """
     look = residency or Residency()
     problems: list[str] = []
-    before = _resident(files, look)
     method = "posix_fadvise"
     if drop_caches:
-        refused = _drop_all()
-        method = method if refused else "drop_caches"
-        problems += [refused] if refused else []
-    after = before
+        try:
+            _drop_all()
+            method = "drop_caches"
+        except CaptureError as error:
+            problems.append(str(error))
+    resident: Resident = {}
     for number in range(_TRIES):
         if method == "posix_fadvise" or number:  # what was dirty when all was dropped is still there
             for path in files.paths:
                 _advise(path)
-        after = _resident(files, look)
-        if _is_cold(after, files):
+        resident = _resident(files, look)
+        if _is_reached(COLD, resident, files):
             break
-    return _judge("cold", method, files, _sum(before), after, look, problems)
+    return _judge(COLD, method, files, resident, look, problems)
 
 
-def make_warm(
-    files: FileSet,
-    *,
-    room_bytes: int | None = None,
-    subset: bool = True,
-    progress: Progress | None = None,
-    residency: Residency | None = None,
-) -> CacheState:
-    """Read files until they are resident, and look whether they all are.
+def make_warm(files: FileSet, *, residency: Residency | None = None) -> CacheState:
+    """Read files until they are resident, and look whether they all are; nothing is read if they do not fit.
 
     Parameters
     ----------
     files : FileSet
-    room_bytes : int, optional
-        How much may be resident; :func:`memory_room` by default.
-    subset : bool
-        Where they do not fit, take those that do, by name; False: do nothing.
-    progress : callable, optional
-        Told (bytes read, bytes in all) now and then.
     residency : Residency, optional
         What looks.
     """
     look = residency or Residency()
-    room = memory_room() if room_bytes is None else room_bytes
-    problems: list[str] = []
-    chosen = files if files.bytes <= room else _that_fit(files, room) if subset else FileSet((), 0)
-    if chosen is not files:
-        problems.append(
-            f"{bytes_text(files.bytes)} do not fit into the {bytes_text(room)} of memory that are free for them, "
-            + (f"{len(chosen.paths)} of {len(files.paths)} files do" if chosen.paths else "nothing was read")
-        )
-    before = _resident(chosen, look)
-    after = before
+    room = memory_room()
+    if files.bytes > room:
+        problem = f"{bytes_text(files.bytes)} do not fit into the {bytes_text(room)} of memory that are free for them"
+        return _judge(WARM, "none", FileSet((), 0), {}, look, [f"{problem}, nothing was read"])
+    resident = _resident(files, look)
     for _ in range(_TRIES):
-        if _is_warm(after, chosen):
+        if _is_reached(WARM, resident, files):
             break
-        _read(chosen, after, progress)
-        after = _resident(chosen, look)
-    return _judge("warm", "read" if chosen.paths else "none", chosen, _sum(before), after, look, problems)
+        _read(files, resident)
+        resident = _resident(files, look)
+    return _judge(WARM, "read", files, resident, look, [])
 
 
 def check(state: CacheState, *, residency: Residency | None = None) -> CacheState:
     """Look again whether a state still holds, right before or after it mattered."""
     look = residency or Residency()
-    after = _resident(state.files, look)
-    return _judge(state.state, state.method, state.files, state.resident_before_bytes, after, look, [])
+    return _judge(state.state, state.method, state.files, _resident(state.files, look), look, [])
 
 
 def memory_room() -> int:
     """Bytes that files may take in memory: a part of what this machine, or its control group, has free."""
-    return int(ROOM_RATIO * min((free for free in (free_bytes(), group_free_bytes()) if free is not None), default=0))
+    return int(ROOM_RATIO * free_memory_bytes())
 
 
-Found = dict[str, int]
+#: Resident bytes by path; UNKNOWN for what cannot be opened or told.
+Resident = dict[str, int]
 
 
-def _resident(files: FileSet, look: Residency) -> Found:
-    """Resident bytes by path; UNKNOWN for what cannot be opened or told."""
-    found: Found = {}
+def _resident(files: FileSet, look: Residency) -> Resident:
+    resident: Resident = {}
     for path in files.paths:
         try:
-            found[path] = look.of(path)
+            resident[path] = look.of(path)
         except OSError:
-            found[path] = UNKNOWN
-    return found
+            resident[path] = UNKNOWN
+    return resident
 
 
-def _sum(found: Found) -> int:
-    return UNKNOWN if UNKNOWN in found.values() else sum(found.values())
-
-
-def _is_cold(found: Found, files: FileSet) -> bool:
-    return UNKNOWN not in found.values() and sum(found.values()) <= TOLERANCE_RATIO * files.bytes
-
-
-def _is_warm(found: Found, files: FileSet) -> bool:
-    return UNKNOWN not in found.values() and sum(found.values()) >= (1 - TOLERANCE_RATIO) * files.bytes
+def _is_reached(state: str, resident: Resident, files: FileSet) -> bool:
+    """Whether everything was looked at and is as wanted."""
+    if UNKNOWN in resident.values():
+        return False
+    total = sum(resident.values())
+    return total <= TOLERANCE_RATIO * files.bytes if state == COLD else total >= (1 - TOLERANCE_RATIO) * files.bytes
 
 
 def _judge(
-    state: str, method: str, files: FileSet, was: int, after: Found, look: Residency, problems: Sequence[str]
+    state: str, method: str, files: FileSet, resident: Resident, look: Residency, problems: Sequence[str]
 ) -> CacheState:
     """Put together what was found; the state holds only if everything was looked at and is as wanted."""
-    told = UNKNOWN not in after.values()
-    resident = _sum(after)
-    share = resident / files.bytes if told and files.bytes else float("nan")
-    verified = bool(files.bytes) and (_is_cold if state == "cold" else _is_warm)(after, files)
-    said = [*problems, *_obstacles(state, files, after, verified)]
-    asked = ", ".join(look.used) or "nothing"
-    text = f"{bytes_text(files.bytes)} in {len(files.paths)} {'file' if len(files.paths) == 1 else 'files'}"
+    told = UNKNOWN not in resident.values()
+    share = sum(resident.values()) / files.bytes if told and files.bytes else float("nan")
+    verified = bool(files.bytes) and _is_reached(state, resident, files)
+    every = (*problems, *_obstacles(state, files, resident, verified))
+    instrument = ", ".join(look.used)
+    text = f"{bytes_text(files.bytes)} in {counted(len(files.paths), 'file')}"
     how = {"drop_caches": "drop_caches of the whole machine", "read": "reading"}.get(method, method)
+    finds = f"{instrument or 'nothing'} finds {percent_text(share)} resident" if told else ""
     if verified:
-        sentence = f"{state}: {text} by {how}; {asked} finds {percent_text(share)} resident"
+        sentence = f"{state}: {text} by {how}; {finds}"
     elif not files.bytes:
         sentence = f"not {state}: no file to look at"
     else:
-        known = f"{asked} finds {percent_text(share)} resident" if told else "what is resident is not known"
-        sentence = f"not verified as {state}: {text}, {known} after {how}"
-    return CacheState(
-        state,
-        method,
-        files,
-        was,
-        resident,
-        share,
-        verified,
-        ", ".join(look.used),
-        tuple(said),
-        "; ".join([sentence, *said]),
-    )
+        sentence = f"not verified as {state}: {text}, {finds or 'what is resident is not known'} after {how}"
+    return CacheState(state, method, files, share, verified, instrument, every, "; ".join([sentence, *every]))
 
 
-def _obstacles(state: str, files: FileSet, after: Found, verified: bool) -> list[str]:
+def _obstacles(state: str, files: FileSet, resident: Resident, verified: bool) -> list[str]:
     """Why the state is not the wanted one, or is less than it seems."""
     said: list[str] = []
-    unknown = [path for path, count in after.items() if count == UNKNOWN]
-    if unknown:
-        gone = [path for path in unknown if not os.path.exists(path)]
-        closed = [path for path in unknown if path not in gone and not os.access(path, os.R_OK)]
-        silent = [path for path in unknown if path not in gone and path not in closed]
-        said += [_named("is gone", "are gone", gone)] if gone else []
-        said += [_named("may not be read", "may not be read", closed)] if closed else []
-        said += [_named("cannot be asked about", "cannot be asked about", silent)] if silent else []
-    kinds = {path: file_system_of(path) for path in _first_of_each_folder(files.paths)}
-    in_memory = sorted({kind for kind in kinds.values() if kind in IN_MEMORY})
-    if in_memory:
+    unknown = [path for path, count in resident.items() if count == UNKNOWN]
+    gone = [path for path in unknown if not os.path.exists(path)]
+    closed = [path for path in unknown if path not in gone and not os.access(path, os.R_OK)]
+    silent = [path for path in unknown if path not in gone and path not in closed]
+    said += [f"{and_more(gone, _NAMED)} {'is' if len(gone) == 1 else 'are'} gone"] if gone else []
+    said += [f"{and_more(closed, _NAMED)} may not be read"] if closed else []
+    said += [f"{and_more(silent, _NAMED)} cannot be asked about"] if silent else []
+    # One path of each folder: a mount point is a folder, so these see every file system.
+    kinds = {file_system_of(path) for path in {os.path.dirname(path): path for path in files.paths}.values()}
+    if in_memory := sorted(kinds.intersection(IN_MEMORY)):
         said.append(f"files on {', '.join(in_memory)} are always in memory")
-    elif state == "cold" and not verified:
-        kept = sorted((path for path, count in after.items() if count > 0), key=lambda path: -after[path])
+    elif state == COLD and not verified:
+        kept = sorted((path for path, count in resident.items() if count > 0), key=lambda path: -resident[path])
         if kept:
-            said.append(_named("stays", "stay", kept) + " in memory: mapped, being written, or kept by its file system")
-    elif state == "warm" and not verified and not unknown and files.bytes:
+            stay = "stays" if len(kept) == 1 else "stay"
+            said.append(f"{and_more(kept, _NAMED)} {stay} in memory: mapped, being written, or kept by its file system")
+    elif state == WARM and not verified and not unknown and files.bytes:
         said.append("what was read first was evicted while the rest was read")
-    far = sorted({kind for kind in kinds.values() if kind.startswith(_NETWORK) and kind != "fuseblk"})
-    if far and state == "cold":
+    far = sorted(kind for kind in kinds if kind.startswith(_NETWORK) and kind != "fuseblk")
+    if far and state == COLD:
         said.append(f"the servers of {', '.join(far)} may still hold the data in their memory")
     return said
 
 
-def _named(one: str, several: str, paths: Sequence[str]) -> str:
-    names = ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
-    return f"{names} {one if len(paths) == 1 else several}"
-
-
-def _first_of_each_folder(paths: Sequence[str]) -> list[str]:
-    """One path of each folder: a mount point is a folder, so these see every file system."""
-    return list({os.path.dirname(path): path for path in paths}.values())
-
-
-def _drop_all() -> str:
-    """Drop the page cache of the machine; why that was not possible, empty if it was."""
+def _drop_all() -> None:
+    """Drop the page cache of the machine; raise CaptureError if that is not permitted."""
     os.sync()
     try:
         Path(DROP_CACHES).write_text("3", encoding="ascii")
     except OSError as error:
-        return f"drop_caches is not permitted ({(error.strerror or str(error)).lower()})"
-    return ""
+        raise CaptureError(f"drop_caches is not permitted ({refusal(error)})") from error
 
 
 def _advise(path: str) -> None:
-    """Write back what is dirty, then ask for the pages to go. Whether they went is measured, so errors tell nothing."""
+    """Write back what is dirty, then ask for the pages to go; whether they went is measured, so errors do not count."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -293,80 +234,19 @@ def _advise(path: str) -> None:
         os.close(descriptor)
 
 
-def _read(files: FileSet, found: Found, progress: Progress | None) -> None:
-    """Read what is not wholly resident."""
+def _read(files: FileSet, resident: Resident) -> None:
+    """Read what is not wholly resident; a file that cannot be read is found missing when it is looked for."""
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    done = 0
     for path in files.paths:
-        size = size_of(path)
-        if found[path] < size:
-            try:
+        with suppress(OSError):
+            if resident[path] < size_of(path):
                 with open(path, "rb", buffering=0) as file:
                     while file.readinto(buffer):
                         continue
-            except OSError:
-                continue  # found missing when it is looked for
-        done += size
-        if progress is not None:
-            progress(done, files.bytes)
 
 
-def _that_fit(files: FileSet, room: int) -> FileSet:
-    """Files by name, each that still fits."""
-    taken: list[str] = []
-    left = room
-    for path in files.paths:
-        size = size_of(path)
-        if size <= left:
-            taken.append(path)
-            left -= size
-    return FileSet(tuple(taken), room - left, files.left_out)
-
-
-def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the control groups around this process leave free, the least of them; None if none has a limit.
-
-    Parameters
-    ----------
-    listing : path
-        The groups of this process.
-    root : path
-        Where the groups are mounted, version 2 or 1.
-    """
-    free: list[int] = []
-    try:
-        lines = listing.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, names = root, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                free += _left_in(folder, *names)
-    return min(free, default=None)
-
-
-def _left_in(group: Path, limit_name: str, used_name: str) -> list[int]:
-    try:
-        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in (limit_name, used_name))
-        details = (group / "memory.stat").read_text(encoding="ascii")
-    except OSError:
-        return []
-    if not limit.isdecimal():
-        return []
-    # Pages of files that nobody used lately are given back first.
-    cached = re.search(r"^(?:total_)?inactive_file (\d+)", details, re.MULTILINE)
-    return [max(int(limit) - int(used) + (int(cached[1]) if cached else 0), 0)]
-
-
-# How much of a file lies in the page cache, asked of the kernel in ways that are tried out before they are believed.
+# Residency: how much of a file lies in the page cache, asked of the kernel in ways that are tried before they are
+# believed.
 #
 # ``cachestat`` (Linux 6.5) answers for a descriptor, ``mincore`` for a mapping. Either can lie: ``mincore`` calls
 # every page resident of a file that one neither owns nor may write (since 5.2), and a stacked file system may keep
@@ -409,9 +289,13 @@ def cachestat(descriptor: int, offset: int, length: int) -> int:
     counts = _Counts()
     span = _Range(offset, length)
     if _libc.syscall(_CACHESTAT, descriptor, ctypes.byref(span), ctypes.byref(counts), 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _last_error()
     return int(counts.cache)
+
+
+def _last_error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
 
 
 def mincore(descriptor: int, offset: int, length: int) -> int:
@@ -430,14 +314,12 @@ def mincore(descriptor: int, offset: int, length: int) -> int:
         size = min(_WINDOW_BYTES, offset + length - begin)
         address = _libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, begin)
         if address in (None, _MAP_FAILED):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+            raise _last_error()
         try:
-            found = np.zeros(-(-size // PAGE_BYTES), dtype=np.uint8)
-            if _libc.mincore(address, size, found.ctypes.data) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            pages += int((found & 1).sum())
+            flags = np.zeros(-(-size // PAGE_BYTES), dtype=np.uint8)
+            if _libc.mincore(address, size, flags.ctypes.data) != 0:
+                raise _last_error()
+            pages += int((flags & 1).sum())
         finally:
             _libc.munmap(address, size)
     return pages

@@ -11,12 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.errors import CaptureError, UsageError
-from stashtrace.output_files import complete_file, why_not_writable
+from stashtrace.calibration.file import Points
+from stashtrace.calibration.fit import Fit
+from stashtrace.calibration.lines import Floats
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
+from stashtrace.units import bytes_text, duration_text
 
 _SUFFIXES = (".png", ".svg", ".pdf")
+#: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow; and a marker for each.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+#: What a step is made of, in the same palette.
+KIND_COLOURS = {
+    "compute": "#009E73",
+    "interconnect": "#CC79A7",
+    "prep": "#E69F00",
+    "fetch": "#0072B2",
+    "network": "#D55E00",
+}
+FAINT = "#555555"
 
 
 def check_plot_file(path: str) -> None:
@@ -55,8 +70,7 @@ def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = 
     folder = Path(path).absolute().parent
     if made is not None and folder == made.absolute() and not folder.exists():
         return
-    if why := why_not_writable(Path(path)):
-        raise CaptureError(f"cannot write {path}: {why}", hint=f"choose another with {option} FILE")
+    require_writable(Path(path), hint=f"choose another with {option} FILE")
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -90,9 +104,65 @@ def plain_axes(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
-# Names beside the points of a picture, each where it covers least: no other name, few points, few lines.
+def duration_axis(axis: Any) -> None:
+    """Label an axis of ns as a person reads times."""
+    from matplotlib.ticker import FuncFormatter
 
-Floats = npt.NDArray[np.float64]
+    axis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
+
+
+def bytes_axis(axis: Any) -> None:
+    """Label an axis of bytes as a person reads sizes."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+
+
+def draw_link(above: Any, below: Any, number: int, points: Points, fit: Fit, label: str) -> None:
+    """Draw what was measured of a link and its fit, and below how far they are apart in percent.
+
+    Parameters
+    ----------
+    above, below : matplotlib axes
+    number : int
+        Of the link in the picture; chooses colour and marker.
+    points : Points
+    fit : Fit
+    label : str
+        For the legend.
+    """
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    sizes, median = np.array(points.sizes_bytes), np.array(points.median_ns)
+    bars = np.maximum(np.stack((median - points.low_ns, np.array(points.high_ns) - median)), 0)
+    above.errorbar(sizes, median, yerr=bars, fmt=marker, ms=4.5, lw=0.8, color=colour, label=label)
+    for piece in fit.pieces:
+        x = np.geomspace(max(piece.min_bytes, 1), max(piece.max_bytes, 2), 80)
+        time, error = fit.expected(x)
+        above.plot(x, time, color=colour, lw=1.4)
+        above.fill_between(x, np.maximum(time - error, time * 0.05), time + error, color=colour, alpha=0.12, lw=0)
+    off = 100 * fit.residuals(sizes, median)
+    below.plot(sizes, off, marker, ms=4, color=colour)
+    below.vlines(sizes, 0, off, color=colour, lw=0.6, alpha=0.6)
+
+
+def scale_links(above: Any, below: Any, time_title: str, size_title: str) -> None:
+    """Axes of times against sizes, both logarithmic, with the residuals below; after all links were drawn."""
+    from matplotlib.ticker import NullLocator
+
+    above.set_xscale("log", base=2)
+    above.set_yscale("log")
+    above.set_ylabel(time_title)
+    below.set_ylabel("off the fit, %")
+    below.set_xlabel(size_title)
+    below.axhline(0, color=FAINT, lw=0.8)
+    above.legend(fontsize=8, frameon=False, loc="upper left")
+    duration_axis(above.yaxis)
+    bytes_axis(below.xaxis)
+    for axes in (above, below):
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+# Names beside the points of a picture, each where it covers least: no other name, few points, few lines.
 
 #: Where a name may stand about its point: points to the corner of the text, and which corner; the first are preferred.
 _GAP = 5.0
@@ -129,7 +199,7 @@ class Name:
     y: float
     text: str
     size: float = 7.0
-    colour: str = "#555555"
+    colour: str = FAINT
 
 
 def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[tuple[Any, Any]] = ()) -> None:

@@ -37,7 +37,7 @@ HANDOFF_NS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SyntheticJob:
     """What the made-up job does; times of one step of one rank in ns.
 
     Attributes
@@ -185,7 +185,7 @@ def ticks(ns: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return (10**15 + since * (TICK_HZ // 10**8) // 10).astype(np.uint64)
 
 
-def write(directory: str | Path, job: Job) -> int:
+def write(directory: str | Path, job: SyntheticJob) -> int:
     """Write a run; returns the number of rows written that are events (texts and clock readings are not)."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -216,11 +216,11 @@ def write(directory: str | Path, job: Job) -> int:
     return events
 
 
-def _pid(job: Job, rank: int, worker: int = -1) -> int:
+def _pid(job: SyntheticJob, rank: int, worker: int = -1) -> int:
     return 1000 + rank * (job.workers + 1) + worker + 1
 
 
-def _clock(file: _File, job: Job) -> None:
+def _clock(file: _File, job: SyntheticJob) -> None:
     moments = np.arange(0, job.steps * job.step_ns + 1_000_000_000, 1_000_000_000, dtype=np.int64)
     file.rows(
         "clock_sync",
@@ -232,12 +232,12 @@ def _clock(file: _File, job: Job) -> None:
     )
 
 
-def _write_rank(directory: Path, job: Job, rank: int, env: dict[str, str]) -> int:
+def _write_rank(directory: Path, job: SyntheticJob, rank: int, env: dict[str, str]) -> int:
     with _File(directory, _pid(job, rank), 1, env) as file:
         return _rank_rows(file, job, rank)
 
 
-def _rank_rows(file: _File, job: Job, rank: int) -> int:
+def _rank_rows(file: _File, job: SyntheticJob, rank: int) -> int:
     _clock(file, job)
     model, sgd, op, group, backend, main = file.intern("Net", "SGD", "c10d::allreduce_", "default_pg", "gloo", "main")
     members = file.intern(",".join(map(str, range(job.ranks))))[0]
@@ -318,13 +318,13 @@ def _rank_rows(file: _File, job: Job, rank: int) -> int:
     return n * (7 if job.ranks > 1 else 4)
 
 
-def _write_worker(directory: Path, job: Job, rank: int, worker: int, env: dict[str, str]) -> int:
+def _write_worker(directory: Path, job: SyntheticJob, rank: int, worker: int, env: dict[str, str]) -> int:
     """Batches worker, worker + workers, ...: each is made during the steps before it is waited for."""
     with _File(directory, _pid(job, rank, worker), _pid(job, rank), env) as file:
         return _worker_rows(file, job, rank, worker)
 
 
-def _worker_rows(file: _File, job: Job, rank: int, worker: int) -> int:
+def _worker_rows(file: _File, job: SyntheticJob, rank: int, worker: int) -> int:
     _clock(file, job)
     keys = file.intern("role", "worker", "worker_id", str(worker))
     file.rows("metadata", 2, ticks=ticks(0), key_id=keys[0::2], value_id=keys[1::2])
@@ -357,7 +357,7 @@ def _worker_rows(file: _File, job: Job, rank: int, worker: int) -> int:
 
 
 def _calls(
-    job: Job, rng: np.random.Generator, begin: Int64, done: Int64, files: int, paths: npt.NDArray[np.uint32]
+    job: SyntheticJob, rng: np.random.Generator, begin: Int64, done: Int64, files: int, paths: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.void]:
     """Calls of some batches; each batch's calls fill its fetch, ``fetch_ratio`` of it blocked in reads."""
     count = files * _FILE_CALLS

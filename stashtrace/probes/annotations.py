@@ -1,7 +1,7 @@
-"""Names given by the user: ``stashtrace.annotate``, ``stashtrace.step``, ``stashtrace.flush``.
+"""The functions for user code: ``stashtrace.annotate``, ``stashtrace.step`` and ``stashtrace.flush``.
 
-Called from the user's code, traced or not. Outside a traced run all three do nothing and load nothing;
-inside they cost about a microsecond. They never raise, whatever they are given.
+Outside a traced run they do nothing and load nothing; inside they cost about a microsecond. They never raise, whatever
+they are given.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,7 +19,7 @@ _COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 
 class _Nothing:
-    """Stands for an annotation outside a traced run."""
+    """The annotation outside a traced run; does nothing."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ _NOTHING = _Nothing()
 
 
 class _Backend:
-    """The recorder's side, made on first use inside a traced run."""
+    """What annotations need of the recorder; made on first use inside a traced run."""
 
     def __init__(self) -> None:
         from stashtrace.probes import recorder
@@ -59,7 +59,7 @@ class _Backend:
 
 
 class _Annotation:
-    """A named interval: context manager, usable again and within itself, and decorator."""
+    """A named interval: a decorator, and a context manager that can be used again and inside itself."""
 
     __slots__ = ("_backend", "_begins", "_name")
 
@@ -109,16 +109,16 @@ _decided = False
 
 
 def never_compiling() -> bool:
-    """Stand-in for torch's own question until torch is there."""
+    """Stand in for torch's ``is_dynamo_compiling`` until torch has been imported."""
     return False
 
 
-#: Replaced by torch.compiler.is_dynamo_compiling, so that a compiled function holds no trace of us.
+#: Becomes torch.compiler.is_dynamo_compiling, so that compiled functions hold no code of ours.
 is_compiling: Callable[[], bool] = never_compiling
 
 
 def _find_backend() -> _Backend | None:
-    """Decide once per process image whether this is a traced run."""
+    """Return the backend, None outside a traced run; decided once per process image."""
     global _backend, _decided
     if not _decided:
         _decided = True
@@ -145,7 +145,7 @@ def annotate(name: str) -> Any:
     Parameters
     ----------
     name : str
-        Shown on the time line; use few distinct names.
+        Shown on the time line. Use few different names.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def annotate(name: str) -> Any:
 
 
 def step() -> None:
-    """Say that a training step ends here; from the first call on, these are the only step boundaries."""
+    """Mark the end of a training step. After the first call, only such marks end steps."""
     if is_compiling():
         return
     backend = _backend if _decided else _find_backend()
@@ -176,7 +176,7 @@ def step() -> None:
 
 
 def flush() -> None:
-    """Write what has been recorded so far to the run directory."""
+    """Write all that has been recorded so far to the run directory."""
     if (_backend if _decided else _find_backend()) is not None:
         from stashtrace import _native
 

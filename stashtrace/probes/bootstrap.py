@@ -1,9 +1,8 @@
-"""Patches torch when it has been imported, without ever importing it.
+"""Install the probes when torch has been imported, without ever importing it.
 
-``install()`` is called by the injected sitecustomize in every Python of a traced job and sets one finder
-at the front of ``sys.meta_path``. When a watched module has finished importing, the probes that want it
-are loaded and called; an exception of theirs becomes a ``loss`` row. Forked children inherit the patches,
-spawned ones run this again.
+The injected sitecustomize calls :func:`install` in every Python of a traced job. It puts one finder at the front of
+``sys.meta_path``. When a watched module has been imported, the probes of that module are loaded and called; if one
+raises, a ``loss`` row says so. Forked children inherit the patches, spawned ones run this again.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +12,7 @@ import importlib
 import os
 import sys
 
-# Every Python of the job runs this file: importing typing alone would double its cost.
+# Every Python of the job runs this file, and importing typing would double its cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: Module that must have been imported -> (collector, "module:function" called with it).
+#: By the name of a watched module: collector and "module:function", which is called with the module.
 PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch": (
         ("torch_step", "stashtrace.probes.torch.step:install"),
@@ -47,7 +46,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch.checkpoint:install_distributed"),),
 }
 if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
-    # Whatever is recorded, the data must be what was asked for; below what torch_dataloader wraps.
+    # Data is replayed whatever is recorded. This probe comes first, so that torch_dataloader wraps its wrappers.
     for _name, _replay in (
         ("torch.utils.data.dataloader", "torch.replay"),
         ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata_replay"),
@@ -55,20 +54,21 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
 _process: _Process | None = None
-_said_so = False
+_gil_reported = False
 
 
 def switches_the_gil_on() -> bool:
-    """Whether loading the recorder's extension would put the threads of a free-threaded interpreter behind a lock.
+    """Return True if loading the recorder's extension would switch on the GIL of a free-threaded interpreter.
 
-    The extension does not declare that it runs without one, and the job must run as it does untraced. Said once.
+    The extension does not declare that it runs without a GIL, and the job must run as it does untraced. The first call
+    that returns True says so on stderr.
     """
-    global _said_so
-    asked = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
-    if asked is None or asked():
+    global _gil_reported
+    is_enabled = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    if is_enabled is None or is_enabled():
         return False
-    if not _said_so:
-        _said_so = True
+    if not _gil_reported:
+        _gil_reported = True
         rank = os.environ.get("RANK", "-")
         sys.stderr.write(
             f"stashtrace[{rank} {os.getpid()}] error: Python probes are off: they would switch the GIL of this "
@@ -78,13 +78,13 @@ def switches_the_gil_on() -> bool:
 
 
 class _Process:
-    """What this process has patched so far."""
+    """What has been prepared in this process."""
 
     def __init__(self) -> None:
         self.prepared = False
 
     def prepare(self) -> bool:
-        """Load the recorder on first need; False if this process is not traced, or cannot be without harm."""
+        """Load the recorder on first use; return False if this process is not traced, or tracing would harm it."""
         if switches_the_gil_on():
             return False
         if not self.prepared:
@@ -96,12 +96,14 @@ class _Process:
 
 
 class ImportHook:
-    """Meta path finder that finds nothing itself and calls back after a watched import.
+    """Meta path finder that finds nothing itself, and calls back after the import of a watched module.
 
     Parameters
     ----------
+    names : sequence of str
+        Modules to watch.
     callback : callable
-        Called with the module's name and the module, once, when it has been executed.
+        Called with the name and the module, once, when the module has been executed.
     """
 
     def __init__(self, names: Sequence[str], callback: Callable[[str, ModuleType], None]) -> None:
@@ -111,7 +113,7 @@ class ImportHook:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Ask the other finders, and put the callback behind the loader they name."""
+        """Ask the other finders, and have their loader call back."""
         if name not in self._waiting:
             return None
         for finder in sys.meta_path:
@@ -135,14 +137,14 @@ class ImportHook:
                 self._callback(name, module)
 
         try:
-            # On the loader object, not around it: its type and its other methods stay what they were.
+            # Set on the loader itself: a wrapper would change its type and its other methods.
             loader.exec_module = exec_module
         except AttributeError as error:
             _report("torch_step", f"{name}_not_followed", str(error))
 
 
 def install() -> None:
-    """Watch for torch in this process; a second call does nothing."""
+    """Watch the imports of this process; a second call does nothing."""
     global _process
     if _process is not None:
         return
@@ -153,13 +155,13 @@ def install() -> None:
         cpu_share.apply()
     hook = ImportHook(tuple(PROBES), _imported)
     for name in tuple(PROBES):
-        if name in sys.modules:  # the user's own sitecustomize was faster
+        if name in sys.modules:  # by the user's own sitecustomize
             _imported(name, sys.modules[name])
     sys.meta_path.insert(0, hook)
 
 
 def _imported(name: str, module: ModuleType) -> None:
-    """Run the probes of one module; whatever goes wrong stays here."""
+    """Run the probes of one module; their exceptions become loss rows."""
     for collector, target in PROBES[name]:
         try:
             if _process is None or not _process.prepare() or not _is_on(collector):

@@ -1,6 +1,6 @@
-"""Children of this process that a signal ended: only their parent learns which.
+"""Children of this process that a signal ended; only their parent learns which signal.
 
-Called by the probes of whatever starts children and asks for their end: DataLoader, torchrun, ``mp.spawn``.
+Called by the probes of what starts children and waits for them: DataLoader, torchrun, ``mp.spawn``.
 ``stashtrace analyze killed`` reads the facts.
 """
 
@@ -18,35 +18,37 @@ from stashtrace.probes.recorder import failed
 #: Metadata key: this and the pid; the same in ``analysis/findings/killed.py``.
 FACT = "killed "
 _noted: set[int] = set()
-#: A job that restarts its children for ever would fill its strings.
+#: Limit for a job that restarts its children for ever, whose facts would fill its string table.
 _MOST_FACTS = 64
 
 
-def note(collector: str, pid: int | None, exit_code: int | None, what: str, sender: str = "unknown") -> None:
-    """Record that a child was ended by a signal; once for each, and nothing for one that runs or left by itself.
+def note(collector: str, pid: int | None, exit_code: int | None, role: str, sender: str = "unknown") -> None:
+    """Record that a signal ended a child: once for each child, and nothing for one that runs or has exited.
 
     Parameters
     ----------
+    collector : str
+        Named in the loss row.
     pid : int or None
-        None if it was never started.
+        None if the child was never started.
     exit_code : int or None
         As multiprocessing and subprocess give it: minus the signal's number; None while the child runs.
-    what : str
+    role : str
         What the child is, for example ``worker 2``.
     sender : str
-        ``loader`` or ``launcher`` if that itself sent the signal.
+        Who sent the signal: ``loader``, ``launcher`` or ``unknown``.
     """
     if pid is None or exit_code is None or exit_code >= 0 or pid in _noted or len(_noted) >= _MOST_FACTS:
         return
     _noted.add(pid)
     name = _name(-exit_code)
-    recorder.record_fact(f"{FACT}{pid}", f"{name} {sender} {what}")
+    recorder.record_fact(f"{FACT}{pid}", f"{name} {sender} {role}")
     if sender == "unknown":
         _native.report_loss(
             recorder.collector_code(collector),
             "child_killed",
             1,
-            f"{what} (pid {pid}) was killed by {name}",
+            f"{role} (pid {pid}) was killed by {name}",
             recorder.code("Severity", "error"),
         )
     _native.flush()  # the parent may be the next to be killed
@@ -60,7 +62,7 @@ def _name(number: int) -> str:
 
 
 def install_elastic(errors: ModuleType) -> None:
-    """Patch what torchrun makes for each rank that failed; called when its module has been imported."""
+    """Patch ``ProcessFailure``, which torchrun makes for each rank that failed."""
     patching.replace("torch_distributed", errors.ProcessFailure, "__post_init__", _failure, needed=False)
 
 
@@ -78,7 +80,7 @@ def _failure(original: Any) -> Any:
 
 
 def install_spawn(spawn: ModuleType) -> None:
-    """Patch what ``torch.multiprocessing.spawn`` raises for a process that failed."""
+    """Patch the exception that ``torch.multiprocessing.spawn`` raises for a process that failed."""
     raised = getattr(spawn, "ProcessExitedException", None)
     if raised is not None:
         patching.replace("torch_distributed", raised, "__init__", _exited, needed=False)

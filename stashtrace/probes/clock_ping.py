@@ -1,12 +1,12 @@
-"""A few small messages between hosts, at the start and at the end of a job, so that their clocks can be compared.
+"""A few small messages between hosts, at the start and at the end of a job, by which their clocks are compared.
 
-    child    send |--------------------| receive      the child's clock between its two stamps holds the parent's
-    parent           receive |-| send                 two: the shortest of some dozens of exchanges says most
+    child    send |--------------------| receive      the parent's two stamps lie between the child's two;
+    parent           receive |-| send                 the shortest of some dozens of exchanges tells most
 
-Used by ``torch.distributed`` when the default group was made, before it is destroyed and at the end of the process;
-nothing happens in between, and nothing at all where the job has one host. One process of each host takes part. They
-meet over the store that torch made for the group: each takes a number and leaves its address under it, and connects to
-a parent, in a tree with sixteen children to a host. Both sides write their own stamps (``clock_ping``).
+``torch.distributed`` calls this when the default group has been made, before it is destroyed, and at the end of the
+process. Nothing happens in between, and nothing at all in a job of one host. One process of each host takes part. They
+meet in the store that torch made for the group: each takes a number, leaves its address under it, and connects to its
+parent in a tree in which each has up to sixteen children. Both sides write their own stamps (``clock_ping`` rows).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -36,8 +36,9 @@ _PATIENCE_S = 2.0
 _CONNECT_S = 0.5
 #: How long a parent that ends waits for the last exchange of its children.
 _FAREWELL_S = 0.5
-#: Looks for an answer without sleeping, some tens of microseconds: waking up takes as long as the way of a message.
-_LOOKS = 60
+#: How often an answer is polled for, some tens of microseconds, before the thread sleeps: to wake up takes as long as a
+#: message does.
+_POLLS_COUNT = 60
 _PING, _KEEP, _BYE = 1, 2, 3
 _MESSAGE = struct.Struct("<QQQ")  # kind, number, exchange_id
 _TOKEN_BYTES = 16
@@ -46,7 +47,7 @@ _ping: _Ping | None = None
 
 
 def start(world: Any) -> None:
-    """Compare clocks once the default group is there; harmless when called again.
+    """Compare clocks when the default group has been made; a second call does nothing.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ def start(world: Any) -> None:
 
 
 def repeat(*, last: bool) -> None:
-    """Compare clocks once more; ``last`` if the process is about to end. What does not answer is left alone."""
+    """Compare clocks once more; ``last`` if the process is about to end. A host that does not answer is left out."""
     global _ping
     if _ping is None:
         return
@@ -78,7 +79,7 @@ def repeat(*, last: bool) -> None:
 
 
 def forget() -> None:
-    """Drop everything; in a forked child, whose parent goes on with the connections."""
+    """Forget the connections, in a forked child: they belong to the parent."""
     global _ping
     _ping = None
 
@@ -93,7 +94,7 @@ def _takes_part(world: Any) -> bool:
 
 
 def _hosts(world_size: int) -> int:
-    """Processes that take part, 0 if unknown."""
+    """Return the number of processes that take part, 0 if unknown."""
     for name in ("GROUP_WORLD_SIZE", "SLURM_NNODES"):
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
@@ -104,24 +105,24 @@ def _hosts(world_size: int) -> int:
 
 
 def _place() -> str:
-    """Host and network namespace."""
+    """Return a text that identifies host and network namespace."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
 def _addresses() -> list[str]:
-    """Where this process can be reached, most likely first."""
-    found: list[str] = []
+    """Return the addresses at which this process may be reached, most likely first."""
+    addresses: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), 9))  # sends nothing: asks for the way
-        found.append(probe.getsockname()[0])
+        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), 9))  # sends nothing, but chooses a route
+        addresses.append(probe.getsockname()[0])
     with contextlib.suppress(OSError):
-        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127."))
+        addresses += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return sorted(dict.fromkeys(addresses), key=lambda address: address.startswith("127."))
 
 
 class _Ping:
-    """This process in the tree: a connection to its parent, and a thread that answers its children."""
+    """This process's place in the tree: a connection to its parent, and a thread that answers its children."""
 
     def __init__(self, store: Any, rank: int, hosts: int) -> None:
         self._store = store
@@ -137,9 +138,9 @@ class _Ping:
         self._next_id = int.from_bytes(secrets.token_bytes(8), "little") >> 1
 
     def meet(self) -> None:
-        """Take a number, connect to the parent, and exchange; wait for children that are sure to come."""
+        """Take a number, connect to the parent and exchange; wait for the children, if their number is known."""
         taken = int(self._store.add(f"{_KEY}/count", 1)) - 1
-        # torchrun's store outlives a restart of the ranks, and what they left in it: begin anew where all took part.
+        # torchrun's store survives a restart of the ranks, with their keys: numbers begin anew after one of each host.
         start, number = divmod(taken, self._hosts) if self._hosts else (0, taken)
         keys = f"{_KEY}/{start}"
         first_child = number * _CHILDREN + 1
@@ -165,12 +166,12 @@ class _Ping:
                 break
 
     def exchange(self, last: bool) -> None:
-        """Talk to the parent; before the end, let the children do so too."""
+        """Exchange messages with the parent; before the end, wait for the children to do so with us."""
         if self._parent is not None:
             try:
                 self._talk(self._parent, last)
             except OSError:
-                self._parent.close()  # it ended before, or the way is closed: what was exchanged stays
+                self._parent.close()  # the parent or the connection is gone; what was exchanged stays
                 self._parent = None
         if last:
             deadline = time.monotonic() + _FAREWELL_S
@@ -179,10 +180,10 @@ class _Ping:
                     break
 
     def close(self) -> None:
-        """Let go of the connections."""
-        for one in (self._parent, self._listener):
-            if one is not None:
-                one.close()
+        """Close the connections."""
+        for connection in (self._parent, self._listener):
+            if connection is not None:
+                connection.close()
 
     # The child's side ---------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class _Ping:
                 continue
             _prepare(link)
             link.sendall(bytes.fromhex(parent["token"]))
-            if parent["place"] == place:  # nothing to compare; the parent need not wait
+            if parent["place"] == place:  # the same clock; the parent need not wait
                 link.sendall(_MESSAGE.pack(_BYE, 1, 0))
                 link.close()
             else:
@@ -269,7 +270,7 @@ class _Ping:
         return link
 
     def _answer(self, link: socket.socket) -> bool:
-        """One round of exchanges; False if there will be no other."""
+        """Answer one round of exchanges; return False if it was the last."""
         buffer = bytearray(_MESSAGE.size)
         stamps: dict[int, tuple[int, int]] = {}
         try:
@@ -298,7 +299,7 @@ def _prepare(link: socket.socket) -> None:
 
 
 def _receive(link: socket.socket, buffer: bytearray) -> int:
-    """Ticks after a message had come in.
+    """Receive a message; return the ticks right after it.
 
     Raises
     ------
@@ -306,7 +307,7 @@ def _receive(link: socket.socket, buffer: bytearray) -> int:
         If the other side is gone or silent.
     """
     count = 0
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS_COUNT):
         try:
             count = link.recv_into(buffer, _MESSAGE.size, socket.MSG_DONTWAIT)
             break

@@ -1,7 +1,7 @@
-"""STASHTRACE_CPU_SHARES: a rank keeps to its own processors, the same however many ranks there are.
+"""STASHTRACE_CPU_SHARES: pin a rank to its own processors, whatever the number of ranks.
 
 Only ``stashtrace characterize`` sets it: a rank that runs alone must not be faster because the processors of the others
-are idle. ``0-3;4-7`` gives rank 0 of a host the first four. Workers inherit it.
+are idle. ``0-3;4-7`` gives rank 0 of a host the first four. Workers inherit the pinning.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,30 +13,30 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "
 
 
 def apply() -> None:
-    """Pin this process if it is a rank and was told to; anything wrong with that is a ``loss`` row."""
-    shares = os.environ.get("STASHTRACE_CPU_SHARES", "")
-    local = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), "")
-    if not shares or not local:
+    """Pin this process if it is a rank and the variable is set; a ``loss`` row says if that fails."""
+    text = os.environ.get("STASHTRACE_CPU_SHARES", "")
+    local_rank = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), "")
+    if not text or not local_rank:
         return
     try:
-        listed = shares.split(";")
-        os.sched_setaffinity(0, parsed_cpus(listed[int(local) % len(listed)]))
+        shares = text.split(";")
+        os.sched_setaffinity(0, parsed_cpus(shares[int(local_rank) % len(shares)]))
     except (OSError, ValueError) as error:
         from stashtrace.probes import recorder
 
-        recorder.unavailable("proc", "not_pinned", f"{shares}: {error}")
+        recorder.unavailable("proc", "not_pinned", f"{text}: {error}")
 
 
 def parsed_cpus(text: str) -> set[int]:
-    """Processors of ``0-3,8``.
+    """Return the processors of a list such as ``0-3,8``.
 
     Raises
     ------
     ValueError
-        If it is no such list.
+        If the text is not such a list.
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        found |= set(range(int(first), int(last if dash else first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last if dash else first) + 1))
+    return cpus

@@ -1,11 +1,11 @@
-"""Moments on the device's own clock: a step ends, a phase begins, the loader is waited for.
+"""Marks on the device's own clock: where steps end, where phases begin, and how long the loader is waited for.
 
-Called by the step, loader and annotation probes on the thread that drives the device. The native half records a
-timing event on the thread's current stream and reads it later; nothing here waits for the device. A process whose
-framework has not initialised CUDA pays two dictionary look-ups per call.
+The step, loader and annotation probes call this on the thread that drives the device. The native half records a timing
+event on the thread's current stream and reads it later; nothing here waits for the device. In a process whose framework
+has not initialised CUDA, a call costs two dictionary look-ups.
 
-A step mark numbered k says that step k begins, so that step i lies between the marks i and i + 1. Where one step has
-several updates, the last mark of a number counts.
+Mark k says that step k begins, so that step i lies between the marks i and i + 1. If a step has several updates, the
+last mark of a number counts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,12 +26,12 @@ _MARK = recorder.code("Bracket", "mark")
 
 
 class DeviceMarks:
-    """Knows which framework drives the device, and which step was marked last.
+    """Writes marks to the current stream of the framework that drives the device.
 
     Attributes
     ----------
     marked_step : int
-        Largest number of a step mark so far, -1 if there is none.
+        Largest number of a step mark so far, -1 before the first.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class DeviceMarks:
         self._off = "cuda" not in _native.config()["collectors"]
 
     def forget(self) -> None:
-        """A forked child has no device: its parent's context does not work there."""
+        """Forget the device, in a forked child: the parent's context does not work there."""
         self._stream = None
 
     def _current_stream(self) -> Callable[[], int] | None:
-        """How to ask for the thread's current stream, None as long as nothing uses a device."""
+        """Return the function that returns the thread's current stream; None as long as nothing uses a device."""
         if self._off:
             return None
         if self._stream is None:
@@ -58,7 +58,7 @@ class DeviceMarks:
         return self._stream
 
     def update_ends(self) -> None:
-        """The optimizer has launched an update; where the user marks the steps, that is no boundary."""
+        """The optimizer has launched an update, which ends the step unless the user marks the steps."""
         if not window.marked_by_user:
             self.step_ends()
 
@@ -69,7 +69,7 @@ class DeviceMarks:
             self._mark(stream, window.step + 1)
 
     def phase_begins(self) -> None:
-        """Forward or backward begins: how far does the host lead, and has the step's begin been marked?"""
+        """Forward or backward begins: mark how far the host leads, or the begin of the step if it is not marked."""
         stream = self._current_stream()
         if stream is None or not window.open:
             return
@@ -79,7 +79,7 @@ class DeviceMarks:
             _native.device_mark(_MARK, stream(), 0)
 
     def wait_begins(self) -> int:
-        """The loader is asked for a batch; give the answer to :meth:`wait_ends`."""
+        """The loader is asked for a batch; pass the result to :meth:`wait_ends`."""
         stream = self._current_stream()
         if stream is None:
             return 0
@@ -88,7 +88,7 @@ class DeviceMarks:
         return _native.device_bracket_begin(_BATCH_WAIT, stream(), 0)
 
     def wait_ends(self, token: int, batch_index: int) -> None:
-        """The batch is there; -1 if the loader had none left."""
+        """The batch has come; its index is -1 if the loader had none left."""
         if token:
             _native.device_bracket_end(token, batch_index & 0xFFFF_FFFF_FFFF_FFFF)
 
@@ -104,7 +104,7 @@ def _torch_stream() -> Callable[[], int] | None:
         return None
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     device = getattr(torch._C, "_cuda_getDevice", None)
-    if raw is not None and device is not None:  # a twentieth of the price of current_stream()
+    if raw is not None and device is not None:  # a twentieth of the cost of current_stream()
         return lambda: int(raw(device()))
     return lambda: int(cuda.current_stream().cuda_stream)
 

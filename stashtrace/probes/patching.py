@@ -1,7 +1,7 @@
-"""Replacing a function of torch by a wrapper, so that it still looks and pickles like the original.
+"""Replace a function of torch by a wrapper that looks and pickles like the original.
 
-Used by all torch probes. A wrapper calls the original exactly once with the arguments it got, lets its
-exceptions through, and keeps its own inside. What cannot be replaced becomes a ``loss`` row.
+All torch probes use it. A wrapper calls the original exactly once with the arguments it got; it lets the exceptions of
+the original through, and none of its own. A ``loss`` row names what could not be replaced.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,25 +13,25 @@ from typing import Any
 
 from stashtrace.probes import recorder
 
-#: Attribute of a wrapper that holds what it wraps.
+#: Attribute of a wrapper that holds the original.
 MARK = "__stashtrace_original__"
 
 
 def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *, needed: bool = True) -> bool:
-    """Put ``make(original)`` in the place of ``owner.name``; twice is once.
+    """Put ``make(original)`` in the place of ``owner.name``, unless a wrapper is there already.
 
     Parameters
     ----------
     collector : str
         Named in the loss row if this torch has no such attribute.
     owner : module or class
-        Where the attribute lives; inherited attributes count as absent.
+        Holds the attribute; inherited attributes count as absent.
     name : str
-        Attribute.
+        Name of the attribute.
     make : callable
         Takes the original, returns the wrapper.
     needed : bool
-        False: absence is normal and not reported.
+        Whether a missing attribute is reported.
 
     Returns
     -------
@@ -59,11 +59,10 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
 
 
 def look_like(wrapper: Any, original: Any) -> Any:
-    """Give the wrapper's code the file and name of the original's, if it is Python, and return it.
+    """Give the wrapper's code the file and name of the original's, if that is Python, and return the wrapper.
 
-    Dynamo decides by them which frames it looks through, and must decide as if we were not there; a
-    wrapper of another file would be compiled in the place of what it calls. And a warning that torch
-    blames on its caller names torch, and not us.
+    Dynamo decides by them which frames it compiles, and must decide as it does without us: it would compile a wrapper
+    of another file in place of what that calls. And a warning that torch attributes to its caller names torch, not us.
     """
     code = getattr(original, "__code__", None)
     if code is None:

@@ -1,7 +1,7 @@
-"""Begin and end of recording in a Python process that imports torch, and its forked children.
+"""A Python process that imports torch: where recording begins and ends, the state of its threads, its window of steps.
 
-Called by ``bootstrap`` before the first probe is installed. Starts the drainer (the process is a rank or
-a worker by now), and at exit writes what the probes cost. Registers no signal handler.
+``bootstrap`` calls :func:`begin` before it installs the first probe. That starts the drainer, since the process is a
+rank or a worker by now; at exit :func:`end` writes what the probes cost. No signal handler is registered.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,12 +22,12 @@ _pid = 0
 
 
 def begin(*, ends_itself: bool = False) -> None:
-    """Start recording in this process; harmless when called twice.
+    """Start recording in this process; a second call does nothing.
 
     Parameters
     ----------
     ends_itself : bool
-        The caller will call :func:`end`; else a forked child of multiprocessing is told to.
+        Whether the caller calls :func:`end`; if not, it is registered as a finalizer in children of multiprocessing.
     """
     global _pid
     if _pid == os.getpid():
@@ -42,22 +42,22 @@ def begin(*, ends_itself: bool = False) -> None:
     elif not ends_itself:
         from multiprocessing.util import Finalize
 
-        # Children of multiprocessing leave by os._exit, without atexit.
+        # Children of multiprocessing end by os._exit, without atexit.
         Finalize(None, end, exitpriority=0)
 
 
 def before_end(action: Callable[[], None]) -> None:
-    """Call ``action`` at the end of the process, newest first."""
+    """Register ``action`` for the end of the process; the newest runs first."""
     _before_end.append(action)
 
 
 def in_forked_child(action: Callable[[], None]) -> None:
-    """Call ``action`` in a child right after ``fork``; it may only reset Python objects."""
+    """Register ``action`` for a child, right after ``fork``; it may only reset Python objects."""
     _in_child.append(action)
 
 
 def end() -> None:
-    """Write what was gathered. Runs at exit, and at the end of a DataLoader worker, which skips ``atexit``."""
+    """Write what has been gathered. Runs at exit, and at the end of a DataLoader worker, which skips ``atexit``."""
     if _pid != os.getpid():
         return
     for action in reversed(_before_end):
@@ -70,43 +70,41 @@ def end() -> None:
 
 
 def _forked() -> None:
-    # _pid stays the parent's, so that a child which never touches torch again starts no thread.
+    # _pid stays the parent's, so that a child that does not use torch again starts no thread.
     recorder.cost.forget()
     for action in _in_child:
         action()
 
 
-# What the probes remember per thread: which phase it is in, and which collective is being launched.
-#
-# Shared by the step, loader and collective probes so that each can tell where it was called from. A forked child
-# starts with fresh state, because only the forking thread lives on.
-
-
 class ThreadState(threading.local):
-    """Defaults of a thread that no probe has seen yet.
+    """What the probes remember of a thread, so that each can tell where it was called from.
+
+    A forked child starts with fresh state, since only the forking thread lives on.
 
     Attributes
     ----------
     is_step_thread : bool
-        Known to drive the optimizer, or the steps the user marks.
+        Drives the optimizer, or calls ``stashtrace.step()``.
     in_backward : bool
         Inside the autograd engine.
     open_updates : list
         Optimizer steps entered and not left, with their begin stamps.
     functional : bool
         Inside an operator of ``_c10d_functional``.
+    functional_launch : Launch or None
+        The collective that this operator has launched.
     in_checkpoint : bool
         Inside a save or a load.
     updates : int
         Optimizer steps made by this thread.
     batch : tuple or None
-        Loader, index and worker of the batch being waited for or made.
+        Loader, index and worker of the batch that is waited for or made.
     received, received_from, receive_begin
-        The batch last taken from a queue: index, loader, and what ``probe_begins`` gave when its bytes came.
+        The batch last taken from a queue: its index and loader, and what ``probe_begins`` gave when its bytes came.
     in_pin : bool
         Inside ``pin_memory``, which calls itself.
     lingering, launches
-        The collective this thread launched last, if it is still held, and how many it launched.
+        The collective that this thread launched last, if it is still held, and how many it has launched.
     gc_begin : int
         Ticks at which the running collection began.
     """
@@ -134,7 +132,7 @@ thread_state = ThreadState()
 
 
 def mark_step_thread() -> None:
-    """The thread that drives the optimizer, or marks steps, is the step thread; its blocking waits are recorded."""
+    """Make this thread the step thread, whose blocking waits are recorded: it drives the optimizer or marks steps."""
     if not thread_state.is_step_thread:
         thread_state.is_step_thread = True
         _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
@@ -150,14 +148,11 @@ def _forget() -> None:
 in_forked_child(_forget)
 
 
-# STASHTRACE_STEPS: record only the steps ``A:B`` of a process; outside them probes count and do not record.
-#
-# ``torch.step`` tells when an update was made and when the next forward begins, ``annotations`` when the user marks a
-# step; the first mark by the user makes those the only boundaries.
-
-
 class StepWindow:
-    """Counts steps and pauses the recorder outside the wanted ones.
+    """Counts steps, and pauses the recorder outside those of STASHTRACE_STEPS.
+
+    ``torch.step`` says when an update was made and when the next forward begins, ``annotations`` when the user marks a
+    step. After the first mark by the user, only marks end steps.
 
     Parameters
     ----------
@@ -167,11 +162,11 @@ class StepWindow:
     Attributes
     ----------
     step : int
-        Steps ended so far.
+        Number of steps that have ended.
     open : bool
         Whether probes should record now.
     marked_by_user : bool
-        Whether ``stashtrace.step()`` has been called: then nothing else ends a step.
+        Whether ``stashtrace.step()`` has been called, so that nothing else ends a step.
     """
 
     def __init__(self, steps: str) -> None:
@@ -194,7 +189,7 @@ class StepWindow:
             _native.set_recording(open_now)
 
     def always(self) -> None:
-        """Record everything from now on; for workers, which make batches of steps they do not know."""
+        """Record everything from now on; for workers, which do not know the steps that their batches belong to."""
         self._first, self._last = 0, None
         self._apply()
 
@@ -203,7 +198,7 @@ class StepWindow:
         self._updated = True
 
     def forward_begins(self) -> None:
-        """An outermost forward begins, or the step thread asks for a batch: its wait is of that step."""
+        """An outermost forward begins, or the step thread asks for a batch, with which the next step begins."""
         if self._updated:
             self._updated = False
             if not self.marked_by_user:
@@ -213,29 +208,27 @@ class StepWindow:
             self._tell()
 
     def marked(self) -> None:
-        """The user said that a step ends here."""
+        """The user has marked the end of a step."""
         self.marked_by_user = True
         self.step += 1
         self._apply()
         self._tell()
 
     def _tell(self) -> None:
-        """Let deep mode know where its own window of steps begins and ends."""
+        """Tell deep mode, and the launcher if it waits for this step, which step has begun."""
         self._told = self.step
         _native.kernels_step(self.step)
         if self._goal is not None and self.step >= self._goal:
             self._goal = None
-            self._leave_word()
+            self._report_goal()
 
-    def _leave_word(self) -> None:
-        """STASHTRACE_UNTIL_STEP: the launcher waits for a file of each rank, and ends the job then."""
+    def _report_goal(self) -> None:
+        """Leave a file for the launcher, which ends the job when each rank has left one (STASHTRACE_UNTIL_STEP)."""
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
         name = f"{os.uname().nodename}.{os.getpid()}.{ranks if ranks.isdecimal() else 1}.reached"
         try:
             os.close(os.open(os.path.join(os.environ["STASHTRACE_DIR"], name), os.O_CREAT | os.O_WRONLY, 0o644))
         except (OSError, KeyError) as error:
-            from stashtrace.probes import recorder
-
             recorder.failed("torch_step", "until_step", error)
 
 

@@ -1,7 +1,6 @@
-"""Recording from Python: rows packed to the schema, failures of our own, and what the probes cost.
+"""Recording from Python: rows packed as the schema says, failures of probes, and what the probes cost.
 
-Used by every probe. Nothing here may raise into the user's code; ``stashtrace._native`` is imported on
-first use, since most Python processes of a job never import torch. String ids are not cached: a forked
+Used by every probe. Nothing here may raise into the user's code. The ids of strings are not cached, since a forked
 child has a string table of its own.
 """
 
@@ -22,7 +21,7 @@ intern = _native.intern
 probe_begins = _native.probe_begins
 phase_ends = _native.phase_ends
 batch_ends = _native.batch_ends
-#: What ``probe_begins`` reads: ticks alone; and the thread's CPU and run-queue time; and its faults and block inputs.
+#: What ``probe_begins`` reads: ticks; CLOCKS: also CPU and run-queue time of the thread; USAGE: also its faults, reads.
 TICKS, CLOCKS, USAGE = 0, 1, 2
 
 
@@ -34,13 +33,13 @@ def _schema() -> dict[str, Any]:
 
 @functools.cache
 def collector_code(name: str) -> int:
-    """Number of a collector."""
+    """Return the number of a collector."""
     return next(int(c["code"]) for c in _schema()["collectors"] if c["name"] == name)
 
 
 @functools.cache
 def code(enumeration: str, name: str) -> int:
-    """Value of an enumeration of ``records.def``, for example ``code("Phase", "forward")``."""
+    """Return a value of an enumeration of ``records.def``, for example ``code("Phase", "forward")``."""
     for entry in _schema()["codes"]:
         if entry["enumeration"] == enumeration and entry["name"] == name:
             return int(entry["value"])
@@ -48,15 +47,15 @@ def code(enumeration: str, name: str) -> int:
 
 
 class RecordWriter:
-    """Emits rows of one record type; reserved fields are filled with zeros.
+    """Emits rows of one record type; reserved fields become zero.
 
     Parameters
     ----------
     name : str
-        Record name in ``records.def``.
+        Name of the record in ``records.def``.
     """
 
-    __slots__ = ("_emit", "_id", "_pack", "fields")
+    __slots__ = ("_emit", "_id", "_pack")
 
     def __init__(self, name: str) -> None:
         record = next(r for r in _schema()["records"] if r["name"] == name)
@@ -65,27 +64,25 @@ class RecordWriter:
         packer = struct.Struct("<" + layout)
         if packer.size != record["row_bytes"]:
             raise ValueError(f"record {name}: {packer.size} bytes packed, {record['row_bytes']} declared")
-        self.fields = tuple(f["name"] for f in fields if not f["name"].startswith("reserved_"))
         self._pack = packer.pack
         self._id = int(record["id"])
         self._emit: Callable[[int, bytes], bool] = _native.emit
 
     def emit(self, *values: Any) -> bool:
-        """Record one row; False if it was dropped or recording is paused."""
+        """Record one row; return False if it was dropped or recording is paused."""
         return self._emit(self._id, self._pack(*values))
 
 
 class Failures:
-    """Counts exceptions of our own per place; a ``loss`` row at the 1st, 10th, 100th, ... of each."""
+    """Counts what was not recorded, by reason; a ``loss`` row at the 1st, 10th, 100th, ... of each."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
-        self.unreported = 0
+        self._counts: dict[tuple[str, str], int] = {}
 
     def add(self, collector: str, reason: str, detail: str) -> None:
-        """Count one event that was not recorded. Never raises."""
+        """Count one event that was not recorded."""
         key = (collector, reason)
-        count = self._seen[key] = self._seen.get(key, 0) + 1
+        count = self._counts[key] = self._counts.get(key, 0) + 1
         power = 1
         while power < count:
             power *= 10
@@ -93,34 +90,30 @@ class Failures:
             new = count - count // 10
             _native.report_loss(collector_code(collector), reason, new, detail, code("Severity", "data_loss"))
 
-    def count(self, collector: str, reason: str) -> int:
-        """Events counted so far."""
-        return self._seen.get((collector, reason), 0)
-
 
 failures = Failures()
 
 
 def failed(collector: str, where: str, error: BaseException) -> None:
-    """Report an exception of a probe, for use in ``except`` around our own code."""
+    """Report an exception of a probe, in the ``except`` around our own code; never raises."""
     try:
         failures.add(collector, f"{where}_failed", f"{type(error).__name__}: {error}"[:300])
     except Exception:
-        failures.unreported += 1  # the last line of defence between us and the user's code
+        return  # nothing is left between us and the user's code that could report this
 
 
-def unavailable(collector: str, what: str, why: str) -> None:
-    """Report that something of this torch cannot be observed; the job goes on untouched."""
-    _native.report_loss(collector_code(collector), what, 0, why[:300], code("Severity", "error"))
+def unavailable(collector: str, reason: str, detail: str) -> None:
+    """Report that something of this torch cannot be observed; the job goes on as it is."""
+    _native.report_loss(collector_code(collector), reason, 0, detail[:300], code("Severity", "error"))
 
 
 _LONGEST_TICKS = _native.tick_hz() * 300 // 1_000_000  # 300 us
 
 
 class Cost:
-    """Ticks spent in probes, summed over the threads; races lose a few, which a sum of costs can bear.
+    """Ticks spent in probes, summed over the threads without a lock; races lose a few.
 
-    What :func:`phase_ends`, :func:`batch_ends` and :func:`probe_begins` take, they count themselves.
+    :func:`phase_ends`, :func:`batch_ends` and :func:`probe_begins` count their own.
     """
 
     __slots__ = ("calls", "glue_ticks", "ticks")
@@ -131,7 +124,7 @@ class Cost:
         self.glue_ticks = 0
 
     def calibrate(self) -> None:
-        """Measure what cannot be measured at each call, the Python around it; takes some ten microseconds."""
+        """Measure once what a call cannot measure itself, the Python around it; takes some ten microseconds."""
 
         def wrapped(*args: Any, **kwargs: Any) -> None:
             return None
@@ -139,24 +132,24 @@ class Cost:
         self.glue_ticks = 4 * min(_elapsed(wrapped, self) for _ in range(8))
 
     def forget(self) -> None:
-        """A forked child has spent nothing yet."""
+        """Start again at zero, in a forked child."""
         self.calls = self.ticks = 0
         _native.forget_probe_account()
 
     def add(self, ticks: int) -> None:
-        """Account for one call of a probe that measured itself."""
+        """Add one call of a probe that measured itself."""
         self.calls += 1
-        # One that took longer was off the CPU, or waited for the GIL, for most of it.
+        # A call that took longer was off the CPU, or waited for the GIL, for most of it.
         self.ticks += min(ticks, _LONGEST_TICKS)
 
     def total(self) -> tuple[int, int]:
-        """Ticks, and recorded calls, of Python and native code."""
+        """Return ticks and recorded calls, of Python and native code."""
         native_ticks, native_calls = _native.probe_account()
         calls = self.calls + native_calls
         return self.ticks + native_ticks + calls * self.glue_ticks, calls
 
     def as_ns(self) -> int:
-        """Sum in nanoseconds."""
+        """Return the sum in nanoseconds."""
         return self.total()[0] * 1_000_000_000 // max(1, _native.tick_hz())
 
 
@@ -175,11 +168,11 @@ def _metadata_writer() -> RecordWriter:
 
 
 def record_fact(key: str, value: object) -> None:
-    """Record a fact about the process that its file header could not know yet."""
+    """Record a fact about the process that was not known when the head of its file was written."""
     _metadata_writer().emit(now_ticks(), intern(key), intern(str(value)))
 
 
 def record_cost() -> None:
-    """Record what the probes cost so far; called at exit and at the end of a worker."""
+    """Record what the probes have cost; called at exit and at the end of a worker."""
     record_fact("probe_cost_ns", cost.as_ns())
     record_fact("probe_calls", cost.total()[1])

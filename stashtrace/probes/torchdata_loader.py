@@ -1,7 +1,7 @@
-"""torchdata's StatefulDataLoader, which has iterators and a worker loop of its own, in the manner of torch's.
+"""torchdata's StatefulDataLoader, which has its own iterators and worker loop, written after torch's.
 
-Its iterators derive from torch's and call the same ``__next__``; what it writes anew is wrapped with the wrappers of
-``torch.dataloader``. Its worker loop is wrapped where it is defined, before the loader's module takes it from there.
+Its iterators derive from torch's and call the same ``__next__``; the methods that it overrides get the wrappers of
+``torch.dataloader``. Its worker loop is wrapped where it is defined, before the module of the loader imports it.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,10 +1,10 @@
-"""Synthetic data of torchdata's StatefulDataLoader: replay as of torch's loader, and a state that can still be saved.
+"""Synthetic data of torchdata's StatefulDataLoader: batches are replayed as torch's are, and its state can be saved.
 
-Its iterators derive from torch's, so ``torch.replay`` makes their batches; what is here makes its iterators and keeps
-``state_dict`` whole. With workers a state is a snapshot of them and the number of batches since. The last real snapshot
-stays, or one of an epoch's begin, and that number grows: a real loader that is given such a state skips as many batches
-and goes on behind them. Without workers the counters and the sampler are those of now, and an iterable data set's own
-state is the last real one.
+Its iterators derive from torch's, so ``torch.replay`` makes their batches; this module makes the iterators and keeps
+``state_dict`` correct. With workers, a state is a snapshot of them and the number of batches since. The last real
+snapshot stays, or that of the begin of an epoch, and the number grows: a real loader with such a state skips as many
+batches and goes on after them. Without workers, counters and sampler are the current ones, and the state of an iterable
+data set is its last real one.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -27,10 +27,10 @@ def install(module: ModuleType) -> None:
     patching.replace(COLLECTOR, single, "_next_data", next_data)
     patching.replace(COLLECTOR, multi, "_next_data", next_data)
     patching.replace(COLLECTOR, multi, "_reset", _reset)
-    # After the classes of ours, which derive from the patched ones.
+    # Our classes derive from the patched ones, so they are made now.
     base = module._StatefulBaseDataLoaderIter
     ours = {single: _single_class(base, single), multi: _multi_class(base, multi)}
-    patching.replace(COLLECTOR, module.StatefulDataLoader, "_get_iterator", lambda found: _get_iterator(found, ours))
+    patching.replace(COLLECTOR, module.StatefulDataLoader, "_get_iterator", lambda method: _get_iterator(method, ours))
 
 
 def _get_iterator(original: Any, ours: dict[type, Any]) -> Any:
@@ -46,7 +46,7 @@ def _get_iterator(original: Any, ours: dict[type, Any]) -> Any:
             except Exception as error:
                 failed(COLLECTOR, "replaying_iterator", error)
         # Batches that are made only to be skipped, after a restart, are not kept. A loader that is given a state in the
-        # midst of a replay has a real iterator go there, whose workers end with the first batch.
+        # middle of a replay gets a real iterator, whose workers end with its first batch.
         iterator = session.make(original, self)
         try:
             if state is not None:
@@ -60,7 +60,7 @@ def _get_iterator(original: Any, ours: dict[type, Any]) -> Any:
 
 
 def _replaying(ours: dict[type, Any], loader: Any, last: Any) -> Any:
-    """An iterator over kept batches, of the kind of the loader's last one."""
+    """Return an iterator over kept batches, of the kind of the loader's last one."""
     for kind, replaying in ours.items():
         if isinstance(last, kind):
             return replaying(loader, last)
@@ -68,14 +68,14 @@ def _replaying(ours: dict[type, Any], loader: Any, last: Any) -> Any:
 
 
 def _count_skipped(iterator: Any, state: Any) -> None:
-    """torchdata adds the batches that it skips to those which the state says were returned."""
+    """Note how many batches torchdata counts twice: it adds those that it skips to the number in the state."""
     snapshot = state.get("_snapshot")
     told = state["_num_yielded"] if snapshot is None else snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     iterator._stashtrace_counted_twice = iterator._num_yielded - told
 
 
 def _reset(original: Any) -> Any:
-    """``_reset``, with which each epoch begins: where the workers have ended, a state must not say so."""
+    """Wrap ``_reset``, with which each epoch begins, so that states do not show that the workers have ended."""
 
     def _reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, loader, *args, **kwargs)
@@ -93,7 +93,7 @@ def _reset(original: Any) -> Any:
 
 
 def _begin_epoch(iterator: Any, workers: int, last: Any) -> None:
-    """The snapshot with which an epoch begins: of the sampler now, of the workers as they began their last one."""
+    """Set the snapshot of the begin of an epoch: the sampler as it is, the workers as they began their last epoch."""
     iterator._stashtrace_begin = iterator._snapshot = {
         **last._stashtrace_begin,
         iterator._SNAPSHOT_STEP: 0,
@@ -104,7 +104,7 @@ def _begin_epoch(iterator: Any, workers: int, last: Any) -> None:
 
 def _single_class(base: Any, single: Any) -> Any:
     class ReplayedSingleProcessIter(single):  # type: ignore[misc]
-        """A later epoch without workers; ``state_dict`` asks the data set of the last real one."""
+        """A later epoch without workers; ``state_dict`` asks the data set of the last real epoch."""
 
         def __init__(self, loader: Any, last: Any) -> None:
             base.__init__(self, loader)
@@ -115,15 +115,15 @@ def _single_class(base: Any, single: Any) -> Any:
 
 def _multi_class(base: Any, multi: Any) -> Any:
     class ReplayedMultiProcessingIter(multi):  # type: ignore[misc]
-        """A later epoch with workers that are not started."""
+        """A later epoch with workers; these are not started."""
 
-        #: There is nothing to end, neither by torchdata nor by us.
+        #: There are no workers to end, for torchdata or for us.
         _shutdown = _stashtrace_retired = True
 
         def __init__(self, loader: Any, last: Any) -> None:
             base.__init__(self, loader)
             self._in_order = getattr(loader, "in_order", True)
-            base._reset(self, loader, True)  # the sampler is begun twice, as by the real one: the same random numbers
+            base._reset(self, loader, True)  # begins the sampler twice, as a real one does: the same random numbers
             _begin_epoch(self, loader.num_workers, last)
 
     return ReplayedMultiProcessingIter

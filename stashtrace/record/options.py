@@ -137,10 +137,15 @@ class Declaration:
         return value if self.check is None else self.check(name, value)
 
 
-def _option(variable: str, default: str, flag: str = "", *, value: Any = None, **declared: Any) -> Any:
+def _option(variable: str, default: str, flag: str = "", help: str = "", *, value: Any = None, **declared: Any) -> Any:
     """A field of RecordOptions; ``value`` means that the option is not given."""
-    declaration = Declaration(f"STASHTRACE_{variable}", default, flag, **declared)
+    declaration = Declaration(f"STASHTRACE_{variable}", default, flag, help, **declared)
     return field(default=value, metadata={_METADATA_KEY: declaration})
+
+
+def _switch(variable: str, default: str, flag: str, help: str, **declared: Any) -> Any:
+    """A field of RecordOptions that is on or off."""
+    return _option(variable, default, flag, help, value=False, const=True, **declared)
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,8 @@ class RecordOptions:
         "STEPS",
         "all",
         "--steps",
+        "record steps A to B-1 only; the others are counted",
         metavar="A:B",
-        help="record steps A to B-1 only; the others are counted",
         check=step_range,
         inherited=False,
         in_run_file=True,
@@ -171,8 +176,8 @@ class RecordOptions:
         "COLLECTORS",
         "all",
         "--collectors",
+        "comma list of what to record (default: {default}): ",
         metavar="NAMES",
-        help="comma list of what to record (default: {default}): ",
         parse=lambda text: text.split(","),
         check=lambda _, names: tuple(names),
         listed=default_collectors,
@@ -181,34 +186,25 @@ class RecordOptions:
         "NVML_HZ",
         "10",
         "--nvml-hz",
+        "samples of device counters per second, 0 for none (default: {default})",
         metavar="N",
-        help="samples of device counters per second, 0 for none (default: {default})",
         parse=int,
         limits=(0, 1000),
     )
-    nvml_links: bool = _option(
-        "NVML_LINKS",
-        "0",
-        "--nvml-links",
-        value=False,
-        const=True,
-        help="sample each NVLink of a device beside their sum",
-    )
-    kernels: bool | str = _option(
+    nvml_links: bool = _switch("NVML_LINKS", "0", "--nvml-links", "sample each NVLink of a device beside their sum")
+    kernels: bool | str = _switch(
         "KERNELS",
         "off",
         "--kernels",
-        value=False,
-        const=True,
-        help="deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
+        "deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
         inherited=False,
     )
     kernels_steps: str | None = _option(
         "KERNELS_STEPS",
         KERNEL_STEPS,
         "--kernels-steps",
+        "steps A to B-1 of deep mode (default: {default}); the step before A is slow; turns --kernels on",
         metavar="A:B",
-        help="steps A to B-1 of deep mode (default: {default}); the step before A is slow; turns --kernels on",
         check=step_range,
         inherited=False,
         in_run_file=True,
@@ -217,42 +213,38 @@ class RecordOptions:
         "EVENT_BUDGET",
         "10000",
         "--event-budget",
+        "timing events on devices per second; above it whole steps go without, 0: no limit (default: {default})",
         metavar="N",
-        help="timing events on devices per second; above it whole steps go without, 0: no limit (default: {default})",
         parse=int,
         limits=(0, 1_000_000_000),
     )
-    lookup_hook: bool = _option(
+    lookup_hook: bool = _switch(
         "LOOKUP_HOOK",
         "0",
         "--lookup-hook",
-        value=False,
-        const=True,
-        help="also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
+        "also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
         inherited=False,
     )
     nccl_source: str | None = _option(
         "NCCL_SOURCE",
         "auto",
         "--nccl-source",
-        help="device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
+        "device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
         choices=("auto", "plugin", "events"),
     )
-    share: bool = _option(
+    share: bool = _switch(
         "SHARE",
         "unset",
         "--share",
-        value=False,
-        const=True,
-        help="let the group read the run (0750, 0640); else the user alone (0700, 0600)",
+        "let the group read the run (0750, 0640); else the user alone (0700, 0600)",
         inherited=False,
     )
     until_step: int | None = _option(
         "UNTIL_STEP",
         "unset",
         "--until-step",
+        "end the command when its ranks have made K steps; exit code 0",
         metavar="K",
-        help="end the command when its ranks have made K steps; exit code 0",
         parse=int,
         limits=(1, None),
         inherited=False,
@@ -262,8 +254,8 @@ class RecordOptions:
         "STAGED",
         "unset",
         "--staged",
+        "open copies of files: a list that `stashtrace stage` wrote",
         metavar="LIST",
-        help="open copies of files: a list that `stashtrace stage` wrote",
         check=lambda _, path: str(Path(path).absolute()),
         inherited=False,
         needs_launcher=True,
@@ -273,9 +265,9 @@ class RecordOptions:
         "SYNTHETIC",
         "unset: real data",
         "--synthetic",
+        "let DataLoaders return their first two batches again and again",
         value=0,
         const=SYNTHETIC_BATCHES,
-        help="let DataLoaders return their first two batches again and again",
         limits=(0, None),
         inherited=False,
         needs_launcher=True,

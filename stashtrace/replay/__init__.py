@@ -1,4 +1,4 @@
-"""What if: the graph of a run, replayed with other lengths of its work."""
+"""What if: replays of a run's graph with other lengths of its work."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

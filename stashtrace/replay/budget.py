@@ -1,4 +1,4 @@
-"""Where the step time of a replay went, by columns of the summary: work by what it is, waits by what ended them."""
+"""Budget of a replay's step by columns of the summary: work by its kind, waits by what ended them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,37 +17,38 @@ _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for k
 
 
 def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, float]:
-    """Mean nanoseconds of a step of a rank by column.
+    """Return the mean nanoseconds of a rank's step by column.
 
-    Of a rank that its host attributes they add up to the time that its thread was busy or waited; of a rank with
-    kernels, to its steps: what computes comes first, then what transfers and copies do beside it, then why nothing ran.
+    For a rank that its host attributes they add up to the time that its thread was busy or waited. For a rank with
+    kernels they add up to its steps: computation counts first, then transfers and copies beside it, then what the rank
+    waited for.
 
     Parameters
     ----------
     graph : Graph
     replayed : Replayed
     steps : int array
-        Steps that count.
+        Counted steps.
     """
-    found = dict.fromkeys(GROUPS, 0.0)
+    budget = dict.fromkeys(GROUPS, 0.0)
     on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE, Resource.COMPUTE_STREAM))
     threads = np.flatnonzero(on_thread & np.isin(graph.step, steps))
-    _add_threads(graph, replayed, threads, found)
+    _add_threads(graph, replayed, threads, budget)
     on_devices = np.unique(graph.rank[graph.resource == Resource.STREAM]).tolist()
     if on_devices:
         places = _Places.of(graph)
         for rank in on_devices:
-            _add_device(graph, replayed, places, rank, steps, found)
+            _add_device(graph, replayed, places, rank, steps, budget)
     count = max((len(np.unique(graph.rank[threads])) + len(on_devices)) * len(steps), 1)
-    return {name: ns / count for name, ns in found.items()}
+    return {name: ns / count for name, ns in budget.items()}
 
 
-def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str, float]) -> None:
+def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, budget: dict[str, float]) -> None:
     length = replayed.end_ns - replayed.begin_ns
     for kind in np.unique(graph.kind[nodes]).tolist():
         mine = nodes[graph.kind[nodes] == kind]
-        found[_COLUMN[StallKind(kind)]] += float((length[mine] - graph.gap_ns[mine]).sum())
-    found["other"] += float(graph.gap_ns[nodes].sum())
+        budget[_COLUMN[StallKind(kind)]] += float((length[mine] - graph.gap_ns[mine]).sum())
+    budget["other"] += float(graph.gap_ns[nodes].sum())
 
     before = _before(graph)
     waits = nodes[before[nodes] >= 0]
@@ -56,39 +57,39 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, found: dict[str
     edge = replayed.binding[waits]
     kind, source = np.where(edge >= 0, graph.edge_kind[edge], -1), graph.source[edge]
     data = kind == EdgeKind.BATCH
-    found["data"] += float(waited[data].sum())
+    budget["data"] += float(waited[data].sum())
     link = kind == EdgeKind.RELEASE
     late = np.clip(_arrived(graph, replayed)[source] - replayed.end_ns[before[waits]], 0, waited)
-    found["late"] += float(late[link].sum())
-    found["link"] += float((waited - late)[link].sum())
+    budget["late"] += float(late[link].sum())
+    budget["link"] += float((waited - late)[link].sum())
     save = kind == EdgeKind.JOIN
-    found["save"] += float(waited[save].sum())
-    found["other"] += float(waited[~data & ~link & ~save].sum())
+    budget["save"] += float(waited[save].sum())
+    budget["other"] += float(waited[~data & ~link & ~save].sum())
 
 
 def _arrived(graph: Graph, replayed: Replayed) -> Int64:
-    """When the last member of each transfer had come; behind others in its queue it may begin later."""
+    """Return when the last member of each transfer arrived; in its queue the transfer may begin later."""
     member = graph.edge_kind == EdgeKind.MEMBER
-    found = np.full(len(graph), -NEVER, dtype=np.int64)
+    arrived = np.full(len(graph), -NEVER, dtype=np.int64)
     came = replayed.end_ns[graph.source[member]] + graph.lag_ns[member]
-    np.maximum.at(found, graph.target[member], came)
-    return np.where(found > -NEVER, found, replayed.begin_ns)
+    np.maximum.at(arrived, graph.target[member], came)
+    return np.where(arrived > -NEVER, arrived, replayed.begin_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where each rank's part of a graph is, so that no rank looks through those of the others.
+    """Rows of a graph by rank, so that no rank searches those of the others.
 
     Attributes
     ----------
     nodes, nodes_of : int array, RowsBy
-        Nodes of streams and hosts, and their places by rank.
+        Nodes of streams and hosts, and their rows by rank.
     members, members_of : int array, RowsBy
-        Edges into transfers, by the rank that enters.
+        Edges into transfers, and their rows by the rank that enters.
     releases, releases_of : int array, RowsBy
-        Edges out of transfers, by the rank that goes on.
+        Edges out of transfers, and their rows by the rank that goes on.
     before : int array
-        Of each node the one before it on its thread, -1 if there is none.
+        The node before each node on its thread, -1 if there is none.
     """
 
     nodes: Int64
@@ -115,17 +116,17 @@ class _Places:
 
 
 def _before(graph: Graph) -> Int64:
-    """Of each node the one before it on its thread, -1 if there is none."""
-    found = np.full(len(graph), -1, dtype=np.int64)
+    """Return the node before each node on its thread, -1 if there is none."""
+    before = np.full(len(graph), -1, dtype=np.int64)
     program = graph.edge_kind == EdgeKind.PROGRAM
-    found[graph.target[program]] = graph.source[program]
-    return found
+    before[graph.target[program]] = graph.source[program]
+    return before
 
 
 def _add_device(
-    graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, found: dict[str, float]
+    graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, budget: dict[str, float]
 ) -> None:
-    """Paint the rank's streams, then its host's waits, over its steps."""
+    """Paint a rank's streams, then the waits of its host, over its steps."""
     own = places.nodes[places.nodes_of.rows(rank)]
     own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
     streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
@@ -160,13 +161,13 @@ def _add_device(
     spent = intervals.attribute([times for _, times in layers], since, until)
     total = np.asarray(spent).reshape(len(until), -1).sum(axis=0)
     for (column, _), ns in zip(layers, total.tolist(), strict=False):
-        found[column] += float(ns)
+        budget[column] += float(ns)
     # What is left is time in which the host waited, or work was on its way to the device.
-    found["host"] += float((until - since).sum() - total[: len(layers)].sum())
+    budget["host"] += float((until - since).sum() - total[: len(layers)].sum())
 
 
 def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> tuple[TimeSet, TimeSet]:
-    """When a rank's streams stood in collectives before the last member had come, and after."""
+    """Return when a rank's streams were in collectives before the last member arrived, and after."""
     member = places.members[places.members_of.rows(rank)]
     release = places.releases[places.releases_of.rows(rank)]
     shared, joins, leaves = np.intersect1d(graph.target[member], graph.source[release], return_indices=True)
@@ -177,7 +178,7 @@ def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int
 
 
 def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
-    """When a rank's host waited for a batch that a worker made."""
+    """Return when a rank's host waited for batches of its workers."""
     waits, edge = places.nodes[places.nodes_of.rows(rank)], replayed.binding
     waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
     waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]

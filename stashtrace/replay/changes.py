@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
 
-#: Times, of which ``0`` is none at all.
+#: Times; ``0`` takes one away.
 TIMES = ("compute", "launch", "h2d", "prep", "fetch", "checkpoint", "straggler")
-#: What a link does; bandwidth and latency are multiplied as named.
+#: Quantities of a link.
 LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
-#: How many there are.
 COUNTS = ("workers", "ranks")
 WORDS = {"compression": ("fp16",)}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
 BUCKET = "bucket_mb"
 QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
+#: From one byte, which sends each gradient alone, to a size that no device holds.
+_BUCKET_RANGE_MIB = (1e-6, 1e6)
 _TIME_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _RATE_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RANGE = {
@@ -41,9 +42,9 @@ class Change:
     quantity : str
         One of ``QUANTITIES``, or ``BUCKET``.
     factor : float or None
-        The quantity is multiplied by it; 0 takes a time away. Of ``BUCKET`` the size itself.
+        Factor of the quantity; 0 takes a time away. For ``BUCKET`` the size itself.
     amount : float or None
-        Where there is no factor: what the quantity is to be, in ns, in bits a second, or as a number.
+        Without a factor: the new value, in ns, in bits a second, or as a number.
     text : str
         The value as it was typed.
     """
@@ -68,7 +69,7 @@ class Change:
         if not equals or quantity not in QUANTITIES:
             known = f"quantities that can be changed: {', '.join((*QUANTITIES, BUCKET))}"
             if not equals:
-                raise UsageError(f"{text!r} is no QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
+                raise UsageError(f"{text!r} is not QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
             near = difflib.get_close_matches(quantity, (*QUANTITIES, BUCKET), 1)
             raise UsageError(f"cannot change {quantity!r}", hint=f"did you mean {near[0]}?" if near else known)
         if quantity in WORDS:
@@ -88,7 +89,7 @@ class Change:
         return cls(quantity, None, amount, value)
 
     def factor_from(self, present: float) -> float:
-        """By what the present amount, in the unit of ``amount``, is to be multiplied."""
+        """Return the factor of a present amount, which is in the unit of ``amount``."""
         if self.factor is not None:
             return self.factor
         assert self.amount is not None
@@ -103,21 +104,25 @@ class Change:
 
 
 def _size_mib(text: str) -> float:
-    """A size of buckets in MiB."""
+    """Read a size of buckets in MiB."""
+    least, most = _BUCKET_RANGE_MIB
     try:
         size = float(text)
     except ValueError:
         size = math.nan
-    if not (size > 0 and math.isfinite(size)):
-        raise UsageError(f"{BUCKET} cannot be {text or 'nothing'}", hint=f"a size in MiB, as in {BUCKET}=100")
+    if not least <= size <= most:
+        raise UsageError(
+            f"{BUCKET} cannot be {text or 'nothing'}",
+            hint=f"a size in MiB from {least:g} to {most:g}, as in {BUCKET}=100",
+        )
     return size
 
 
 def _amount(quantity: str, value: str) -> float | None:
-    """What a value is in ns, in bits a second or as a number; None if it is none."""
+    """Read a value in ns, in bits a second or as a number; None if it is not one."""
     if quantity in COUNTS:
         return float(value) if re.fullmatch(r"[1-9]\d{0,6}", value) else None
     units = _RATE_BITS if quantity.endswith(".bandwidth") else _TIME_NS
-    found = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
-    amount = float(found.group(1)) * units[found.group(2)] if found else 0.0
+    match = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
+    amount = float(match.group(1)) * units[match.group(2)] if match else 0.0
     return amount if 0 < amount < math.inf else None

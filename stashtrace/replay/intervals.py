@@ -1,4 +1,4 @@
-"""What an answer leaves open: how far another recording may be, and how real a replay's waits for CPUs are."""
+"""What an answer leaves open: how far another recording may be off, and how real a replay's waits for CPUs are."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -6,43 +6,41 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.lines import STUDENT
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.scenario import Floats
 
-#: Recordings of one job differ by so much, however many steps they have (`benchmarks/results/whatif.md`).
+#: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
 _BETWEEN_RUNS = 0.03
-#: ... and what they wait for storage by so much: in six recordings of two jobs by 6 % and 12 % (standard deviation).
+#: Their waits for storage differ by this: in six recordings of two jobs by 6 % and 12 % (standard deviation).
 STORAGE_BETWEEN = 0.1
-#: Neighbouring steps are alike: one mean is made of at most so many in a row, if so many means are left.
+#: Neighbouring steps are alike: up to this many in a row count as one, if this many groups of them are left.
 _BLOCK_STEPS, _BLOCKS = 5, 8
-#: Fewer steps say nothing of how steps scatter ...
-_FEW_STEPS = 4
-#: ... each is taken to be so much of it away from the mean: two of three recordings behind that table scatter less.
-_ONE_STEP = 0.1
+#: The scatter of fewer steps is unknown. Each is then taken to be this part of a step away from the mean: two of three
+#: recordings behind the table above scatter less.
+_FEW_STEPS, _ONE_STEP = 4, 0.1
 #: Two standard errors on each side.
 _ERRORS = 2.0
-#: Of contention that a change makes or takes away, so much may be wrong on either side.
+#: This part of contention that a change makes or takes away may be wrong on either side.
 _CONTENTION_DOUBT = 0.25
 
 
 def noise_ns(step: Int64, length: Floats) -> float:
-    """By how much the mean of another recording may differ, on either side.
+    """Return by how much the mean of another recording may differ, on either side.
 
-    What recordings differ by however long they are, and the error of the mean by how its steps scatter (95 %, by
-    Student's distribution). Fewer than four steps do not say how they scatter; it is taken to be a tenth of a step.
+    It adds the difference of long recordings, and the error of the mean by the scatter of its steps (95 %, by Student's
+    distribution). The scatter of fewer than four steps is unknown and taken to be a tenth of a step.
 
     Parameters
     ----------
     step : int array
-        Of each length.
+        Step of each length.
     length : float array
         In ns; the ranks of a step are averaged.
     """
-    steps, place = np.unique(step, return_inverse=True)
-    means = np.bincount(place, weights=length) / np.bincount(place)
+    steps = GroupBy(step)
+    means = steps.sum(length) / steps.sizes
     count, mean = len(steps), float(means.mean())
     if count < _FEW_STEPS:
         error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
@@ -57,7 +55,7 @@ def noise_ns(step: Int64, length: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Mean step of the run as it was, in ns: how long work waits for a CPU, and how much of that a replay gets right.
+    """Mean step of the unchanged run, in ns: how long work waits for a CPU, and how well a replay predicts that.
 
     Attributes
     ----------
@@ -65,7 +63,7 @@ class Contention:
     shared_ns : float
         By a replay whose work shares the CPUs.
     free_ns : float
-        By one in which nobody waits for a CPU.
+        By a replay in which no work waits for a CPU.
     """
 
     measured_ns: float
@@ -73,12 +71,11 @@ class Contention:
     free_ns: float
 
     def bounds_ns(self, shared_ns: float, free_ns: float) -> tuple[float, float]:
-        """Least and largest mean step with a change.
+        """Return the least and the largest mean step with a change.
 
-        What the replay with shared CPUs missed the run by is missed again: as much as before, or in proportion to how
-        long work waits for CPUs then and now. Of contention that is new the run tells the less, the more of it there
-        is, so the miss never becomes twice as large. What the change adds to the contention, or takes from it, is the
-        doubtful part.
+        The replay with shared CPUs is taken to have the error that it has for the run: as much as before, or in
+        proportion to how long work waits for CPUs then and now. The run tells less about contention that it did not
+        have, so the error never doubles. A part of the contention that the change adds or takes away is in doubt.
 
         Parameters
         ----------

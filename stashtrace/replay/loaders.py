@@ -1,10 +1,10 @@
-"""Another number of loader workers: the same batches, handed out in turn, one after the other within a worker.
+"""Change the number of loader workers: the same batches, handed out in turn, one after the other within a worker.
 
     2 workers   w0 [ 0 ][ 2 ][ 4 ]      3 workers   w0 [ 0 ][ 3 ]      asked for: batch i + workers * prefetch_factor
                 w1 [ 1 ][ 3 ][ 5 ]                  w1 [ 1 ][ 4 ]      when batch i has been taken, as DataLoader does
                                                     w2 [ 2 ][ 5 ]
 
-How long a batch takes is kept; what more processes than CPUs do to it, ``sharing`` says.
+The length of a batch is kept here; ``sharing`` makes it longer where processes share CPUs.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,40 +18,41 @@ from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
 _PREFETCH = 2
-#: A batch that begins later after it was asked for was not waited for: a pass had ended, say.
+#: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
 _ASKED_NS = 5_000_000
-#: Who waits for so long before so many of its batches was not asked for them.
+#: Workers that wait this long before this part of their batches were not asked for them.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 
 
 def known_loaders(graph: Graph) -> Facts:
-    """Facts of a graph with batches of workers.
+    """Return the facts of a graph with batches of workers.
 
     Raises
     ------
     MissingDataError
-        If no worker made batches, or nobody knows which batch is which.
+        If no worker made batches, or their numbers are unknown.
     """
     if graph.facts is None or not graph.is_batch.any():
         raise MissingDataError(
-            "no worker made batches in this run: what more of them would do cannot be told from it",
-            hint="record it with num_workers=1 at least",
+            "no worker made batches in this run, so the effect of another number of workers is unknown",
+            hint="record it with at least num_workers=1",
         )
     return graph.facts
 
 
 def with_workers(scenario: Scenario, change: Change) -> Scenario:
-    """Each rank has so many workers.
+    """Give each rank another number of workers.
 
     Raises
     ------
     MissingDataError
-        If no worker made batches, or nobody knows which batch is which.
+        If no worker made batches, or their numbers are unknown.
     """
     graph, facts = scenario.graph, known_loaders(scenario.graph)
     passes = _Passes.of(graph, facts)
@@ -64,7 +65,7 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
     begin = graph.begin_ns.copy()
     heads = passes.nodes[passes.position < wanted]
-    # Those that nothing leads to begin when the pass does.
+    # Batches without an edge to them begin when the pass does.
     begin[heads] = begin[passes.first_node[passes.position < wanted]]
     gap = graph.gap_ns.copy()
     gap[passes.nodes] = 0
@@ -90,11 +91,11 @@ class _Passes:
     nodes : int array
         Batches in that order.
     start, position : int array
-        Of each: where its pass begins in ``nodes``, and how many come before it in the pass.
+        By batch: where its pass begins in ``nodes``, and its place in the pass.
     first_node : int array
         The batch of its pass that was begun first.
     workers : int
-        Per rank, now.
+        Per rank, in the recording.
     """
 
     nodes: Int64
@@ -107,21 +108,16 @@ class _Passes:
     def of(cls, graph: Graph, facts: Facts) -> _Passes:
         nodes = np.flatnonzero(graph.is_batch)
         nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
-        rank, loader = graph.rank[nodes], facts.loader[nodes]
-        new = np.ones(len(nodes), dtype=bool)
-        new[1:] = (rank[1:] != rank[:-1]) | (loader[1:] != loader[:-1])
-        starts = np.flatnonzero(new)
-        number = np.cumsum(new) - 1
-        by_begin = np.lexsort((graph.begin_ns[nodes], number))
-        first = nodes[by_begin[starts]]
-        pairs = np.unique(np.stack([number, graph.process_id[nodes]]), axis=1)
-        workers = int(np.bincount(pairs[0]).max())
-        return cls(nodes, starts[number], np.arange(len(nodes)) - starts[number], first[number], workers)
+        passes = GroupBy.runs(graph.rank[nodes], facts.loader[nodes])
+        first = nodes[passes.argmin(graph.begin_ns[nodes])]
+        workers = GroupBy(GroupBy(passes.number, graph.process_id[nodes]).keys[0]).sizes
+        start = passes.first[passes.number]
+        return cls(nodes, start, passes.position, first[passes.number], int(workers.max()))
 
     def before(self, distance: int) -> tuple[Int64, Int64]:
-        """Batches that have another one so far before them in their pass, and that one."""
-        has = np.flatnonzero(self.position >= distance)
-        return self.nodes[has], self.nodes[has - distance]
+        """Return the batches that have another one this far before them in their pass, and those others."""
+        later = np.flatnonzero(self.position >= distance)
+        return self.nodes[later], self.nodes[later - distance]
 
 
 _Edges = tuple[Int64, Int64, Floats, Int64]
@@ -133,7 +129,7 @@ def _edges(source: Int64, target: Int64, lag: Floats | float, kind: EdgeKind) ->
 
 
 def _chain(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
-    """Within a worker one batch after the other; between them the time to hand one over."""
+    """Within a worker one batch follows the other; between them it hands a batch over."""
     graph = scenario.graph
     old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     between = float(np.median(scenario.lag[old])) if old.any() else 0.0
@@ -142,7 +138,7 @@ def _chain(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
 
 
 def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
-    """A batch is asked for when the one so many before it has been taken."""
+    """A batch is asked for when the one a fixed number before it has been taken."""
     graph = scenario.graph
     taken = np.full(len(graph), -1, dtype=np.int64)
     takes = graph.edge_kind == EdgeKind.BATCH
@@ -153,30 +149,40 @@ def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
     waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > _WAITED_NS
-    factor = _prefetch_factor(passes, graph, taken, waited)
+    taken_ns = np.where(taken >= 0, graph.begin_ns[taken], NEVER)
+    factor = _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
     target, source = passes.before(wanted * factor)
     source = taken[source]
     known = source >= 0
     return _edges(source[known], target[known], late, EdgeKind.PREFETCH)
 
 
-def _prefetch_factor(passes: _Passes, graph: Graph, taken: Int64, waited: Bools) -> int:
-    """How far ahead of what was taken workers were at most, divided by their number.
+def _prefetch_factor(passes: _Passes, begin_ns: Int64, taken_ns: Int64, waited: Bools) -> int:
+    """Return how many batches ahead of the last taken one the workers were at most, divided by their number.
 
     Workers that never had to wait may be allowed to be further ahead: at least as far as DataLoader lets them.
+
+    Parameters
+    ----------
+    passes : _Passes
+    begin_ns, taken_ns : int array
+        When each batch was begun and taken, in the order of ``passes.nodes``; ``NEVER`` if it was not taken.
+    waited : bool array
+        Batches before which their worker waited.
     """
-    taken_ns = np.where(taken >= 0, graph.begin_ns[np.maximum(taken, 0)], NEVER)[passes.nodes]
-    ahead = 0
-    for start in np.unique(passes.start).tolist():
-        mine = passes.start == start
-        so_far = np.searchsorted(np.sort(taken_ns[mine]), graph.begin_ns[passes.nodes[mine]], side="right")
-        ahead = max(ahead, int((np.arange(len(so_far)) - so_far).max()) + 1)
+    count = len(begin_ns)
+    order = np.lexsort((np.repeat((0, 1), count), np.concatenate([taken_ns, begin_ns]), np.tile(passes.start, 2)))
+    begins = order >= count
+    batch = order[begins] - count
+    # Passes follow one another in this order, so all batches of earlier passes have been counted as taken.
+    taken_in_pass = np.cumsum(~begins)[begins] - passes.start[batch]
+    ahead = max(int((passes.position[batch] - taken_in_pass).max()) + 1, 0)
     factor = max(round(ahead / passes.workers), 1)
     return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, _PREFETCH)
 
 
 def _begun(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
-    """The first batch of each worker in a pass begins after what the first one of the pass began after."""
+    """The first batch of each worker in a pass waits for what the first batch of the pass waited for."""
     graph = scenario.graph
     leading = graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH))
     rows = np.flatnonzero(leading)

@@ -1,4 +1,4 @@
-"""Answers to what-if questions in words."""
+"""The text of ``stashtrace whatif``: answers to what-if questions, limits of the recording, slow-downs."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
-#: A run that is slower by less has nothing to share.
+#: Slow-downs below this are not reported.
 WORTH_SHARING = 1.03
-#: Causes that are named alone, the smallest first; they are behind so much of what is lost.
-_SINGLE, _MUCH, _NEARLY = ("rank", "stage", "replica"), 0.3, 0.95
+#: Causes that may be named, the smallest first.
+_SINGLE = ("rank", "stage", "replica")
+#: A cause is named if it alone causes this part of the loss. The smallest one is named that causes nearly as much as
+#: the largest: at least this part of it.
+_MUCH, _NEARLY = 0.3, 0.95
 #: Parts of a step that are worth a row of the budget, and a sentence.
 _WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
 _WIDTH = 79
-#: A saving of less is none.
+#: A smaller saving counts as none.
 _NOTHING = 0.0005
 _NAMES = {
     "compute": "computes",
@@ -46,9 +49,9 @@ _NAMES = {
 
 
 def limit_lines(trace: Trace, graph: Graph) -> list[str]:
-    """What the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
+    """Warn of what the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
 
-    Then how many edges of the graph contradict each other.
+    The last line counts the edges of the graph that contradict each other.
     """
     lines: list[str] = []
     for finding in findings_of(*tables_of(limit_claims(trace))):
@@ -62,20 +65,22 @@ def limit_lines(trace: Trace, graph: Graph) -> list[str]:
     cut = len(graph.plan.cut())
     if cut:
         lines += _wrapped(
-            f"! {cut:,} of {len(graph.source):,} edges form cycles, as errors of clocks make them, and are left out"
+            f"! {cut:,} of {len(graph.source):,} edges form cycles, which clock errors cause, and are left out"
         )
     return lines
 
 
 def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
-    """Steps that are no part of the graph, and steps of several kinds in one mean."""
+    """Warn of steps that are not in the graph, and of steps of several kinds in one mean."""
     if isinstance(graph, PipelineGraph):
         return []
     table, lines = steps(trace), []
     missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
     if missing > 0:
-        each = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
-        lines += _wrapped(f"! {missing} of {len(table)} steps{each} are left out: not all of their work was recorded")
+        of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        lines += _wrapped(
+            f"! {missing} of {len(table)} steps{of_ranks} are left out: not all of their work was recorded"
+        )
     counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
     kinds, counts = np.unique(table["kind"][counted], return_counts=True)
     if len(kinds) > 1:
@@ -85,7 +90,7 @@ def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
 
 
 def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits: Sequence[str] = ()) -> list[str]:
-    """Lines for the terminal: what the replay is worth, then a table of changes.
+    """Return the lines for the terminal: the accuracy of the replay, then a table of changes.
 
     Parameters
     ----------
@@ -93,7 +98,7 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
         Without a change.
     answers : sequence of Answer
     asked : bool
-        One question was asked; its budget follows.
+        One question was asked, so its budget follows.
     limits : sequence of str
         ``limit_lines`` of the run.
     """
@@ -104,15 +109,15 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     lines = [
         f"a step takes {takes} on average over {run.steps_count} steps" if several else f"the only step takes {takes}",
         *_wrapped(
-            f"replayed as it was it is off by {error}; for {gap} of it the graph knows no cause, and keeps it;"
-            f" another recording may differ by {noise}, one with a change by +/-"
+            f"a replay of the unchanged run is off by {error}; {gap} of a step has no known cause and stays as it was;"
+            f" other recordings may differ by {noise}, with a change by +/-"
         ),
         *limits,
     ]
     if not run.is_reliable:
         return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
     if not answers:
-        return [*lines, "", "no single change of what is known would make it shorter by 0.5 % or more"]
+        return [*lines, "", "no single change would make a step shorter by 0.5 % or more"]
     head = ("change", "step", "+/-", "saves", "largest stall then")
     rows = [head, *(_cells(answer) for answer in answers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
@@ -124,44 +129,40 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
 
 
 def unreliable(run: Answer) -> str:
-    """Why nothing is predicted from a run."""
+    """Return why nothing is predicted from a run that is not reliable."""
     if run.error_ratio > MOST_ERROR_RATIO:
-        return (
-            f"its replay misses the step by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
-        )
-    return (
-        f"{percent_text(run.gap_ratio)} of its step has no cause in the graph, more than {percent_text(MOST_GAP_RATIO)}"
-    )
+        return f"its replay is off by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
+    return f"{percent_text(run.gap_ratio)} of a step has no known cause, more than {percent_text(MOST_GAP_RATIO)}"
 
 
 def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
-    """Time that none of the single changes makes shorter."""
+    """Name time asleep or blocked, and the change that removes most of it."""
     idle = run.before_ns["other"]
     if idle < _WORTH_A_LINE * run.measured_ns:
         return []
     gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
-    what = "no change above makes that shorter"
+    remedy = "no change above makes that shorter"
     if gone >= _WORTH_A_LINE * idle:
         best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
-        what = f"{best.changes[0]} takes {duration_text(gone)} of that away, no other change more"
-    text = f"a rank is asleep or blocked for {duration_text(idle)} of a step, in the mean over ranks: {what}"
+        remedy = f"{best.changes[0]} removes {duration_text(gone)} of that, the most of any change"
+    text = f"on average a rank is asleep or blocked for {duration_text(idle)} of a step: {remedy}"
     return ["", *_wrapped(text)]
 
 
 def _wrapped(text: str) -> list[str]:
-    """Lines for the terminal; those of a warning stand behind its mark."""
+    """Wrap for the terminal; further lines of a warning are indented."""
     return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text[:1] in "! " else "", break_on_hyphens=False)
 
 
 def slowdown_lines(table: Table, run: Answer) -> list[str]:
-    """What it costs that ranks are not alike, and which rank, stage or replica alone is behind it.
+    """Report what it costs that ranks are not alike, and which rank, stage or replica alone causes it.
 
     Parameters
     ----------
     table : Table
         Of the ``slowdown`` analysis, with the mean as its center.
     run : Answer
-        Without a change: what recordings differ by anyway is no loss.
+        Without a change: a loss within the difference of recordings is none.
     """
     rows = list(table.rows())
     whole = next(row for row in rows if row["cause"] == "all")
@@ -169,22 +170,18 @@ def slowdown_lines(table: Table, run: Answer) -> list[str]:
         return []
     now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
     text = (
-        f"with the work of all ranks shared evenly a step, from the first rank's begin to the last one's end, would"
-        f" take {then}, not {now}: it is {whole['slowdown_ratio']:.2f} times slower than that"
+        f"with the work shared evenly among all ranks, a step (from the first rank's begin to the last one's end) would"
+        f" take {then} instead of {now}: the job is {whole['slowdown_ratio']:.2f} times slower than that"
     )
     single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
     if not single:
-        return [
-            "",
-            *_wrapped(f"{text}; no rank, stage or replica alone is behind {percent_text(_MUCH)} of the loss or more"),
-        ]
+        who = f"no rank, stage or replica alone causes {percent_text(_MUCH)} of the loss or more"
+        return ["", *_wrapped(f"{text}; {who}")]
     most = max(row["recovered_ratio"] for row in single)
-    # The smallest cause that is behind nearly as much as the largest one.
-    cause = min(
-        (row for row in single if row["recovered_ratio"] >= _NEARLY * most), key=lambda row: _SINGLE.index(row["cause"])
-    )
+    nearly = (row for row in single if row["recovered_ratio"] >= _NEARLY * most)
+    cause = min(nearly, key=lambda row: _SINGLE.index(row["cause"]))
     part = percent_text(min(cause["recovered_ratio"], 1.0))
-    return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone is behind {part} of the loss")]
+    return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone causes {part} of the loss")]
 
 
 def _cells(answer: Answer) -> tuple[str, ...]:
@@ -196,12 +193,12 @@ def _cells(answer: Answer) -> tuple[str, ...]:
 
 
 def _saving(ratio: float) -> str:
-    """A share in words; what rounds to nothing is nothing, on either side of it."""
+    """Write a share; one that rounds to 0 has no sign."""
     return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
 
 
 def _range(low: str, high: str) -> str:
-    """``2 to 3 ms``; a unit that both have stands once."""
+    """Write a range as in ``2 to 3 ms``; a unit that both ends have stands once."""
     if low == high:
         return high
     number, _, unit = low.rpartition(" ")
@@ -209,7 +206,7 @@ def _range(low: str, high: str) -> str:
 
 
 def _budget(answer: Answer) -> list[str]:
-    """Where the step went before and after, by columns of the summary; of an interval, at its upper end."""
+    """Return the budget of the step before and after, by columns of the summary; for an interval, of its upper end."""
     then = "then" if answer.low_ns == answer.high_ns else "then, at most"
     rows = [
         (name, before, answer.after_ns[name])
@@ -224,7 +221,7 @@ def _budget(answer: Answer) -> list[str]:
 
 
 def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
-    """A prediction beside the job that was run with it.
+    """Compare a prediction with the job that was run with the change.
 
     Parameters
     ----------

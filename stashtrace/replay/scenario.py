@@ -1,4 +1,4 @@
-"""A graph on its way to be replayed with changes: how long its nodes take, and what its edges add."""
+"""A graph that is to be replayed with changes: lengths of its nodes, lags of its edges, links that are shared."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,24 +11,24 @@ import numpy.typing as npt
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
 from stashtrace.analysis.intervals import Int64
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
 Int32 = npt.NDArray[np.int32]
-
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Where in its bounds lies what a run does not tell.
+    """Values between 0 and 1 for what a run leaves open.
 
     Attributes
     ----------
     latency : float
         0: transfers have the least latency that fits the run, 1: the most.
     luck : float
-        Of all else. 0: whatever makes the step shortest, 1: longest.
+        For all else. 0: what makes the step shortest, 1: what makes it longest.
     """
 
     latency: float = 0.5
@@ -37,21 +37,22 @@ class Unknowns:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A graph, and lengths in ns that its changes have given it.
+    """A graph with lengths in ns that changes have given it.
 
     Attributes
     ----------
     work, fetch : float array
-        Of nodes; ``fetch`` is the part of a batch in which its maker was blocked in storage.
+        By node; ``fetch`` is the part of a batch in which its worker was blocked in storage.
     lag : float array
-        Of edges.
+        By edge.
     unknowns : Unknowns
     run : Graph
-        As it was recorded: what it tells of its links does not change with its messages.
+        As recorded. The latency of its links is fitted to this, whatever messages the changed graph has.
     links : Links or None
-        Links that transfers of several groups share; their work is then what they take alone. None: nobody shares any.
+        Links that transfers of several groups share; the work of these transfers is then the time they take alone.
+        None if no link is shared.
     fixed : float array or None
-        Of transfers that share links, the part of their work that is latency.
+        Latency of transfers that share links.
     """
 
     graph: Graph
@@ -65,12 +66,12 @@ class Scenario:
 
     @classmethod
     def of(cls, graph: Graph, unknowns: Unknowns, run: Graph | None = None) -> Scenario:
-        """A graph as it is; ``run`` if it is not that of the run any more."""
+        """Make the scenario of a graph without changes; ``run`` if the graph is not that of the run any more."""
         work = graph.work_ns.astype(np.float64)
         fetch = np.minimum(graph.fetch_ns, graph.work_ns).astype(np.float64)
         if graph.facts is not None:
-            # A read that waits for storage runs as well: to ask for it, and to copy what it got, as one from memory
-            # does. What reads from memory take stays; where the run does not tell, what ran may stay or go.
+            # A read that waits for storage also runs on a CPU, to ask and to copy, as a read from memory does. The time
+            # of a read from memory stays. Where it is unknown, the time on a CPU may stay or go.
             ran = np.maximum(graph.facts.cpu_ns, 0) + np.maximum(graph.facts.queued_ns, 0)
             waited = np.minimum(fetch, np.maximum(graph.work_ns - ran, 0))
             most = np.maximum(fetch - graph.facts.memory_low_ns, waited)
@@ -79,27 +80,27 @@ class Scenario:
         return cls(graph, work, fetch, graph.lag_ns.astype(np.float64), unknowns, graph if run is None else run)
 
     def with_work(self, work: Floats) -> Scenario:
-        """Other lengths of nodes."""
+        """Return the scenario with other lengths of nodes."""
         return replace(self, work=work)
 
     def with_storage(self, factor: float) -> Scenario:
-        """Waits for storage so many times as long."""
+        """Return the scenario with waits for storage multiplied."""
         graph = self.graph
         on_thread = ~graph.is_batch & (graph.kind == StallKind.FETCH)
         return self.with_work(self.work + (factor - 1) * np.where(on_thread, self.work, self.fetch))
 
     def replay(self) -> Replayed:
-        """Run it."""
+        """Replay without shared CPUs and links."""
         return self.graph.replay(whole_ns(np.maximum(self.work, 0)), whole_ns(self.lag))
 
 
 def whole_ns(values: Floats) -> Int64:
-    """Rounded."""
+    """Round to whole nanoseconds."""
     return np.rint(values).astype(np.int64)
 
 
 def counted_span(graph: Graph) -> tuple[int, int]:
-    """From the end of the first step that counts to the end of the last one, as measured."""
+    """Return the end of the first and of the last counted step, as measured."""
     chosen = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
     ends = (graph.end_ns[graph.ends] + graph.ends_lag_ns)[chosen]
     return int(ends.min()), int(ends.max())
@@ -107,7 +108,7 @@ def counted_span(graph: Graph) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Links:
-    """Which links the transfers of a graph use, where several groups use one.
+    """Links that transfers of several groups use.
 
     Attributes
     ----------
@@ -123,7 +124,7 @@ class Links:
 
     @classmethod
     def of(cls, graph: Graph, kinds: frozenset[StallKind]) -> Links | None:
-        """Ports of these kinds that transfers of several groups use; None if there is none.
+        """Find the ports of these kinds that transfers of several groups use; None if there is none.
 
         A transfer uses the port of each member that was recorded.
         """
@@ -138,14 +139,11 @@ class Links:
             return None
         ports = int(rank.max() + 1) * (max(StallKind) + 1)
         node, port = np.divmod(np.unique(node * ports + rank * (max(StallKind) + 1) + graph.kind[node]), ports)
-        queue = graph.facts.queue[node]
-        least, most = np.full(ports, np.iinfo(np.int64).max), np.full(ports, -1, dtype=np.int64)
-        np.minimum.at(least, port, queue)
-        np.maximum.at(most, port, queue)
-        several = (least < most)[port]
+        queue, by_port = graph.facts.queue[node], GroupBy(port)
+        several = (by_port.min(queue) < by_port.max(queue))[by_port.number]
         if not several.any():
             return None
-        node, port = _one_of_alike(node[several], port[several])
+        node, port = _merge_alike(node[several], port[several])
         order = np.lexsort((port, node))
         count = np.bincount(node, minlength=len(graph))
         first = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
@@ -153,26 +151,26 @@ class Links:
 
     @property
     def users(self) -> Bools:
-        """Which nodes use one of the links."""
+        """Mask of the nodes that use a link."""
         return np.asarray(self.first[1:] > self.first[:-1])
 
     @property
     def owner(self) -> Int64:
-        """Node of each of ``ids``."""
+        """Node of each entry of ``ids``."""
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     def alone_ns(self, begin_ns: Int64, end_ns: Int64) -> Int64:
-        """What moving from begin to end beside all others would have taken alone."""
+        """Return how long each transfer, which moved from begin to end beside others, would have taken alone."""
         return native.alone(begin_ns, end_ns, self.first, self.ids)
 
     def met(self, begin_ns: Int64, end_ns: Int64) -> bool:
-        """Whether any two moved over one link at once."""
+        """Return True if any two transfers moved over one link at once."""
         length = np.where(self.users, np.maximum(end_ns - begin_ns, 0), 0)
         return bool((self.alone_ns(begin_ns, begin_ns + length) != length).any())
 
 
-def _one_of_alike(node: Int64, port: Int64) -> tuple[Int64, Int64]:
-    """Pairs of nodes and ports without ports that serve the same nodes as another one, which are no link more."""
+def _merge_alike(node: Int64, port: Int64) -> tuple[Int64, Int64]:
+    """Drop ports that serve the same nodes as another port: together they are one link."""
     mixed = np.random.default_rng(0).integers(1, 1 << 62, int(node.max()) + 1)
     signature = np.zeros(int(port.max()) + 1, dtype=np.int64)
     np.add.at(signature, port, mixed[node])  # sums wrap; equal ones stand for equal sets

@@ -1,4 +1,4 @@
-"""Processes that share CPUs, and transfers that share links: replays in which who is not alone is slower."""
+"""Replays in which processes share CPUs and transfers share links, so that they slow each other down."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,20 +11,20 @@ from stashtrace.analysis.graph import Graph, Replayed
 from stashtrace.replay.links import moving_ns
 from stashtrace.replay.scenario import Scenario, whole_ns
 
-#: Others that use less of a CPU are in nobody's way.
+#: Other processes that use less than this of a CPU slow nothing down.
 _USED_BY_OTHERS = 0.25
 
 
 def crowded_hosts(
     graph: Graph, workers: Callable[[int], float] = float, *, transfers: bool = False
 ) -> dict[str, float]:
-    """CPUs of each host on which more threads of the job may want one than there are.
+    """Return the CPUs of each host on which more threads of the job may want a CPU than there are.
 
     Parameters
     ----------
     graph : Graph
     workers : callable
-        Workers that a rank with so many may have.
+        Maps the recorded number of workers of a rank to the number that counts.
     transfers : bool
         Count the thread of each rank that moves its messages as well.
     """
@@ -39,25 +39,25 @@ def crowded_hosts(
 
 
 def replayed(scenario: Scenario) -> Replayed:
-    """Replay a scenario: transfers that meet on a link that they share slow each other, everything else is as it is."""
-    found, links = scenario.replay(), scenario.links
-    if links is None or not links.met(found.end_ns - moving_ns(scenario), found.end_ns):
-        return found
+    """Replay a scenario; transfers that meet on a shared link slow each other down."""
+    result, links = scenario.replay(), scenario.links
+    if links is None or not links.met(result.end_ns - moving_ns(scenario), result.end_ns):
+        return result
     return shared(scenario, {})
 
 
 def shared(scenario: Scenario, cpus: dict[str, float]) -> Replayed:
-    """Replay a scenario whose work shares the CPUs of its hosts, as a fair scheduler shares them, and links.
+    """Replay a scenario whose work shares links, and the CPUs of its hosts as a fair scheduler shares them.
 
-    Batches and what step threads compute count; what they waited for a CPU when they were measured is taken away first.
-    What transfers need of the CPUs is not known, and counts for nothing.
+    Batches and computation of step threads need CPUs; the time for which they waited for one when they were measured is
+    taken away first. What transfers need of the CPUs is unknown and left out.
 
     Parameters
     ----------
     scenario : Scenario
         Of a graph with facts.
     cpus : dict of str to float
-        By host; of others there are enough.
+        By host; other hosts have enough.
     """
     graph, facts = scenario.graph, scenario.graph.facts
     assert facts is not None

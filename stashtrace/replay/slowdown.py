@@ -1,11 +1,11 @@
-"""slowdown: how much faster a job would be if all ranks were alike, and what each cause contributes to that.
+"""slowdown: how much faster a job would be if all ranks were alike, and what each cause contributes.
 
     ideal ---- only this cause as it was ---------------------- as it was
     ideal --------------------- all but this cause as it was -- as it was
 
-The job is replayed with all work as it was, with all work ideal, and for each cause twice: with its work alone as it
-was among ideal work (its slow-down), and with its work alone ideal (what it would recover). Time that no edge explains
-is left out of all of these replays. After "Understanding Stragglers in Large Model Training Using What-if Analysis".
+The job is replayed with all work as it was, with all work ideal, and for each cause twice: with only its work as it was
+(its slow-down), and with only its work ideal (what it would recover). Time that no edge explains is left out of these
+replays. After "Understanding Stragglers in Large Model Training Using What-if Analysis".
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, build
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.ideal import Center, ideal_work_ns
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import StallKind
@@ -52,25 +53,25 @@ SLOWDOWN = schema(
 
 Bools = npt.NDArray[np.bool_]
 
-#: Of each kind of cause at most so many are replayed, those whose work exceeds that of their peers most.
+#: At most this many causes of each kind are replayed: those whose work exceeds that of their peers most.
 _MOST_CAUSES = 64
-#: The slowest ranks together are this part of all, as in the study.
+#: The slowest ranks are this part of all, as in the study.
 _SLOWEST_RATIO = 0.03
 #: Both sides of a message are one cause.
 _SIDES = ("-send", "-recv")
-#: A job that loses less has no causes for it.
+#: A job that loses less than this part of its step has no causes.
 _LOST_RATIO = 1e-3
-#: Columns of a row.
+#: Positions of columns in a row.
 _SLOWDOWN, _RECOVERED = SLOWDOWN.names.index("slowdown_ratio"), SLOWDOWN.names.index("recovered_ratio")
 
 
 def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
     """Replay the job with all ranks alike, and with one rank, stage, replica or operation at a time.
 
-    Work is compared with its peers: in a pipeline all operations of the same name, else what all members of a
-    collective do of one kind before they enter it. All alike means that each takes the mean of its peers (transfers the
-    median): the same work, shared evenly. The first row, ``all``, has the slow-down of the job. Of each kind of cause
-    at most 64 are listed, those that exceed their peers most.
+    Work is compared with its peers: in a pipeline all operations of the same name, else the work of one kind that all
+    members of a collective do before they enter it. If ranks are alike, each piece takes the mean of its peers
+    (transfers the median): the same work, shared evenly. The first row, ``all``, has the slow-down of the job. At most
+    64 causes of each kind are listed, those that exceed their peers most.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
 
 
 def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0.0) -> Table:
-    """The same of a graph; of a job that is slowed down by less than ``least_ratio`` without causes."""
+    """Make the ``slowdown`` table of a graph; without causes for a job that is slowed down by less than a ratio."""
     whole = Ideal(graph, center)
     rows = _rows(whole, causes(whole) if whole.slowdown_ratio >= least_ratio else [])
     rounds = [column.dtype == "i8" for column in SLOWDOWN.columns]
@@ -132,9 +133,9 @@ class Ideal:
         return self._steps.number[self._steps.counted]
 
     def steps_ns(self, work_ns: Int64, *, gaps: bool = False) -> Int64:
-        """Length of each step of the job (``steps``) with these lengths of nodes, with or without the gaps between."""
+        """Return the length of each step of the job (``steps``) with these lengths of nodes, with or without gaps."""
         graph = self.graph
-        # The replay adds each node's gap to its length.
+        # The replay adds the gap of each node to its length.
         return self._steps.lengths(graph, graph.replay(work_ns if gaps else work_ns - graph.gap_ns))
 
     @cached_property
@@ -146,7 +147,7 @@ class Ideal:
 
     @cached_property
     def replayed_ns(self) -> Int64:
-        """The same by a replay of the unchanged graph; what it misses ``measured_ns`` by is its error."""
+        """Length of each step by a replay of the unchanged graph; its difference from ``measured_ns`` is its error."""
         return self.steps_ns(self.graph.work_ns, gaps=True)
 
     @cached_property
@@ -161,29 +162,29 @@ class Ideal:
 
     @property
     def slowdown_ratio(self) -> float:
-        """S of the study: how many times longer the steps of the job are than with all ranks alike."""
+        """S of the study: how many times longer the job's steps are than with all ranks alike."""
         return self.step_ns / max(self.ideal_step_ns, 1.0)
 
     def only_step_ns(self, chosen: Bools) -> float:
-        """Mean step if all were alike but for the chosen nodes."""
+        """Return the mean step if all nodes but the chosen ones were like their peers."""
         return float(self.steps_ns(np.where(chosen, self.graph.work_ns, self.ideal_work_ns)).mean())
 
     def fixed_step_ns(self, chosen: Bools) -> float:
-        """Mean step if only the chosen nodes were like their peers."""
+        """Return the mean step if only the chosen nodes were like their peers."""
         return float(self.steps_ns(np.where(chosen, self.ideal_work_ns, self.graph.work_ns)).mean())
 
     def recovered_ratio(self, fixed_step_ns: float) -> float:
-        """Part of the lost time that such a step has won back; -1 if nothing is lost."""
+        """Return the part of the lost time that a step of this length recovers; -1 if nothing is lost."""
         lost = self.step_ns - self.ideal_step_ns
         return (self.step_ns - fixed_step_ns) / lost if lost > _LOST_RATIO * self.step_ns else -1.0
 
     @cached_property
     def _counted_nodes(self) -> Bools:
-        """Nodes of the steps that count; those of no step by the step of the job in which they begin."""
+        """Mask of the nodes of counted steps; nodes of no step count by the job's step in which they begin."""
         return self._steps.counted_nodes(self.graph)
 
     def excess_ns(self, chosen: Bools) -> float:
-        """Work of the chosen nodes beyond that of their peers, in a mean step."""
+        """Return by how much the work of the chosen nodes exceeds that of their peers, in a mean step."""
         own = chosen & self._counted_nodes
         return float((self.graph.work_ns - self.ideal_work_ns)[own].sum()) / len(self.steps)
 
@@ -200,41 +201,40 @@ class _JobSteps:
     Attributes
     ----------
     number : int array
-        In order; ``counted`` says which have a length and are no warm-up.
-    of_end : int array
-        Step of each row of ``graph.ends``, an index.
+        In order.
+    counted : bool array
+        Steps that have a length and are no warm-up.
+    ends : GroupBy
+        Rows of ``graph.ends`` by step, in the same order.
     idle_ns : int array
-        Time before each step that belongs to none.
+        Time before each step that belongs to no step.
     ended_ns : int array
-        When the last rank had ended each, as measured.
+        When the last rank had ended each step, as measured.
     alone : bool
-        It is the only one: it begins when the first rank begins it.
+        It is the only step: it begins when the first rank begins it.
     """
 
     number: Int64
     counted: Bools
-    of_end: Int64
+    ends: GroupBy
     idle_ns: Int64
     ended_ns: Int64
     alone: bool
 
     @classmethod
     def of(cls, graph: Graph) -> _JobSteps:
-        number, of_end = np.unique(graph.ends_step, return_inverse=True)
-        count = len(number)
-        ended = _last_ends(graph.end_ns[graph.ends] + graph.ends_lag_ns, of_end, count)
-        order = np.argsort(ended, kind="stable")
+        by_number = GroupBy(graph.ends_step)
+        count = len(by_number)
+        order = np.argsort(by_number.max(graph.end_ns[graph.ends] + graph.ends_lag_ns), kind="stable")
         place = np.empty(count, dtype=np.int64)
         place[order] = np.arange(count)
-        of_end, ended = place[of_end], ended[order]
-        counted = np.zeros(count, dtype=bool)
-        counted[of_end[graph.ends_counted]] = True
+        ends = GroupBy.numbered(place[by_number.number], count)
+        ended = ends.max(graph.end_ns[graph.ends] + graph.ends_lag_ns)
+        counted = ends.any(graph.ends_counted)
         idle = np.zeros(count, dtype=np.int64)
         known = len(graph.ends_begin_ns) > 0
         if known:
-            began = np.full(count, np.iinfo(np.int64).max)
-            np.minimum.at(began, of_end, graph.ends_begin_ns)
-            idle[1:] = np.maximum(began[1:] - ended[:-1], 0)
+            idle[1:] = np.maximum(ends.min(graph.ends_begin_ns)[1:] - ended[:-1], 0)
         alone = known and count == 1
         if count and not alone:
             counted[0] = False
@@ -243,37 +243,31 @@ class _JobSteps:
         if not counted.any():
             raise MissingDataError(
                 "no rank has two steps",
-                hint="record two steps or more: the length of a step is that between the ends of two",
+                hint="record two steps or more: a step lasts from the end of the step before",
             )
-        return cls(number[order], counted, of_end, idle, ended, alone)
+        return cls(by_number.values[order], counted, ends, idle, ended, alone)
 
     def lengths(self, graph: Graph, replayed: Replayed) -> Int64:
-        """Of the counted steps."""
-        ended = _last_ends(replayed.end_ns[graph.ends] + graph.ends_lag_ns, self.of_end, len(self.number))
+        """Return the lengths of the counted steps."""
+        ended = self.ends.max(replayed.end_ns[graph.ends] + graph.ends_lag_ns)
         if self.alone:
             began = graph.ends_begin_ns
             if len(graph.ends_before):
                 began = np.where(graph.ends_before >= 0, replayed.end_ns[graph.ends_before], began)
             return int64(ended - began.min())
-        found: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
-        return found
+        lengths_ns: Int64 = (np.diff(ended, prepend=0) - self.idle_ns)[self.counted]
+        return lengths_ns
 
     def counted_nodes(self, graph: Graph) -> Bools:
-        """Nodes of the counted steps. Batches and transfers have no step: theirs is that in which they begin."""
+        """Return the mask of nodes of counted steps; batches and transfers belong to the step in which they begin."""
         at = np.searchsorted(self.ended_ns, graph.begin_ns, side="right")
         by_time = np.append(self.counted, False)[at]
         return np.where(graph.step >= 0, np.isin(graph.step, self.number[self.counted]), by_time)
 
 
-def _last_ends(ends: Int64, of_end: Int64, count: int) -> Int64:
-    found = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(found, of_end, ends)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Nodes that may be why a job is slow: ``kind`` and ``name`` as in the table."""
+    """Nodes that may make a job slow; ``kind`` and ``name`` are those of the table."""
 
     kind: str
     name: str
@@ -281,21 +275,25 @@ class Cause:
 
 
 def _rows(whole: Ideal, asked: Sequence[Cause]) -> list[tuple[Any, ...]]:
-    """Rows of the ``slowdown`` table: the job, and these causes, those that recover most first."""
+    """Make the rows of the ``slowdown`` table: the job, then these causes, those that recover most first."""
     graph = whole.graph
     everything = np.ones(len(graph), dtype=bool)
     rows = [_row(whole, Cause("all", "", everything), whole.step_ns, whole.ideal_step_ns)]
     with_gaps = float(whole.steps_ns(whole.ideal_work_ns, gaps=True).mean())
     only = with_gaps / max(whole.ideal_step_ns, 1.0)
     rows.append(("gap", "", whole.step_ns, whole.ideal_step_ns, with_gaps, whole.step_ns, only, -1.0, whole.gap_ns))
-    found = [_row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked]
-    by_rank = [row for row in found if row[0] == "rank"]
+    of_causes = [
+        _row(whole, cause, whole.only_step_ns(cause.chosen), whole.fixed_step_ns(cause.chosen)) for cause in asked
+    ]
+    by_rank = [row for row in of_causes if row[0] == "rank"]
     if len(by_rank) > 1:
         count = math.ceil(_SLOWEST_RATIO * len(np.unique(graph.rank[graph.rank >= 0])))
         slowest = sorted(by_rank, key=lambda row: -row[_SLOWDOWN])[:count]
         together = ranks_together(graph, sorted(int(row[1]) for row in slowest))
-        found.append(_row(whole, together, whole.only_step_ns(together.chosen), whole.fixed_step_ns(together.chosen)))
-    return rows + sorted(found, key=lambda row: (-row[_RECOVERED], -row[_SLOWDOWN]))
+        of_causes.append(
+            _row(whole, together, whole.only_step_ns(together.chosen), whole.fixed_step_ns(together.chosen))
+        )
+    return rows + sorted(of_causes, key=lambda row: (-row[_RECOVERED], -row[_SLOWDOWN]))
 
 
 def _row(whole: Ideal, cause: Cause, only_ns: float, fixed_ns: float) -> tuple[Any, ...]:
@@ -305,34 +303,34 @@ def _row(whole: Ideal, cause: Cause, only_ns: float, fixed_ns: float) -> tuple[A
 
 
 def ranks_together(graph: Graph, ranks: Sequence[int]) -> Cause:
-    """All work of some ranks as one cause."""
+    """Return all work of some ranks as one cause."""
     return Cause("slowest_ranks", ranks_text(list(ranks)), np.isin(graph.rank, ranks))
 
 
 def causes(whole: Ideal) -> list[Cause]:
-    """Ranks, stages, replicas and operations; of each kind those that exceed their peers most."""
+    """Return ranks, stages, replicas and operations; of each kind those that exceed their peers most."""
     graph = whole.graph
     ranks = _distinct(graph.rank[graph.rank >= 0])
-    found = _largest(whole, (("rank", str(rank), graph.rank == rank) for rank in ranks))
+    all_causes = _largest(whole, (("rank", str(rank), graph.rank == rank) for rank in ranks))
     places = (("stage", graph.stage_of), ("replica", graph.replica_of)) if isinstance(graph, PipelineGraph) else ()
     for kind, number_of in places:
         numbers = sorted(set(number_of.values()))
         members = [[rank for rank, own in number_of.items() if own == number] for number in numbers]
-        found += _largest(
+        all_causes += _largest(
             whole, ((kind, str(n), np.isin(graph.rank, own)) for n, own in zip(numbers, members, strict=True))
         )
-    return found + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
+    return all_causes + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
 
 
 def _largest(whole: Ideal, candidates: Iterable[tuple[str, str, Bools]]) -> list[Cause]:
-    found = [Cause(*candidate) for candidate in candidates]
-    if len(found) > _MOST_CAUSES:
-        found = sorted(found, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
-    return found
+    all_causes = [Cause(*candidate) for candidate in candidates]
+    if len(all_causes) > _MOST_CAUSES:
+        all_causes = sorted(all_causes, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
+    return all_causes
 
 
 def _operations(graph: Graph) -> Iterator[tuple[str, Bools]]:
-    """Nodes of each operation, both sides of a message together; without names, of each kind of time."""
+    """Yield the nodes of each operation, both sides of a message together; without names, of each kind of time."""
     if not isinstance(graph, PipelineGraph):
         works = ~np.isin(graph.resource, (Resource.MEETING, Resource.CHECKPOINT))  # neither is made ideal
         for kind in _distinct(graph.kind[works & (graph.kind >= 0)]):
@@ -351,5 +349,5 @@ def _both_sides(name: str) -> str:
 
 
 def _distinct(values: Int64) -> list[int]:
-    found: list[int] = np.unique(values).tolist()
-    return found
+    distinct: list[int] = np.unique(values).tolist()
+    return distinct

@@ -1,4 +1,4 @@
-"""Times of a run that take longer or shorter: compute, launches, copies, batches, checkpoints."""
+"""Change times of a run: compute, launches, copies, batches, checkpoints."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stashtrace.schema.kinds import StallKind
 
 #: Threads of a rank that drive its steps.
 _HOSTS = (Resource.STEP_THREAD, Resource.HOST)
-#: Work that is multiplied as it is: where it runs, and its kind.
+#: Work that is multiplied: where it runs, and its kind.
 _WORK = {
     "compute": (
         (Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM),
@@ -25,28 +25,28 @@ _WORK = {
     "h2d": ((Resource.STREAM,), StallKind.H2D),
     "checkpoint": (_HOSTS, StallKind.CHECKPOINT),
 }
-#: What a device that events timed was seen to wait for, by the quantity that makes it wait.
+#: Waits seen on devices that events timed, by the quantity that causes them.
 _WAITED_FOR = {
     "h2d": (StallKind.H2D,),
     "prep": (StallKind.PREP, StallKind.HANDOFF),
     "fetch": (StallKind.FETCH,),
     "checkpoint": (StallKind.CHECKPOINT,),
 }
-#: Times that can be changed, and what a run without one does not have.
+#: Times that can be changed, in the words for a run that has none.
 _NAMES = {
     "compute": "computation",
     "launch": "launch of a kernel",
     "h2d": "copy between host and device that took time",
     "prep": "batch that took time to prepare",
-    "fetch": "wait for storage by whoever makes batches",
+    "fetch": "wait for storage while batches were made",
     "checkpoint": "checkpoint that stopped a step",
 }
-#: A batch that a waiting thread has no sooner was held back by its maker.
+#: A batch that a waiting thread gets later than this after it was made was held back by its worker.
 _HANDED_NS = 1_000_000
 
 
 def has_time(graph: Graph, quantity: str) -> bool:
-    """Whether a run has some of a time."""
+    """Return True if a run has some of a time."""
     if _spent(Scenario.of(graph, Unknowns()), quantity).any():
         return True
     seen = np.isin(graph.kind, _WAITED_FOR.get(quantity, ()))
@@ -56,12 +56,12 @@ def has_time(graph: Graph, quantity: str) -> bool:
 
 
 def require_time(graph: Graph, change: Change) -> None:
-    """Refuse a change of a time that a run does not have.
+    """Check that a run has a time that is to change.
 
     Raises
     ------
     MissingDataError
-        With the times that it has as a hint.
+        If it has none; the hint names the times that it has.
     """
     if has_time(graph, change.quantity):
         return
@@ -73,14 +73,14 @@ def require_time(graph: Graph, change: Change) -> None:
 
 
 def with_time(scenario: Scenario, change: Change) -> Scenario:
-    """A time multiplied, or set to what it is to be in a step (of ``prep`` and ``fetch``: in a batch)."""
+    """Multiply a time, or set its amount in a step (``prep`` and ``fetch``: in a batch)."""
     graph, work, fetch, lag = scenario.graph, scenario.work, scenario.fetch, scenario.lag
     spent = _spent(scenario, change.quantity)
     factor = _factor(scenario, change, spent)
     if change.quantity == "fetch":
         fetch = factor * fetch
     if change.quantity == "prep":
-        # A batch that is handed over late waits for its maker, which is busy with the next one.
+        # A batch that is handed over late waits for its worker, which is busy with the next one.
         handed = (graph.edge_kind == EdgeKind.BATCH) & (lag > _HANDED_NS)
         lag = np.where(handed, factor * lag, lag)
     work = _of_timed_devices(scenario, change, factor, work + (factor - 1) * spent)
@@ -88,7 +88,7 @@ def with_time(scenario: Scenario, change: Change) -> Scenario:
 
 
 def _spent(scenario: Scenario, quantity: str) -> Floats:
-    """How much of a time each node took, in ns."""
+    """Return how much of a time each node took, in ns."""
     graph, work = scenario.graph, scenario.work
     on_host = np.isin(graph.resource, _HOSTS)
     if quantity == "fetch":
@@ -98,12 +98,12 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
         return np.where(graph.is_batch, work - scenario.fetch, np.where(made, work, 0.0))
     resources, kind = _WORK[quantity]
     if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():
-        resources = (*resources, Resource.CHECKPOINT)  # a step waited for what another thread wrote
+        resources = (*resources, Resource.CHECKPOINT)  # a step waited for a save by another thread
     return np.where(np.isin(graph.resource, resources) & (graph.kind == kind), work, 0.0)
 
 
 def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
-    """By what a time is multiplied: ``spent`` has how much of it each node took, a batch's is that of its step."""
+    """Return the factor of a time, of which each node took ``spent``."""
     if change.factor is not None:
         return change.factor
     graph = scenario.graph
@@ -114,22 +114,22 @@ def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
     present += float(spent[batches].mean()) if batches.any() else 0.0
     if present <= 0 and (graph.resource == Resource.DEVICE).any():
         raise MissingDataError(
-            f"{change}: devices timed by events show waits, not how long the work behind them takes",
+            f"{change}: devices timed by events show waits, not the length of the work that causes them",
             hint=f"{change.quantity}=x0.5, or 0",
         )
     if present <= 0:
         raise MissingDataError(
-            f"{change}: the steps of this run have no {change.quantity}, so it cannot be {change.text}",
-            hint="only what a run has can be changed",
+            f"{change}: the steps of this run have no {change.quantity}, so it cannot be set to {change.text}",
+            hint="only times that a run has can be changed",
         )
     return change.factor_from(present)
 
 
 def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: Floats) -> Floats:
-    """Lengths on devices that events timed: of what they do not tell, ``luck`` 0 is the best and 1 the worst.
+    """Return lengths on devices that events timed; ``luck`` 0 is the best case of what is unknown, 1 the worst.
 
-    Where the host may have paced a device, it may have computed, or waited for launches. A wait for copies or batches
-    is what was left of the work behind it, which may be longer: made faster, it may leave no wait.
+    Where the host may have paced a device, the device may have computed or waited for launches. A wait for copies or
+    batches shows only the end of work that may be longer: made faster, that work may leave no wait.
     """
     graph, luck = scenario.graph, scenario.unknowns.luck
     on_device = graph.resource == Resource.DEVICE
@@ -137,7 +137,7 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
         return work
     if factor > 1 and change.quantity != "compute":
         raise MissingDataError(
-            f"{change} cannot be told of devices timed by events: they show waits, not the work behind them",
+            f"{change} cannot be predicted for devices timed by events: they show waits, not the work that causes them",
             hint="record a few steps with `stashtrace run --kernels`",
         )
     if change.quantity in _WAITED_FOR:

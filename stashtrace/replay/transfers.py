@@ -1,8 +1,8 @@
-"""Transfers over a link that is faster or slower, with fewer bytes, or among more ranks.
+"""Change transfers: over a faster or slower link, with fewer bytes, or among other numbers of ranks.
 
 A transfer is ``latency + bytes / bandwidth``. The latency is known where one kind of operation moved messages of
-several sizes; else it lies between nothing and what the shortest messages of the run took, hop by hop. What a member
-goes on later than the first one belongs to the transfer and changes with it.
+several sizes; else it lies between 0 and the time of the run's shortest messages, hop by hop. The time by which a
+member goes on later than the first one belongs to the transfer and changes with it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,76 +19,77 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.fit import bytes_factor
 from stashtrace.calibration.lines import robust_line
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
-#: A run says nothing of so many times its ranks.
+#: No more than this many times the recorded ranks are predicted.
 _FARTHEST = 32
-#: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
+#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
 #: Fewer transfers of one kind of operation tell nothing about it.
 _FEW = 3
-#: So many transfers of a size are as quick as the link lets them be.
+#: This part of the transfers of a size is as quick as the link allows.
 _QUICK_RATIO = 0.1
 #: Two standard errors on each side.
 _ERRORS = 2.0
 #: Messages up to this size are all latency.
 _TINY_BYTES = 64
-#: How many times longer a hop of an operation takes than one of another, at most.
+#: A hop of one operation takes at most this many times as long as a hop of another.
 _HOPS_DIFFER = 2.0
-#: Smaller transfers are no gradients, and a compression leaves them alone.
+#: Smaller transfers are no gradients, and are not compressed.
 _LEAST_GRADIENT_BYTES = 1024
 _REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
-#: What a CPU takes at most to turn a byte of four-byte numbers into two-byte ones, and back.
+#: Most that a CPU takes to convert a byte of four-byte numbers into two-byte ones, and back.
 _CPU_CONVERTS_NS_PER_BYTE = 1.0
-#: The same of a device: its memory is read and written three times over, at 100 GB/s or more; and two short kernels.
+#: The same of a device: its memory is read and written three times, at 100 GB/s or more, by two short kernels.
 _DEVICE_CONVERTS_NS_PER_BYTE, _DEVICE_KERNELS_NS = 3 / 100, 10_000.0
 _BITS = 8
 
 
 def with_link(scenario: Scenario, change: Change) -> Scenario:
-    """Bandwidth or latency of a link multiplied, or set to what it is to be; a latency, for one hop.
+    """Multiply the bandwidth or latency of a link, or set it; a latency is set for one hop.
 
     Raises
     ------
     MissingDataError
-        If it is to be set, and the run does not tell how many hops its transfers take, or what the bandwidth is now.
+        If a value is set, and the hops of the transfers or the present bandwidth are unknown.
     """
-    link, _, what = change.quantity.partition(".")
+    link, _, quantity = change.quantity.partition(".")
     graph = scenario.graph
     chosen = over_link(graph, link)
     fixed = latency_ns(scenario, chosen)
-    if what == "latency":
+    if quantity == "latency":
         later = change.factor * fixed if change.factor is not None else _set_latency_ns(graph, chosen, change)
         return _retimed(scenario, later + (scenario.work - fixed), later, chosen)
     factor = change.factor_from(
         1.0 if change.factor is not None else _present_bits_per_s(scenario, chosen, fixed, change)
     )
-    # What a transfer takes longer than most of its size may be the link, or threads that wait for their turn.
+    # A transfer may take longer than most of its size because of the link, or because threads wait for their turn.
     excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
     stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
     return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
 
 
 def over_link(graph: Graph, link: str) -> Bools:
-    """Transfers and kernels that moved something over a link (a key of ``LINKS``), and took time for it."""
+    """Return the mask of transfers and kernels that took time to move data over a link (a key of ``LINKS``)."""
     carries = graph.is_transfer | (graph.resource == Resource.STREAM)
     return np.asarray(carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0))
 
 
 def _set_latency_ns(graph: Graph, chosen: Bools, change: Change) -> Floats:
-    """Latency of each chosen transfer if each of its hops has that of the change, 0 of other nodes."""
+    """Return the latency of each chosen transfer with the changed latency of a hop, 0 for other nodes."""
     if graph.facts is None or change.amount is None:
         raise MissingDataError(
-            f"{change}: how many hops the transfers of this run take is not known", hint=f"{change.quantity}=x0.5"
+            f"{change}: the number of hops of this run's transfers is unknown", hint=f"{change.quantity}=x0.5"
         )
     return np.where(chosen, change.amount * _hops(graph.facts.op, graph.facts.members), 0.0)
 
 
 def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change: Change) -> float:
-    """The bandwidth that is to be set to another one."""
+    """Return the present bandwidth of a link."""
     graph = scenario.graph
     present = _bits_per_s(graph, chosen, scenario.work - fixed)
     if math.isfinite(present):
@@ -97,46 +98,43 @@ def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change
     why = (
         "its messages do not differ enough in size, so their time may be latency alone"
         if sized
-        else "how much the steps of this run moved over it is not known"
+        else "the bytes that the steps of this run moved over it are unknown"
     )
     raise MissingDataError(f"{change}: {why}", hint=f"{change.quantity}=x2")
 
 
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
-    """What each chosen transfer takes longer than the quick ones of its size, 0 of other nodes."""
-    graph, found = scenario.graph, np.zeros(len(scenario.work))
+    """Return by how much each chosen transfer is longer than the quick ones of its size, 0 for other nodes."""
+    graph, excess = scenario.graph, np.zeros(len(scenario.work))
     nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
     quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], _QUICK_RATIO)
-    found[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
-    return found
+    excess[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
+    return excess
 
 
 def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
-    """For each time the quantile of all times of its size."""
-    order = np.lexsort((times, sizes))
-    _, first, size, count = np.unique(sizes[order], return_index=True, return_inverse=True, return_counts=True)
-    place = first + ratio * (count - 1)
+    """Return for each time the quantile of all times of its size, interpolated."""
+    ascending, by_size = times[order_by(sizes, times)], GroupBy(sizes)
+    first, last = by_size.bounds[:-1], by_size.bounds[1:] - 1
+    place = first + ratio * (last - first)
     below = place.astype(np.int64)
-    above = np.minimum(below + 1, first + count - 1)
-    low, high = times[order][below], times[order][above]
-    found = np.empty(len(times))
-    found[order] = (low + (place - below) * (high - low))[size]
-    return found
+    low, high = ascending[below], ascending[np.minimum(below + 1, last)]
+    return np.asarray((low + (place - below) * (high - low))[by_size.number])
 
 
 def compressed(scenario: Scenario) -> Scenario:
-    """Gradients of four-byte elements move as two-byte ones.
+    """Move gradients of four-byte elements as two-byte ones.
 
-    What element a message has is not recorded; all are taken for four-byte ones. To convert them costs between nothing
-    and what a slow CPU takes, of messages that all members have on devices what a slow device takes.
+    The elements of a message are not recorded and taken for four-byte ones. Converting them costs between nothing and
+    the time of a slow CPU; for messages that all members have on devices, the time of a slow device.
     """
     graph = scenario.graph
     if graph.facts is None:
-        raise MissingDataError("what the transfers of this run move is not known")
+        raise MissingDataError("it is unknown what the transfers of this run move")
     gradients = graph.is_transfer & np.isin(graph.facts.op, _REDUCING) & (graph.moved_bytes >= _LEAST_GRADIENT_BYTES)
     if not gradients.any():
         raise MissingDataError(
-            "no gradients were reduced between ranks: there is nothing to compress",
+            "no gradients were reduced between ranks, so there is nothing to compress",
             hint="compression needs a run of several ranks",
         )
     fixed = latency_ns(scenario, gradients)
@@ -150,46 +148,45 @@ def compressed(scenario: Scenario) -> Scenario:
 
 
 def _on_devices(graph: Graph) -> Bools:
-    """Transfers that all members, as far as they are known, enter from a device: its memory holds what is moved."""
+    """Return the mask of transfers that all known members enter from a device, whose memory holds the data."""
     member = graph.edge_kind == EdgeKind.MEMBER
     device = np.isin(graph.resource[graph.source], (Resource.STREAM, Resource.DEVICE))
-    found = np.zeros(len(graph), dtype=bool)
-    found[graph.target[member & device]] = True
-    found[graph.target[member & ~device]] = False
-    return found
+    on_devices = np.zeros(len(graph), dtype=bool)
+    on_devices[graph.target[member & device]] = True
+    on_devices[graph.target[member & ~device]] = False
+    return on_devices
 
 
 def ranks_wanted(change: Change, present: int) -> int:
-    """How many ranks a change asks for."""
+    """Return the number of ranks that a change asks for."""
     return round(change.factor * present) if change.factor else round(change.amount or present)
 
 
 def with_ranks(scenario: Scenario, change: Change) -> Scenario:
-    """Another number of ranks, each of which does what the present ones do.
+    """Change the number of ranks; each does what the present ones do.
 
-    Their collectives take longer, and may begin later. Those of all ranks grow with their algorithm (ring, tree, or
-    ring of hosts), those of smaller groups stay. Where the backend does not say which it is, ``luck`` chooses. New
-    ranks draw their work from that of the present ones: the last one of more comes later, at most by what independent
-    draws make of it.
+    Collectives of all ranks grow with their algorithm (ring, tree, or ring of hosts); those of smaller groups stay.
+    Where the algorithm is unknown, ``luck`` chooses. The work of new ranks is drawn from that of the present ones: of
+    more ranks the last comes later, at most by as much as independent draws make it.
     """
     graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
     present = len(np.unique(graph.ends_rank))
     if facts is None or present < 2 or not graph.is_transfer.any():
         raise MissingDataError(
-            "only one rank, or no collective, was recorded: what other ranks would cost cannot be told",
-            hint="record the job with two ranks at least",
+            "only one rank, or no collective, was recorded, so the cost of other ranks is unknown",
+            hint="record the job with at least two ranks",
         )
     count = ranks_wanted(change, present)
     if count < 2 or count > _FARTHEST * present:
         raise MissingDataError(
-            f"{change}: a run of {present} ranks does not tell of {count}",
-            hint=f"from 2 to {_FARTHEST * present} ranks can be asked for",
+            f"{change}: a run of {present} ranks cannot predict {count}",
+            hint=f"from 2 to {_FARTHEST * present} ranks can be predicted",
         )
     whole = graph.is_transfer & (facts.members == present)
     if not whole.any() or (facts.members[graph.is_transfer] > present).any():
         raise MissingDataError(
-            f"{change}: {present} ranks were recorded, but their collectives are not known to be theirs alone:"
-            " what other ranks would cost cannot be told",
+            f"{change}: {present} ranks were recorded, but their collectives may have had other members, so the cost of"
+            " other ranks is unknown",
             hint="give the files of all ranks",
         )
     fixed = latency_ns(scenario, whole)
@@ -205,44 +202,42 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             quick, slow = times[order[0]], times[order[-1]]
             work[chosen] = (1 - luck) * quick + luck * slow
     grown_fixed = fixed * np.divide(work, scenario.work, out=np.ones_like(work), where=scenario.work > 0)
-    found = _retimed(scenario, work, grown_fixed, whole)
+    changed = _retimed(scenario, work, grown_fixed, whole)
     later = _later_ns(graph, scenario.work, present, count)
-    # With fewer ranks the last one comes earlier, at most by as much.
+    # With fewer ranks the last one comes earlier, at most by that.
     part = luck if later > 0 else 1 - luck
-    return _delayed(found, whole, part * later)
+    return _delayed(changed, whole, part * later)
 
 
 def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
-    """By what latency and bytes of an operation grow, for each algorithm that it may have.
+    """Return the factors of latency and of bytes for each algorithm that an operation may have.
 
     A ring of n ranks takes n - 1 hops (an all-reduce twice as many) and sends (n - 1) / n of the result; a tree takes
-    log2 n levels and sends the message once each way; of a hierarchy only the ring of hosts grows.
+    log2 n levels and sends the message once each way; in a hierarchy only the ring of hosts grows.
     """
     gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
     share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
-    found = [((count - 1) / (present - 1), share)]
+    growths = [((count - 1) / (present - 1), share)]
     levels = math.ceil(math.log2(count)) / math.ceil(math.log2(present))
     if op in (CollectiveOp.BROADCAST, CollectiveOp.REDUCE, CollectiveOp.BARRIER):
         return [(levels, 1.0)]
     if ring_only:
-        return found
+        return growths
     if op == CollectiveOp.ALL_REDUCE:
-        found.append((levels, 1.0))
+        growths.append((levels, 1.0))
     per_host = present / hosts
     more_hosts = count / per_host
     if hosts > 1 and per_host > 1 and more_hosts > 1:
         by_hosts = (more_hosts - 1) / (hosts - 1)
-        found.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
-    return found
+        growths.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
+    return growths
 
 
 def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
-    """By how much the last of ``count`` independent ranks would come later than the last of ``present``, in a step."""
+    """Return how much later the last of ``count`` independent ranks comes in a step than the last of ``present``."""
     threads = graph.is_thread & np.isin(graph.step, graph.ends_step[graph.ends_counted])
-    ranks, row = np.unique(graph.rank[threads], return_inverse=True)
-    steps, column = np.unique(graph.step[threads], return_inverse=True)
-    spent = np.zeros((len(ranks), len(steps)))
-    np.add.at(spent, (row, column), work[threads])
+    ranks, steps = GroupBy(graph.rank[threads]), GroupBy(graph.step[threads])
+    spent = GroupBy.cells((ranks.number, steps.number), (len(ranks), len(steps))).sum(work[threads])
     if not spent.size:
         return 0.0
     drawn = np.sort((spent - np.median(spent, axis=0)).ravel())
@@ -255,19 +250,19 @@ def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
 
 
 def _delayed(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
-    """The last of these transfers in each step begins later, or earlier, by so much."""
+    """Delay the last of these transfers in each step; a negative delay lets it begin earlier."""
     graph = scenario.graph
     member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & chosen[graph.target])
     step, transfer = graph.step[graph.source[member]], graph.target[member]
-    order = np.lexsort((graph.begin_ns[transfer], step))
-    last = order[np.append(step[order][1:] != step[order][:-1], True)] if len(order) else order
+    order = order_by(step, graph.begin_ns[transfer])
+    last = order[GroupBy.runs(step[order]).bounds[1:] - 1]
     lag = scenario.lag.copy()
     lag[member[np.isin(transfer, transfer[last])]] += delay_ns
     return replace(scenario, lag=lag)
 
 
 def _retimed(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> Scenario:
-    """New lengths and latencies of chosen transfers; what their members go on later grows or shrinks with them."""
+    """Set lengths and latencies of chosen transfers; the delays of their members grow or shrink with them."""
     graph, before = scenario.graph, scenario.work
     ratio = np.divide(work, before, out=np.ones_like(work), where=chosen & (before > 0))
     released = (graph.edge_kind == EdgeKind.RELEASE) & chosen[graph.source] & (scenario.lag > 0)
@@ -277,21 +272,21 @@ def _retimed(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> 
 
 
 def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
-    """The fixed part of each chosen transfer, 0 of all other nodes."""
-    graph, run, found = scenario.graph, scenario.run, np.zeros(len(scenario.work))
-    op, of_run = (_ops(one) for one in (graph, run))
+    """Return the latency of each chosen transfer, 0 for other nodes."""
+    graph, run, latency = scenario.graph, scenario.run, np.zeros(len(scenario.work))
+    op, of_run = (_ops(number) for number in (graph, run))
     carries = run.is_transfer | (run.resource == Resource.STREAM)
     alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
-    for one in np.unique(op[chosen]).tolist():
-        # All messages of the operation over these links tell, not only those that are to change.
-        low, high = latency_bounds_ns(run, alike & (of_run == one), CollectiveOp(max(one, 0)))
-        mine = chosen & (op == one)
-        found[mine] = low + scenario.unknowns.latency * (high - low)
+    for number in np.unique(op[chosen]).tolist():
+        # The fit takes all messages of the operation over these links, not only those that change.
+        low, high = latency_bounds_ns(run, alike & (of_run == number), CollectiveOp(max(number, 0)))
+        mine = chosen & (op == number)
+        latency[mine] = low + scenario.unknowns.latency * (high - low)
     if len(graph.doubtful) and scenario.unknowns.latency > 0:
-        # All of it may be a wait for members that left no record.
+        # All of it may be a wait for members that were not recorded.
         held = chosen & graph.doubtful
-        found[held] += scenario.unknowns.latency * (scenario.work[held] - found[held])
-    return np.minimum(found, scenario.work)
+        latency[held] += scenario.unknowns.latency * (scenario.work[held] - latency[held])
+    return np.minimum(latency, scenario.work)
 
 
 def _ops(graph: Graph) -> npt.NDArray[np.int64]:
@@ -299,7 +294,7 @@ def _ops(graph: Graph) -> npt.NDArray[np.int64]:
 
 
 def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[float, float]:
-    """Least and largest latency of transfers of one kind of operation.
+    """Return the least and the largest latency of transfers of one kind of operation.
 
     Parameters
     ----------
@@ -315,7 +310,7 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
     """
     begin, end = counted_span(graph)
     steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)
-    # What sets a job up moves other sizes, once, over connections that are not made yet.
+    # The set-up of a job moves other sizes, once, over connections that are not made yet.
     steady = steady if steady.sum() >= _FEW else chosen & (graph.moved_bytes > 0)
     sizes, times = graph.moved_bytes[steady].astype(np.float64), graph.work_ns[steady].astype(np.float64)
     if not len(times):
@@ -333,7 +328,7 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
 
 
 def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
-    """What the quickest tiny message over the same link took, for as many hops as this operation has; else infinity."""
+    """Return the time of the quickest tiny message over the same link for the hops of this operation; else infinity."""
     if graph.facts is None:
         return math.inf
     link = np.isin(graph.kind, graph.kind[chosen]) & graph.is_transfer
@@ -346,7 +341,7 @@ def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
 
 
 def _hops(op: Int64, members: Int64) -> Floats:
-    """Messages one after the other that each operation of so many ranks takes, at least."""
+    """Return the least number of messages, one after the other, of each operation by its members."""
     ring = np.maximum(members, 2) - 1
     parts = np.isin(op, (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL))
     levels = np.ceil(np.log2(ring + 1.0))
@@ -354,7 +349,7 @@ def _hops(op: Int64, members: Int64) -> Floats:
 
 
 def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:
-    """Rate at which these transfers moved over each link what their algorithm sends."""
+    """Return the rate at which these transfers moved the bytes that their algorithm sends over each link."""
     own = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
     if graph.facts is None or not len(own) or not moving_ns[own].sum():
         return math.inf

@@ -1,7 +1,7 @@
-"""Replay a run's graph with some of its work shorter or longer, and say how long its steps would be.
+"""Replay a run's graph with some of its work shorter or longer, and return how long its steps would be.
 
-What a run does not tell about itself makes the answer an interval: how much of a transfer is latency is known only
-where the run moved messages of several sizes.
+An answer is an interval where the run leaves something open. How much of a transfer is latency, for example, is known
+only where the run moved messages of several sizes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,11 +33,11 @@ from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.schema.kinds import StallKind
 
-#: A replay that misses by more, or explains less, says nothing about changes.
+#: Changes are not predicted from a replay with a larger error, or with more time that no edge explains.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
-#: A single change that saves less is not listed.
+#: A single change is listed if it saves at least this part of the step.
 _WORTH_SAVING = 0.005
-#: Single changes that are tried, beside those of the links and of the size of buckets.
+#: Single changes that are tried, beside those of links and of the size of buckets.
 _SINGLE = (
     "compute=x0.5",
     "straggler=0",
@@ -48,15 +48,14 @@ _SINGLE = (
     "checkpoint=0",
     "workers=x2",
 )
-#: Columns of the budget in which a rank waits for others; what it does itself is known better.
+#: Columns of the budget in which a rank waits for others; its own work is known better.
 _WAITS = ("data", "link", "late", "copy", "host")
 #: Stalls below this part of the step are no bottleneck.
 _WORTH_NAMING = 0.03
-#: Of what transfers lose to others on links, so much of what it is more or less than in the run ...
-_COMPANY_DOUBT = 0.15
-#: ... but no more of the step.
-_MOST_DOUBT = 0.08
-#: What all work may take together, and fits 64 bits with what it is added to: a hundred years.
+#: Where a change makes transfers lose more or less time to others on their links, this part of the difference is in
+#: doubt, but no more than this part of the step.
+_COMPANY_DOUBT, _MOST_DOUBT = 0.15, 0.08
+#: Longest sum of all work, a hundred years: it fits 64 bits with what it is added to.
 _LONGEST_NS = 3.2e18
 
 
@@ -68,19 +67,19 @@ class Answer:
     ----------
     measured_ns : float
     replayed_ns : float
-        Of the unchanged graph: what the replay is wrong by, the answer is wrong by as well.
+        By a replay of the unchanged graph. The answer has the same error.
     low_ns, high_ns : float
-        With the changes, for the best and the worst of what the run does not tell.
+        With the changes, for the best and the worst case of what the run leaves open.
     noise_ns : float
-        What the mean of another recording of the changed job may differ by on either side: the error of the mean by how
-        its steps scatter (95 %), what recordings differ by however long they are, and what storage does.
+        By how much the mean of another recording of the changed job may differ on either side: the error of the mean by
+        the scatter of the steps (95 %), the difference of long recordings, and that of storage.
     steps_count : int
-        Steps that the mean is over; of fewer than four nobody knows how they scatter, and ``noise_ns`` is the wider.
+        Steps in the mean. The scatter of fewer than four is unknown, which makes ``noise_ns`` wider.
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
     before_ns, after_ns : dict of str to float
-        Mean time of a step by column of the summary, in the replay of the run, and with the changes. They add up to
-        ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change that does nothing
+        Mean time of a step by column of the summary, in the replay of the run and with the changes. They add up to
+        ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change without effect
         changes no column.
     """
 
@@ -97,39 +96,39 @@ class Answer:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether the replay of the unchanged run is good enough for what it says of changes to be believed."""
+        """Whether the replay of the unchanged run is good enough to predict changes from it."""
         return self.error_ratio <= MOST_ERROR_RATIO and self.gap_ratio <= MOST_GAP_RATIO
 
     @property
     def middle_ns(self) -> float:
-        """The middle of the interval: the answer as one number."""
+        """Middle of the interval: the answer as one number."""
         return (self.low_ns + self.high_ns) / 2
 
     @property
     def interval_ns(self) -> tuple[float, float]:
-        """Where the mean step of the changed job lies, noise included."""
+        """Interval of the mean step of the changed job, with noise."""
         return self.low_ns - self.noise_ns, self.high_ns + self.noise_ns
 
     @property
     def bottleneck(self) -> str:
-        """The stall that is largest with the changes, or ``compute``."""
+        """Largest stall with the changes, or ``compute``."""
         stalls = {name: ns for name, ns in self.after_ns.items() if name != "compute" and ns > 0}
         worst = max(stalls, key=stalls.__getitem__, default="compute")
         return worst if stalls.get(worst, 0.0) > _WORTH_NAMING * self.high_ns else "compute"
 
     def missed_ratio(self, measured_ns: float) -> float:
-        """By how much the prediction misses what was measured; below 0: too short, 0 inside of the interval."""
+        """Return by how much the prediction misses a measurement; 0 inside the interval, below 0 if it is too short."""
         nearest = min(max(measured_ns, self.low_ns), self.high_ns)
         return nearest / max(measured_ns, 1.0) - 1
 
     @property
     def error_ratio(self) -> float:
-        """By how much the replay of the unchanged run misses the measured step time."""
+        """Error of the replay of the unchanged run, relative to the measured step time."""
         return abs(self.replayed_ns - self.measured_ns) / max(self.measured_ns, 1.0)
 
 
 def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None = None) -> Answer:
-    """Answer one question; several changes hold together.
+    """Predict the step time with some changes, all at once.
 
     Parameters
     ----------
@@ -142,8 +141,8 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     Raises
     ------
     MissingDataError
-        If no rank has two steps, a change is one of something that the recording says nothing of, or nothing is known
-        of the buckets that are to change.
+        If no rank has two steps, the recording has nothing of what a change is about, or the buckets that are to change
+        are unknown.
     UsageError
         If a change makes the job take more than a hundred years.
     """
@@ -154,11 +153,13 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
 
 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
-    """What single changes would save, the largest first; of those that touch something that the run has."""
+    """Predict single changes of what the run has; those that save most come first."""
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
-        Change(f"{link}.{what}", factor) for link in LINKS for what, factor in (("bandwidth", 2.0), ("latency", 0.5))
+        Change(f"{link}.{quantity}", factor)
+        for link in LINKS
+        for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
     best = best_buckets(graph, buckets) if buckets is not None else None
@@ -176,18 +177,18 @@ def _is_known(graph: Graph, change: Change) -> bool:
 
 
 def _require_known(graph: Graph, change: Change) -> None:
-    """Refuse what a recording says nothing of."""
-    at_hosts = change.quantity not in ("compute", "straggler") and "." not in change.quantity
-    if isinstance(graph, PipelineGraph) and at_hosts:
+    """Raise MissingDataError for a change of something that was not recorded."""
+    on_hosts = change.quantity not in ("compute", "straggler") and "." not in change.quantity
+    if isinstance(graph, PipelineGraph) and on_hosts:
         raise MissingDataError(
-            f"{change}: the recording has the operations of the devices alone, nothing of their hosts",
+            f"{change}: only operations of the devices were recorded, nothing of their hosts",
             hint="compute, straggler and the links of its transfers can be changed",
         )
     link = change.quantity.partition(".")[0]
     if link in LINKS and not over_link(graph, link).any():
         known = [name for name in LINKS if over_link(graph, name).any()]
         raise MissingDataError(
-            f"{change}: no transfer of this run is known to have gone over the {link}",
+            f"{change}: no transfer of this run is known to have used the {link}",
             hint=f"its transfers count as {' and '.join(known)}" if known else "it has no transfers",
         )
     if change.quantity == "straggler":
@@ -199,11 +200,11 @@ def _require_known(graph: Graph, change: Change) -> None:
 
 
 def _require_peers(graph: Graph, change: Change) -> None:
-    """Refuse to take away a lateness that nobody can have seen."""
+    """Raise MissingDataError if no recorded rank can have waited for another."""
     if len(np.unique(graph.ends_rank)) < 2:
         raise MissingDataError(
-            f"{change}: one rank alone was recorded, and it is late for nobody that is known",
-            hint="give the files of all ranks, or record the job with two ranks at least",
+            f"{change}: only one rank was recorded, so no rank is known to have waited for it",
+            hint="give the files of all ranks, or record the job with at least two ranks",
         )
     if not (graph.edge_kind == EdgeKind.MEMBER).any():
         raise MissingDataError(
@@ -213,13 +214,13 @@ def _require_peers(graph: Graph, change: Change) -> None:
 
 
 def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
-    """The size of buckets whose steps are shortest by the replay; None if none is better than those of the run.
+    """Return the size of buckets with the shortest steps by the replay; None if none is better than those of the run.
 
-    Where the run leaves open how long its messages would take, the middle of the interval counts.
+    Sizes are compared by the middle of their intervals.
     """
     run, answers = _Run(graph, buckets), []
     for size in buckets.candidates_mib:
-        with contextlib.suppress(MissingDataError):  # it would divide messages that nobody knows the inside of
+        with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
             answers.append(run.answer((Change(BUCKET, size),)))
     best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
     worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
@@ -227,7 +228,7 @@ def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
 
 
 class _Run:
-    """A run, replayed as it was, that questions are asked about."""
+    """A run that is replayed with changes."""
 
     def __init__(self, graph: Graph, buckets: Buckets | None) -> None:
         self.graph, self.buckets = graph, buckets
@@ -235,10 +236,10 @@ class _Run:
         counted = (measured >= 0) & graph.ends_counted
         self.counted: Bools = counted if counted.any() else measured >= 0
         if not self.counted.any():
-            raise MissingDataError("no rank has two steps", hint="the length of a step is that between the ends of two")
+            raise MissingDataError("no rank has two steps", hint="a step lasts from the end of the step before")
         self.measured_ns = float(measured[self.counted].mean())
         if self.measured_ns <= 0:
-            raise MissingDataError("the steps that count took no time", hint="see `stashtrace analyze steps`")
+            raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         self.unchanged = graph.replay()
         self._shared: dict[tuple[str, ...], tuple[Replayed, Contention]] = {}
@@ -246,28 +247,29 @@ class _Run:
         self._missed: dict[tuple[frozenset[StallKind], float], float] = {}
 
     def answer(self, changes: tuple[Change, ...]) -> Answer:
+        """Replay each scenario of the changes and combine them."""
         graph = self.graph
         scenarios = self._scenarios(changes)
-        runs = [(one.graph, replayed(one)) for one in scenarios]
+        runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
         alone = [self._mean(*run) for run in runs]
-        missed = [self._missed_ns(one) for one in scenarios]
+        missed = [self._missed_ns(scenario) for scenario in scenarios]
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
-        company = [self._company_doubt_ns(one, ns) for one, ns in zip(scenarios, times, strict=True)]
+        company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
         cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
         if cpus:
             unchanged, contention = self._contention(cpus)
-            runs = [(one.graph, shared(one, cpus)) for one in scenarios]
+            runs = [(scenario.graph, shared(scenario, cpus)) for scenario in scenarios]
             times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
-            free = [self._mean(one.graph, shared(one, _endless(cpus))) for one in scenarios]
+            free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
             free = [ns + more for ns, more in zip(free, missed, strict=True)]
             bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
             low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
             high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
         present = len(np.unique(graph.ends_rank))
         if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
-            low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more to wait for
+            low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more waiting
         return Answer(
             changes,
             self.measured_ns,
@@ -283,44 +285,44 @@ class _Run:
 
     @cached_property
     def _now_ns(self) -> dict[str, float]:
-        """Where the step went as it was."""
+        """Budget of the mean step without changes."""
         return self._budget(self.graph, self.unchanged, self._mean(self.graph, self.unchanged))
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
-        """Where it goes: each column grows as it does from a replay without the changes to one with them.
+        """Return the budget with changes: each column grows as it does from a replay without them to one with them.
 
-        What these replays miss the step by is time in which ranks wait, not work.
+        By how much these replays miss the step is taken for waiting, not for work.
         """
         before, after = (step_budget(*run, self.steps) for run in ((self.graph, unchanged), (graph, replayed)))
-        found = {
+        columns = {
             name: now * after[name] / before[name] if before[name] > 0 else after[name]
             for name, now in self._now_ns.items()
         }
-        waited = sum(found[name] for name in _WAITS)
-        left = step_ns - (sum(found.values()) - waited)
+        waited = sum(columns[name] for name in _WAITS)
+        left = step_ns - (sum(columns.values()) - waited)
         if left < 0:
-            scale = step_ns / max(sum(found.values()), 1.0)
-            return {name: scale * ns for name, ns in found.items()}
+            scale = step_ns / max(sum(columns.values()), 1.0)
+            return {name: scale * ns for name, ns in columns.items()}
         if waited <= 0:
-            return found | {"other": found["other"] + left}
-        return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in found.items()}
+            return columns | {"other": columns["other"] + left}
+        return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in columns.items()}
 
     def _budget(self, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
-        """Where a replay's step went. What the replay misses ``step_ns`` by is shared among its columns."""
-        found = step_budget(graph, replayed, self.steps)
-        scale = step_ns / max(sum(found.values()), 1.0)
-        return {name: scale * ns for name, ns in found.items()}
+        """Return the budget of a replay's step, scaled to ``step_ns``."""
+        columns = step_budget(graph, replayed, self.steps)
+        scale = step_ns / max(sum(columns.values()), 1.0)
+        return {name: scale * ns for name, ns in columns.items()}
 
     def _scenarios(self, changes: tuple[Change, ...]) -> list[Scenario]:
-        """One for each corner of what the run does not tell and these changes depend on."""
+        """Make a scenario for each extreme of what the run leaves open and these changes depend on."""
         asked = {change.quantity for change in changes}
         latencies = (0.0, 1.0) if asked & {*LINK_QUANTITIES, "compression", "ranks", BUCKET} else (0.5,)
         unsure = {"fetch", "straggler", "compression", "ranks", "network.bandwidth", "interconnect.bandwidth"}
         if (self.graph.resource == Resource.DEVICE).any():
             unsure |= {*TIMES}
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
-        found = []
-        # What of a transfer is latency does not suffer from company.
+        scenarios = []
+        # The latency of a transfer does not grow where others share its link.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
         all_corners = [(kinds, latency) for kinds, own in corners for latency in own]
         for (kinds, latency), luck in itertools.product(all_corners, lucks):
@@ -328,17 +330,17 @@ class _Run:
             run = self._alone_on(kinds, unknowns)
             graph = self._with_buckets(run, changes, latency=latency > 0)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
-            found.append(_changed(scenario, changes))
-            _require_possible(found[-1], changes)
+            scenarios.append(_changed(scenario, changes))
+            _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
-        return found
+        return scenarios
 
     @cached_property
     def _shared_kinds(self) -> tuple[frozenset[StallKind], ...]:
         return shared_kinds(self.graph)
 
     def _company_doubt_ns(self, scenario: Scenario, mean_ns: float) -> float:
-        """How much more or less than in the run transfers may lose to others on their links than the replay says."""
+        """Return the doubt about how much time transfers lose to others on their links."""
         if scenario.links is None:
             return 0.0
         lost = self._mean(self.graph, self.unchanged) - self._mean(self.graph, scenario.run.replay())
@@ -346,7 +348,7 @@ class _Run:
         return min(_COMPANY_DOUBT * abs(loses - lost), _MOST_DOUBT * mean_ns)
 
     def _missed_ns(self, scenario: Scenario) -> float:
-        """What the unchanged run takes longer than its replay with these links."""
+        """Return by how much the unchanged run is longer than its replay with these links."""
         if scenario.links is None:
             return 0.0
         key = scenario.links.kinds, scenario.unknowns.latency
@@ -356,7 +358,7 @@ class _Run:
         return self._missed[key]
 
     def _alone_on(self, kinds: frozenset[StallKind], unknowns: Unknowns) -> Graph:
-        """The run with transfers over links of these kinds as they would have been alone."""
+        """Return the run with transfers over links of these kinds as long as they would have been alone."""
         key = kinds, unknowns.latency
         if key not in self._alone:
             links = Links.of(self.graph, kinds)
@@ -364,7 +366,7 @@ class _Run:
         return self._alone[key]
 
     def _with_buckets(self, run: Graph, changes: tuple[Change, ...], *, latency: bool) -> Graph:
-        """The graph with the last size of buckets that was asked for: each end of the interval is one of its own."""
+        """Return the graph with the last size of buckets that was asked for; each end of the interval has its own."""
         sizes = [change.factor for change in changes if change.quantity == BUCKET and change.factor is not None]
         if not sizes:
             return run
@@ -373,11 +375,11 @@ class _Run:
         return regrouped(run, self.buckets, sizes[-1], latency=latency)
 
     def _contention(self, cpus: dict[str, float]) -> tuple[Replayed, Contention]:
-        """The unchanged run by a replay with shared CPUs, and what its work waits for them."""
+        """Replay the unchanged run with shared CPUs; return that, and how long its work waits for them."""
         hosts = tuple(sorted(cpus))
         if hosts not in self._shared:
-            as_it_was = Scenario.of(self.graph, Unknowns())
-            replayed, free = shared(as_it_was, cpus), shared(as_it_was, _endless(cpus))
+            unchanged = Scenario.of(self.graph, Unknowns())
+            replayed, free = shared(unchanged, cpus), shared(unchanged, _endless(cpus))
             means = self._mean(self.graph, replayed), self._mean(self.graph, free)
             self._shared[hosts] = replayed, Contention(self.measured_ns, *means)
         return self._shared[hosts]
@@ -387,34 +389,34 @@ class _Run:
         return float(np.maximum(graph.step_ns(replayed)[self.counted], 0).mean())
 
     def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
-        """By how much another recording may differ, by the steps that replays give."""
+        """Return by how much another recording may differ, by the scatter of the replayed steps."""
         steps = self.graph.ends_step[self.counted]
         lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
-        return float(np.mean([noise_ns(steps, one) for one in lengths]))
+        return float(np.mean([noise_ns(steps, step_ns) for step_ns in lengths]))
 
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
-        """How much longer steps are if storage is slower in another recording."""
-        found = 0.0
-        for one, now_ns in zip(scenarios, step_ns, strict=True):
-            slower = one.with_storage(1 + STORAGE_BETWEEN)
-            if (slower.work != one.work).any():
-                found = max(found, self._mean(one.graph, replayed(slower)) - now_ns)
-        return found
+        """Return how much longer steps are if storage is slower in another recording."""
+        longest = 0.0
+        for scenario, now_ns in zip(scenarios, step_ns, strict=True):
+            slower = scenario.with_storage(1 + STORAGE_BETWEEN)
+            if (slower.work != scenario.work).any():
+                longest = max(longest, self._mean(scenario.graph, replayed(slower)) - now_ns)
+        return longest
 
 
 def _endless(cpus: dict[str, float]) -> dict[str, float]:
-    """The same hosts, on which nobody ever waits for a CPU."""
+    """Return the same hosts with any number of CPUs."""
     return dict.fromkeys(cpus, math.inf)
 
 
 def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float]:
-    """The least and the most that any of these times may be."""
+    """Return the bounds of all of these times with their doubts."""
     pairs = list(zip(times, doubts, strict=True))
     return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
 
 
 def _require_possible(scenario: Scenario, changes: Sequence[Change]) -> None:
-    """Refuse times that do not fit the nanoseconds of a replay."""
+    """Raise UsageError for times that do not fit the nanoseconds of a replay."""
     longest_ns = float(np.abs(scenario.work).sum() + np.abs(scenario.lag).sum())
     if not longest_ns < _LONGEST_NS:
         raise UsageError(
@@ -424,7 +426,7 @@ def _require_possible(scenario: Scenario, changes: Sequence[Change]) -> None:
 
 
 def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:
-    """Part of the steps that no edge explains, along what each rank's last step waited for; mean over ranks."""
+    """Return the part of the steps that no edge explains, along the path to each rank's last step; mean over ranks."""
     length = graph.step_ns(replayed)
     end = replayed.end_ns[graph.ends] + graph.ends_lag_ns
     since = int((end - length)[counted].min())
@@ -440,13 +442,13 @@ def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:
 
 
 def _workers(changes: Sequence[Change], present: int) -> float:
-    """The most workers of a rank that has so many now, before or after changes."""
+    """Return the larger number of workers of a rank, before or after changes."""
     counts = [change for change in changes if change.quantity == "workers"]
     return max([present, *(change.amount or (change.factor or 1.0) * present for change in counts)])
 
 
 def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
-    """A scenario with changes, one after the other."""
+    """Apply changes to a scenario, one after the other."""
     for change in changes:
         if change.quantity == BUCKET:
             continue

@@ -19,6 +19,9 @@ from stashtrace.visible import visible_line
 
 Result = TypeVar("Result")
 
+#: What is missing: (collector, reason, severity, lost_count, advice).
+LossRow = tuple[str, str, int, int, str]
+
 
 @dataclass(frozen=True, slots=True)
 class RawRecords:
@@ -50,7 +53,7 @@ class RawProcess:
         Record name -> :class:`RawRecords`; missing types are absent.
     strings : dict
         String id -> text, of this process.
-    losses : list of (collector, reason, severity, lost_count, advice)
+    losses : list of LossRow
         Found while reading: drops, torn tails, unknown records.
     """
 
@@ -58,7 +61,12 @@ class RawProcess:
     metadata: Mapping[str, Any]
     records: Mapping[str, RawRecords]
     strings: Mapping[int, str]
-    losses: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+    losses: list[LossRow] = field(default_factory=list)
+
+    def rows(self, name: str) -> npt.NDArray[np.void] | None:
+        """Rows of one record type, None if there are none."""
+        records = self.records.get(name)
+        return None if records is None or not len(records.rows) else records.rows
 
 
 class _Tables:
@@ -294,9 +302,6 @@ WHOLE_RECORDING = "whole recording"
 
 
 # Rows of the ``losses`` table, from the tuples in which readers, decoders and importers report them.
-
-#: (collector, reason, severity, lost_count, advice), as in RawProcess.losses.
-LossRow = tuple[str, str, int, int, str]
 
 _MOST_LOST = int(np.iinfo(np.int64).max)
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.analysis.intervals import place_of
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -110,7 +110,7 @@ def _step_piece(mine: Table, parts: _Parts) -> Piece:
     sorts, sort = np.unique(mine["kind"], return_inverse=True)
     piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
     piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
-    position = place_of(parts.step, mine["step"])
+    position = GroupBy(mine["step"]).row_of(parts.step)
     for place, name in enumerate(KINDS):
         chosen = parts.kind == place
         total = np.zeros(len(mine), dtype=np.int64)

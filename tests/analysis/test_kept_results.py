@@ -44,7 +44,9 @@ ONCE_PER_RANK = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many") / "run"
-    job = synth.Job(ranks=RANKS, workers=WORKERS, steps=STEPS, calls_per_batch=12, late_rank=1, late_ns=5_000_000)
+    job = synth.SyntheticJob(
+        ranks=RANKS, workers=WORKERS, steps=STEPS, calls_per_batch=12, late_rank=1, late_ns=5_000_000
+    )
     synth.write(folder, job)
     return folder
 

@@ -9,7 +9,6 @@ from budget_identity import budget, check_intervals, check_sums
 from builders import MS, US, TraceBuilder, trace_from_text
 from table_text import expected, step_text
 
-from stashtrace.analysis.intervals import int64, place_of
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.events import METADATA
@@ -372,7 +371,3 @@ def test_whole_steps_that_overlap_by_rounding_are_cut_where_the_next_begins() ->
     rows = budget(trace)
     check_sums(trace, rows)
     check_intervals(trace, rows)
-
-
-def test_places_among_numbers_in_any_order() -> None:
-    assert place_of(int64([7, 99, 99]), int64([99, 11, 7])).tolist() == [2, 0, 0]

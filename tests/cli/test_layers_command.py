@@ -120,6 +120,15 @@ def test_a_run_is_shown_and_written(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert again["measured_iteration_ns"] == pytest.approx(found["measured_iteration_ns"], abs=20)
 
 
+def test_one_layer_and_one_iteration_are_no_plurals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = tmp_path / "alone.txt"
+    alone.write_text("0 fc 100 200 - 4000000\n")
+    assert main(["layers", str(alone), *hop(), "--ranks", "1,2", "-o", str(tmp_path / "out.tsv")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "1 layer with gradients, 4.00 MB in all"
+    assert shown.err.endswith("out.tsv: 1 iteration of 1 layer\n")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

@@ -203,17 +203,17 @@ def test_a_characterisation_that_knows_no_runs(tmp_path: Path, capsys: pytest.Ca
 def test_the_run_of_a_characterisation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three runs of all ranks the middle one, with the difference of the steps above it."""
     from stashtrace.exporters.store import export_store
-    from stashtrace.lab.characterize.answer import Characterization, StepRun
+    from stashtrace.lab.characterize.answer import Characterization, ConfigurationRun
     from stashtrace.lab.characterize.figures import Figures
 
     found = Characterization({}, {})
     for repeat, step_ns in enumerate((31e6, 29e6, 30e6)):
         for step, time in ((1, 20e6), (2, step_ns)):
             figures = Figures(time, 20, 0, step, 1, 0)
-            found.runs.append(StepRun(step, repeat, "measured", f"runs/step{step}-{repeat}", figures=figures))
+            found.runs.append(ConfigurationRun(step, repeat, "measured", f"runs/step{step}-{repeat}", figures=figures))
     found.save(tmp_path)
     assert main(["model", str(tmp_path)]) == 4
-    assert "its runs of step 2 are gone" in capsys.readouterr().err
+    assert "its runs of configuration 2 are gone" in capsys.readouterr().err
     for repeat in range(3):
         export_store(job(APART).trace(), tmp_path / f"runs/step2-{repeat}")
     whole = asked(capsys, tmp_path)
@@ -221,6 +221,6 @@ def test_the_run_of_a_characterisation(tmp_path: Path, capsys: pytest.CaptureFix
     assert whole["interconnect_lost"]["value_ns"] == pytest.approx(10e6)
     assert whole["fits"][0]["alpha_ns"] == pytest.approx(ALPHA, rel=1e-6)
     assert main(["model", str(tmp_path)]) == 0
-    assert "steps 1 and 2 differ by 10.0 ms" in " ".join(capsys.readouterr().out.split())
+    assert "the steps of configurations 1 and 2 differ by 10.0 ms" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "characterization.json").write_text("{")
     assert main(["model", str(tmp_path)]) == 4

@@ -96,7 +96,7 @@ def old(tmp_path: Path, old_run: Path) -> Path:
 def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks as an older version left it: merged, summed up, with secrets everywhere."""
     tmp_path = tmp_path_factory.mktemp("older")
-    synth.write(tmp_path / "made", synth.Job(ranks=2, steps=6, calls_per_batch=6))
+    synth.write(tmp_path / "made", synth.SyntheticJob(ranks=2, steps=6, calls_per_batch=6))
     run = tmp_path / "old"
     run.mkdir()
     for path in sorted((tmp_path / "made").glob("*.stash")):

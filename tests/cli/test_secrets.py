@@ -19,7 +19,7 @@ from stashtrace.format.reader import open_run
 from stashtrace.lab import synth
 from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks
 from stashtrace.lab.characterize.page import characterization_page
-from stashtrace.lab.characterize.plan import Request, opened
+from stashtrace.lab.characterize.plan import Request, open_characterization
 from stashtrace.lab.plot import save_figure
 from stashtrace.output_files import complete_file
 
@@ -106,7 +106,7 @@ def test_env_makes_a_private_run_too(run: Run, tmp_path: Path) -> None:
 def test_stores_and_gathered_runs_follow_their_run(tmp_path: Path, file: int, directory: int) -> None:
     """Whatever the umask; ``merge --out`` makes a directory that nobody else may enter."""
     pytest.importorskip("pyarrow")
-    synth.write(tmp_path / "run", synth.Job(ranks=2, steps=6, calls_per_batch=6))
+    synth.write(tmp_path / "run", synth.SyntheticJob(ranks=2, steps=6, calls_per_batch=6))
     for path in (tmp_path / "run").iterdir():
         path.chmod(file)
     before = os.umask(0)
@@ -126,7 +126,7 @@ def test_a_characterization_belongs_to_its_user(tmp_path: Path) -> None:
     script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
     before = os.umask(0)
     try:
-        made = opened(Request(command=("torchrun", "--nproc-per-node", "2", "train.py"), out=out))
+        made = open_characterization(Request(command=("torchrun", "--nproc-per-node", "2", "train.py"), out=out))
         job = HostTask((sys.executable, "-c", script), {}, here)
         run_tasks([job], out / "runs/look", 3, 60.0, name="look", on_wait=lambda: None)
         made.save(out)

@@ -59,10 +59,10 @@ def tell(job: Path, **facts: Any) -> None:
 
 def measure(monkeypatch: pytest.MonkeyPatch, *, plain_ms: float = 100, staged_ms: float = 80, opens: int = 20) -> None:
     def measured(task: Any, directory: Path, *rest: Any) -> tuple[Figures, int]:
-        copies = bool(task.options)
+        copies = task.options.staged is not None
         return Figures((staged_ms if copies else plain_ms) * MS, STEPS, 0, 1, 1, 0), opens if copies else 0
 
-    monkeypatch.setattr(staging, "_measured", measured)
+    monkeypatch.setattr(staging, "_measure", measured)
 
 
 def stage(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from stashtrace.lab import synth
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    synth.write(tmp_path / "run", synth.Job(ranks=2, steps=12, calls_per_batch=12))
+    synth.write(tmp_path / "run", synth.SyntheticJob(ranks=2, steps=12, calls_per_batch=12))
     return tmp_path / "run"
 
 

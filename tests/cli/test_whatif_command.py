@@ -32,8 +32,8 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, str(run)).splitlines()
     assert lines[0] == "a step takes 123 ms on average over 25 steps"
-    assert lines[1].startswith("replayed as it was it is off by 0 %; for ")
-    assert lines[2].endswith("another recording may differ by 4 %, one with a change by +/-")
+    assert lines[1].startswith("a replay of the unchanged run is off by 0 %; ")
+    assert lines[2].endswith("other recordings may differ by 4 %, with a change by +/-")
     assert lines[4].split() == ["change", "step", "+/-", "saves", "largest", "stall", "then"]
     assert {"prep=x0.5", "fetch=0", "workers=x2"} == {line.split()[0] for line in lines[5:8]}
     end = lines.index("", 5)
@@ -66,7 +66,7 @@ def test_ranks_without_a_file_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert warnings_of(text) == ["! no file of rank 1 of 2: who was late is only known among the others"]
     assert "shared evenly" not in text
     assert main(["whatif", str(tmp_path), "--set", "straggler=0"]) == 4
-    assert "one rank alone was recorded" in capsys.readouterr().err
+    assert "only one rank was recorded" in capsys.readouterr().err
 
 
 def test_a_file_that_was_cut_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean network.bandwidth?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is no QUANTITY=VALUE", "compute, launch, h2d"),
+        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, h2d"),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(
@@ -182,7 +182,7 @@ def test_an_imported_trace_with_kernels_is_answered(tmp_path: Path, capsys: pyte
         rank_of_two(tmp_path / f"rank{rank}.json", rank, late_us=100.0 * rank)
     assert main(["whatif", str(tmp_path), "--set", "launch=x0.5"]) == 0
     said = capsys.readouterr().out
-    assert "it is off by 0 %" in said
+    assert "run is off by 0 %" in said
     assert "launch=x0.5" in said
 
 
@@ -194,10 +194,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_what_it_costs_that_ranks_are_not_alike(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, pipeline).splitlines()
-    first = next(row for row, line in enumerate(lines) if line.startswith("with the work of all ranks"))
+    first = next(row for row, line in enumerate(lines) if line.startswith("with the work shared"))
     assert " ".join(lines[first : lines.index("", first)]) == (
-        "with the work of all ranks shared evenly a step, from the first rank's begin to the last one's end, would"
-        " take 7.75 s, not 10.0 s: it is 1.29 times slower than that; rank 1 alone is behind 100 % of the loss"
+        "with the work shared evenly among all ranks, a step (from the first rank's begin to the last one's end) would"
+        " take 7.75 s instead of 10.0 s: the job is 1.29 times slower than that; rank 1 alone causes 100 % of the loss"
     )
     assert "shared evenly" not in answered(capsys, pipeline, "--set", "compute=x0.5")
     rows = json.loads(answered(capsys, pipeline, "--format", "json"))["slowdown"]
@@ -232,7 +232,7 @@ def test_changes_of_a_pipeline(pipeline: str, change: str, step_ms: float, capsy
         ("prep=x0.5", "nothing of their hosts"),
         ("fetch=0", "nothing of their hosts"),
         ("launch=x0.5", "nothing of their hosts"),
-        ("network.bandwidth=x2", "over the network"),
+        ("network.bandwidth=x2", "used the network"),
     ],
 )
 def test_what_a_pipeline_says_nothing_of(

@@ -342,7 +342,7 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun, real: TracedRun
     assert figures.FACT == FACT
     told = figures.synthetic_data(trace)
     assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
-    assert told.doubts == ("__main__.OwnIterator makes its batches in a way of its own",)
+    assert told.doubts == ("__main__.OwnIterator makes its batches in its own way",)
     assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
     untold = figures.synthetic_data(real.trace)
     assert (untold.ranks, untold.missing, untold.complete) == ((), (0,), False)

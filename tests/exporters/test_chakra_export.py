@@ -32,7 +32,7 @@ from stashtrace.cli import main
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.messages import Messages
 from stashtrace.exporters.registry import Exported, export
-from stashtrace.lab.synth import Job, write
+from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.schema.chakra import COLLECTIVE_OPS
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
@@ -170,7 +170,7 @@ def test_simulated_steps_are_those_of_the_run(tmp_path: Path, which: int, loader
 
 
 def test_a_synthetic_run_takes_as_long_as_it_was_made_to(tmp_path: Path) -> None:
-    made = Job(ranks=4, steps=6, late_rank=2, late_ns=7 * MS)
+    made = SyntheticJob(ranks=4, steps=6, late_rank=2, late_ns=7 * MS)
     write(tmp_path / "run", made)
     trace = stashtrace.load(tmp_path / "run")
     traces, _ = written(trace, tmp_path)
@@ -523,7 +523,7 @@ def test_options(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "run", Job(ranks=2, steps=5))
+    write(tmp_path / "run", SyntheticJob(ranks=2, steps=5))
     assert main(["export", "chakra", str(tmp_path / "run"), "-o", str(tmp_path / "et"), "--steps", "1:4"]) == 0
     told = capsys.readouterr().err
     # A step: until the call, 20 us after it, the optimizer; and the rank's part of the collective.

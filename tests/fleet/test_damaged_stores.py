@@ -35,7 +35,7 @@ HUGE = 2**63 - 1
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks of six steps."""
     folder = tmp_path_factory.mktemp("stores")
-    job = synth.Job(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000)
+    job = synth.SyntheticJob(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000)
     synth.write(folder / "run", job)
     assert main(["export", "parquet", str(folder / "run"), "-o", str(folder / "store")]) == 0
     return folder / "store"

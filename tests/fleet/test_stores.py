@@ -70,7 +70,7 @@ def with_own_waits(trace: Trace) -> Trace:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four ranks with two workers each; rank 2 is late by 7 ms."""
     path = tmp_path_factory.mktemp("synth") / "run"
-    synth.write(path, synth.Job(ranks=4, steps=30, calls_per_batch=60, late_rank=2, late_ns=7_000_000))
+    synth.write(path, synth.SyntheticJob(ranks=4, steps=30, calls_per_batch=60, late_rank=2, late_ns=7_000_000))
     return path
 
 
@@ -188,7 +188,7 @@ def test_a_cluster_gives_the_same(store: Path) -> None:
 
 
 def test_many_ranks_on_processes(tmp_path: Path) -> None:
-    job = synth.Job(ranks=72, workers=0, steps=8, calls_per_batch=0, late_rank=70, late_ns=5_000_000)
+    job = synth.SyntheticJob(ranks=72, workers=0, steps=8, calls_per_batch=0, late_rank=70, late_ns=5_000_000)
     synth.write(tmp_path / "run", job)
     store_run(tmp_path / "run", tmp_path / "many.store")
     done: list[int] = []

@@ -11,7 +11,8 @@ import pytest
 from importers.nsys_exports import MS, Export, load, losses, pid_of
 
 import stashtrace
-from stashtrace.importers.collective_names import algorithm_and_protocol, collective_op, is_collective_kernel
+from stashtrace.importers.collective_names import algorithm_and_protocol, collective_op
+from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, NcclFlag
 from stashtrace.schema.trace import Trace
 
@@ -186,10 +187,10 @@ def test_payload_as_text(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_names_of_kernels(name: str, op: CollectiveOp, how: tuple[str, str]) -> None:
-    assert is_collective_kernel(name)
+    assert communicates(name)
     assert (collective_op(name), algorithm_and_protocol(name)) == (op, how)
 
 
 @pytest.mark.parametrize("name", ["void gemm(ncclComm*)", "elementwise_kernel", "at::native::reduce_kernel", ""])
 def test_other_kernels_do_not_communicate(name: str) -> None:
-    assert not is_collective_kernel(name)
+    assert not communicates(name)

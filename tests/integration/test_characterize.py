@@ -146,7 +146,7 @@ def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) ->
     done = characterize(folder, "--emulate-network", "1gbit", "--instance", "desk", "--", *example(folder))
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")} == before
-    assert "five steps of a job on 2 CPU ranks" in done.stdout
+    assert "five configurations of a job on 2 CPU ranks" in done.stdout
     assert "samples: 4 a rank and step, 360 an epoch of all ranks" in done.stdout
     again = json.loads((folder / "answer/characterization.json").read_text())
     assert again["steps"]["t2_ns"]["runs"] == answer["steps"]["t2_ns"]["runs"]
@@ -200,4 +200,4 @@ def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
     assert "does not follow the rank count" in answer["steps"]["t1_ns"]["why"]
     assert answer["steps"]["t2_ns"]["status"] == "measured"
     assert answer["stalls"] == {}
-    assert "step 1 failed" in done.stderr
+    assert "configuration 1 failed" in done.stderr

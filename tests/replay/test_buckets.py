@@ -13,6 +13,7 @@ from replay.ddp_runs import ALPHA_NS, BETA_NS, MIB, SIZES, ddp_run, step_ns
 from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Buckets, Change, best_buckets, gradient_buckets, single_changes, what_if
+from stashtrace.replay.communication.overlap import bucket_ends
 from stashtrace.replay.report import applied_lines
 from stashtrace.schema.kinds import CollectiveOp
 
@@ -130,11 +131,18 @@ def test_what_cannot_be_regrouped_is_refused_with_why() -> None:
         opened(sharded)
 
 
-@pytest.mark.parametrize("value", ["", "x2", "0", "-1", "nan", "inf", "25M"])
+@pytest.mark.parametrize("value", ["", "x2", "0", "-1", "nan", "inf", "25M", "1e300", "1e-300", "1e7"])
 def test_what_is_no_size_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match="bucket_mb cannot be"):
+    with pytest.raises(UsageError, match="bucket_mb cannot be") as error:
         Change.parse(f"bucket_mb={value}")
+    assert error.value.hint == "a size in MiB from 1e-06 to 1e+06, as in bucket_mb=100"
+    assert error.value.exit_code == 2
     assert str(Change.parse("bucket_mb=2.50")) == "bucket_mb=2.5"
+
+
+def test_buckets_that_would_divide_a_pass_into_millions_of_messages_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 1,000,000 messages"):
+        bucket_ends([100 * MIB, 100 * MIB], 1)
 
 
 def test_what_a_prediction_misses_is_counted_from_the_near_end_of_its_interval() -> None:

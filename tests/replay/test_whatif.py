@@ -79,7 +79,7 @@ def test_a_time_that_a_run_does_not_have_is_refused_with_those_that_it_has(chang
 
 
 def test_nobody_is_late_for_ranks_that_were_not_recorded() -> None:
-    with pytest.raises(MissingDataError, match="one rank alone") as error:
+    with pytest.raises(MissingDataError, match="only one rank") as error:
         asked(LATE[: LATE.index("rank 1")], "straggler=0")
     assert "all ranks" in error.value.hint
 
@@ -271,4 +271,4 @@ def test_what_saves_little_is_not_listed_and_not_denied() -> None:
     listed = [answer for answer in single_changes(graph) if answer.changes[0].quantity == "compute"]
     assert listed == []
     lines = whatif_lines(what_if(graph, []), listed, asked=False)
-    assert lines[-1] == "no single change of what is known would make it shorter by 0.5 % or more"
+    assert lines[-1] == "no single change would make a step shorter by 0.5 % or more"

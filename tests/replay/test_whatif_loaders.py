@@ -11,6 +11,7 @@ from replay.loader_jobs import Job
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay.loaders import _Passes, _prefetch_factor
 from stashtrace.schema.kinds import BatchPhase
 
 WORKERS = (1, 2, 3, 4)
@@ -38,6 +39,25 @@ def test_workers_that_set_the_pace(one: int, other: int) -> None:
 def test_workers_run_ahead_as_far_as_they_are_asked(factor: int) -> None:
     one, other = (job(workers, prefetch=factor) for workers in (4, 2))
     assert predicted(one, "workers=2").high_ns / MS == pytest.approx(other.step_ms(), rel=0.03)
+
+
+def test_how_far_workers_run_ahead_is_the_most_of_any_pass() -> None:
+    """Counted pass by pass here, over passes of different lengths with batches that nobody took."""
+    random = np.random.default_rng(7)
+    for _ in range(50):
+        lengths = random.integers(1, 9, random.integers(1, 6))
+        start = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        count = len(start)
+        begin, taken = random.integers(0, 40, count), random.integers(0, 40, count)
+        taken[random.random(count) < 0.2] = 10**9
+        none = np.zeros(count, dtype=np.int64)
+        passes = _Passes(none, start, np.arange(count) - start, none, 1)
+        most = 0
+        for first in np.unique(start).tolist():
+            for at in np.flatnonzero(start == first).tolist():
+                done = np.count_nonzero((start == first) & (taken <= begin[at]))
+                most = max(most, at - first - done + 1)
+        assert _prefetch_factor(passes, begin, taken, np.ones(count, dtype=bool)) == max(most, 1)
 
 
 def test_as_many_workers_as_there_are_change_nothing() -> None:
@@ -94,7 +114,7 @@ def test_without_workers_their_number_is_no_question() -> None:
     with pytest.raises(MissingDataError) as error:
         predicted(made, "workers=2")
     assert "no worker made batches" in str(error.value)
-    assert error.value.hint == "record it with num_workers=1 at least"
+    assert error.value.hint == "record it with at least num_workers=1"
 
 
 def test_the_budget_is_that_of_the_changed_job() -> None:

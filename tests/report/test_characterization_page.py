@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.lab.characterize.answer import MEASURED, Characterization, StepRun
+from stashtrace.lab.characterize.answer import MEASURED, Characterization, ConfigurationRun
 from stashtrace.lab.characterize.figures import Figures
 from stashtrace.lab.characterize.page import characterization_page, stacks
 from stashtrace.lab.characterize.report import emulation_text
@@ -39,7 +39,7 @@ def found() -> Characterization:
     for step, times in TIMES_MS.items():
         for repeat, ms in enumerate(times):
             figures = Figures(ms * 1e6, 60, 0, 2, 1, 2, {"compute": (ms * 1e6, ms * 1e6, ms * 1e6)})
-            made.runs.append(StepRun(step, repeat, MEASURED, f"runs/step{step}-{repeat}", "", figures))
+            made.runs.append(ConfigurationRun(step, repeat, MEASURED, f"runs/step{step}-{repeat}", "", figures))
     return made
 
 
@@ -65,7 +65,7 @@ def test_the_page_is_whole(found: Characterization) -> None:
     assert balance.open == []
     assert "a&lt;b&gt;.py" in page
     assert "a &amp; b" in page
-    assert "step 5 is emulated" in page
+    assert "configuration 5 is emulated" in page
     assert '<td class="n">2, over an emulated network</td>' in page
     assert "quick: fewer and shorter runs" in page
     assert "http" not in page, "nothing is loaded"
@@ -110,7 +110,7 @@ def test_what_reaches_below_nothing_is_drawn_left_of_the_line_of_nothing(found: 
 
 
 def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Characterization) -> None:
-    found.runs = [run for run in found.runs if run.step in (3, 4)]
+    found.runs = [run for run in found.runs if run.configuration in (3, 4)]
     page = characterization_page(found)
     estimate = found.stalls()["fetch"].clean
     assert estimate.low > 0
@@ -137,9 +137,9 @@ def test_without_any_step(found: Characterization) -> None:
 
 
 def test_nothing_is_emulated_where_step_5_was_not_measured(found: Characterization) -> None:
-    found.runs = [run for run in found.runs if run.step != 5]
+    found.runs = [run for run in found.runs if run.configuration != 5]
     found.absent[5] = ("not measured", "cannot make network namespaces")
     assert emulation_text(found) == ""
     page = characterization_page(found)
-    assert "step 5 is emulated" not in page
+    assert "configuration 5 is emulated" not in page
     assert "not measured: cannot make network namespaces" in page

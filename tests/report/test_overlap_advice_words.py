@@ -114,8 +114,8 @@ def test_no_more_than_three() -> None:
 def test_an_estimate_is_a_range_with_its_condition() -> None:
     text = advice_text(SPLIT)
     assert text == (
-        "on the recorded ranks the whole update behind all-reduces of 80.0 MB a step takes 100 ms; a"
-        " reduce-scatter, the update of one of 4 slices and an all-gather instead would save 70.0 ms to 75.0 ms a"
+        "on the recorded ranks the update after all-reduces of 80.0 MB a step takes 100 ms; instead, a"
+        " reduce-scatter, the update of one of 4 slices and an all-gather would save 70.0 ms to 75.0 ms a"
         " step (up to 25 %); if a reduce-scatter and an all-gather together take as long as the all-reduce. Switch:"
         " fully_shard, DeepSpeed's ZeRO stage 1, Megatron's distributed optimizer"
     )
@@ -147,7 +147,7 @@ def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
     assert "all-reduces of 80.0 MB a step take on the median rank; in" in advice_text(overlap)
     assert "up to 75.0 ms a step (25 %), the most of any rank. Switch" in advice_text(overlap)
     split = replace(SPLIT, saving_high_ns=90 * MS, limits=())
-    assert "takes 100 ms on the median rank; a reduce-scatter" in advice_text(split)
+    assert "takes 100 ms on the median rank; instead, a reduce-scatter" in advice_text(split)
     assert "save 70.0 ms to 90.0 ms a step (up to 25 %), the least and the most of any rank. Switch" in advice_text(
         split
     )
@@ -170,9 +170,9 @@ def test_what_was_exposed_is_said() -> None:
         limits=("peers_unseen",),
     )
     text = advice_text(overlap)
-    assert text.startswith("nothing is computed for 20.0 ms of the 50.0 ms that all-reduces of 80.0 MB a step take;")
+    assert text.startswith("nothing is computed during 20.0 ms of the 50.0 ms that all-reduces of 80.0 MB a step take;")
     assert "not all ranks were recorded" in text
-    assert "for the 50.0 ms that" in advice_text(replace(overlap, exposed_ns=50 * MS))
+    assert "during the 50.0 ms that" in advice_text(replace(overlap, exposed_ns=50 * MS))
     assert "in 8 chunks beside the backward before them they would save up to" in text
     assert "matrix products" in advice_text(replace(overlap, work="gemm"))
 

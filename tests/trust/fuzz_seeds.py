@@ -69,7 +69,9 @@ def with_a_ring(folder: Path) -> None:
 
 def job(folder: Path) -> None:
     """Steps of two ranks, one of them late, with a worker each: every table of a job on the host has rows."""
-    synth.write(folder, synth.Job(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000))
+    synth.write(
+        folder, synth.SyntheticJob(ranks=2, workers=1, steps=6, calls_per_batch=12, late_rank=1, late_ns=7_000_000)
+    )
 
 
 def store(folder: Path) -> None:

@@ -4,9 +4,8 @@
     rank 1                              [ kernel .......... ]                else the later of before-event and return
                                         last_enter
 
-Used through ``TraceIndex.on_devices`` by the layers of ranks with a device. The rules are those of ``matching``, which
-does the work; here its inputs are replaced by device times. A row without them keeps its host times as a lower bound
-for the others and is counted as untimed.
+The rules are those of ``matching``, which does the work; here its inputs are replaced by device times. A row without
+them keeps its host times as a lower bound for the others and is counted as untimed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.collectives.matching import Matched, blocks, match
-from stashtrace.analysis.intervals import Int64, RowsBy
+from stashtrace.analysis.collectives.matching import Matched, match, operations
+from stashtrace.analysis.intervals import Int64
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveSource, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
 
@@ -50,6 +50,14 @@ class DeviceCollectives:
     timed: npt.NDArray[np.bool_]
     network_ns: Int64
     matched: Matched
+
+    def over(self, host: Matched) -> Matched:
+        """The matches by device clocks where a row is timed, else those of the hosts; links are the same."""
+        parts = {
+            name: np.where(self.timed, getattr(self.matched, name), getattr(host, name))
+            for name in ("last_enter_ns", "last_rank", "partial", "by_clock", "ordered")
+        }
+        return replace(host, end_ns=np.where(self.timed, self.end_ns, host.end_ns), **parts)
 
 
 def on_devices(trace: Trace) -> DeviceCollectives:
@@ -88,13 +96,10 @@ def on_devices(trace: Trace) -> DeviceCollectives:
 
 def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Rows of operations of which some rank's device times are missing: it entered later than its host called."""
-    out = np.zeros(len(untimed), dtype=bool)
-    if untimed.any():
-        order, block = blocks(trace.collectives)
-        found = np.zeros(int(block[-1]) + 1, dtype=bool)
-        found[block[untimed[order]]] = True
-        out[order] = found[block]
-    return out
+    if not untimed.any():
+        return untimed
+    each = operations(trace.collectives)
+    return each.any(untimed)[each.number]
 
 
 def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -141,12 +146,7 @@ def _clock_errors(trace: Trace, clock: Int64, timed: npt.NDArray[np.bool_]) -> I
 
 
 def _network(trace: Trace) -> Int64:
-    details, keys = trace.collective_details, trace.collectives["collective_key"]
-    out = np.full(len(keys), -1, dtype=np.int64)
-    if len(details) and len(keys):
-        order = np.argsort(details["collective_key"], kind="stable")
-        sorted_keys = details["collective_key"][order]
-        at = np.minimum(np.searchsorted(sorted_keys, keys), len(order) - 1)
-        hit = sorted_keys[at] == keys
-        out[hit] = details["network_ns"][order[at[hit]]]
-    return out
+    """Time for which proxies had bytes of each row in flight, -1 if unknown."""
+    details = trace.collective_details
+    row = GroupBy(details["collective_key"]).row_of(trace.collectives["collective_key"])
+    return np.append(details["network_ns"], -1)[row]

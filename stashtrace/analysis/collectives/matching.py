@@ -1,17 +1,16 @@
-"""Collectives matched across ranks: who entered last, when each row really ended, which link its bytes took.
-
-Used by the attribution (``collective_layers``) and by the analyses ``collectives`` and ``stragglers``.
-"""
+"""Collectives matched across ranks: who entered last, when each row really ended, which link its bytes took."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, int64
+from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Table
@@ -75,7 +74,7 @@ def group_table(trace: Trace) -> dict[int, Group]:
     """Group hash -> Group; groups that no rank described consist of the ranks seen in their collectives."""
     rows, seen = RowsBy(trace.groups["group_hash"]), RowsBy(trace.collectives["group_hash"])
     of_ranks = places(trace)
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for value in np.union1d(rows.values, seen.values).tolist():
         described = rows.rows(value)
         text = max((trace.text(c) for c in trace.groups["members_code"][described].tolist()), key=len, default="")
@@ -86,8 +85,14 @@ def group_table(trace: Trace) -> dict[int, Group]:
         if not len(described):
             size = len(members)
         link = _link(members, trace.groups["crosses_hosts"][described], of_ranks)
-        found[value] = Group(members, link, size if size > 0 else -1)
-    return found
+        groups[value] = Group(members, link, size if size > 0 else -1)
+    return groups
+
+
+def process_values(trace: Trace, process_id: Int64, column: str) -> Int64:
+    """Value of a column of ``processes`` for each process id; all of them are in that table."""
+    processes = trace.processes
+    return int64(processes[column][GroupBy(processes["process_id"]).row_of(process_id)])
 
 
 def is_imported(trace: Trace) -> bool:
@@ -177,44 +182,33 @@ def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched
 
 def known_columns(known: Table, collectives: Table, names: dict[str, Int64]) -> list[Int64]:
     """Columns of ``matched_collectives`` beside these rows; the given values where it does not know a row."""
-    order = np.argsort(known["collective_key"], kind="stable")
-    keys = known["collective_key"][order]
-    at = np.minimum(np.searchsorted(keys, collectives["collective_key"]), len(keys) - 1)
-    hit = keys[at] == collectives["collective_key"]
-    return [int64(np.where(hit, known[name][order[at]], rest)) for name, rest in names.items()]
+    row = GroupBy(known["collective_key"]).row_of(collectives["collective_key"])
+    return [int64(np.where(row >= 0, known[name][row], rest)) for name, rest in names.items()]
+
+
+def operations(table: Table) -> GroupBy:
+    """Rows of ``collectives`` grouped by operation: one process group and sequence number."""
+    return GroupBy(table["group_hash"], table["sequence"])
 
 
 def blocks(table: Table) -> tuple[Int64, Int64]:
-    """Order of rows by group and sequence, and the block number of each row in that order."""
-    order = np.lexsort((table["sequence"], table["group_hash"]))
-    group, sequence = table["group_hash"][order], table["sequence"][order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    return order, np.cumsum(new) - 1
+    """Order of rows by operation, and the operation of each row in that order."""
+    each = operations(table)
+    return each.order, each.number[each.order]
 
 
 def ranks_present(table: Table) -> Int64:
-    """How many rows the operation of each row has."""
-    order, block = blocks(table)
-    many = np.empty(len(order), dtype=np.int64)
-    many[order] = np.bincount(block)[block] if len(order) else 0
-    return many
+    """Number of rows that the operation of each row has."""
+    each = operations(table)
+    return each.sizes[each.number]
 
 
 def _shortest(table: Table, end: Int64) -> tuple[Int64, Int64]:
     """Shortest duration of each row's operation on any rank, and the lowest rank that has it."""
-    if len(table) == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    order, block = blocks(table)
-    duration, rank = (end - table["call_ns"])[order], table["rank"][order]
-    shortest = np.full(int(block[-1]) + 1, NEVER)
-    np.minimum.at(shortest, block, duration)
-    holds = duration == shortest[block]
-    holder = np.full(len(shortest), NEVER)
-    np.minimum.at(holder, block[holds], rank[holds])
-    out, who = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    out[order], who[order] = shortest[block], holder[block]
-    return out, who
+    each, duration = operations(table), end - table["call_ns"]
+    shortest = each.min(duration)[each.number]
+    quickest = each.min(table["rank"], where=duration == shortest)
+    return shortest, quickest[each.number]
 
 
 def contact_errors(trace: Trace) -> Int64:
@@ -228,40 +222,27 @@ def _trusted(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Per row: whether the error of the clocks is below half of the shortest duration, and whether it leaves no doubt
     who entered last. Of one clock both are always true."""
-    table, processes = trace.collectives, trace.processes
+    table = trace.collectives
     trusted = np.ones(len(table), dtype=bool)
     error_of = dict(zip(trace.alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
     if device_error_ns is None and not any(error_of.values()):
         return trusted, trusted
-    boot_of = dict(zip(processes["process_id"].tolist(), processes["boot_code"].tolist(), strict=True))
-    owners, inverse = np.unique(table["process_id"], return_inverse=True)
-    boot = np.array([boot_of[p] for p in owners.tolist()], dtype=np.int64)[inverse]
-    error = np.array([error_of.get(boot_of[p], 0) for p in owners.tolist()], dtype=np.int64)[inverse]
-    order, block = blocks(table)
-    count = int(block[-1]) + 1 if len(block) else 0
+    boot = process_values(trace, table["process_id"], "boot_code")
+    error = GroupBy(boot).map(lambda code: error_of.get(code, 0))
+    each = operations(table)
     if device_error_ns is not None:  # a device has a clock of its own, whatever the host's
         boot, error = np.where(device_error_ns > 0, -1 - int64(table["process_id"]), boot), error + device_error_ns
-    low, high, worst = np.full(count, NEVER), np.full(count, -NEVER), np.zeros(count, dtype=np.int64)
-    np.minimum.at(low, block, boot[order])
-    np.maximum.at(high, block, boot[order])
-    np.maximum.at(worst, block, error[order])
-    trusted[order] = (low == high)[block] | (2 * worst[block] <= _shortest(table, end)[0][order])
-    lead = _lead(table["call_ns"][order], boot[order], block, count)
-    ordered = np.ones(len(table), dtype=bool)
-    ordered[order] = ((low == high) | (lead > 2 * worst))[block]
-    return trusted, ordered
+    one_clock, worst = each.min(boot) == each.max(boot), np.maximum(each.max(error), 0)
+    trusted = one_clock[each.number] | (2 * worst[each.number] <= _shortest(table, end)[0])
+    ordered = one_clock | (_lead(table["call_ns"], boot, each) > 2 * worst)
+    return trusted, ordered[each.number]
 
 
-def _lead(call: Int64, boot: Int64, block: Int64, count: int) -> Int64:
+def _lead(call: Int64, boot: Int64, each: GroupBy) -> Int64:
     """By how much the last rank of each operation entered after the latest one with another clock."""
-    last = np.full(count, -NEVER)
-    np.maximum.at(last, block, call)
-    clock = np.full(count, -NEVER)
-    is_last = call == last[block]
-    clock[block[is_last]] = boot[is_last]
-    other = boot != clock[block]
-    before = np.full(count, -NEVER)
-    np.maximum.at(before, block[other], call[other])
+    last = each.max(call)
+    clock = boot[each.max(np.arange(len(call)), where=call == last[each.number])]
+    before = each.max(call, where=boot != clock[each.number], empty=-NEVER)
     return int64(np.where(before == -NEVER, NEVER, last - np.maximum(before, -(NEVER // 2))))
 
 
@@ -278,15 +259,10 @@ def _match_blocks(
     if len(rows) == 0:
         return
     rank, call, members = table["rank"], table["call_ns"], group.members
-    rows = rows[np.lexsort((-rank[rows], call[rows], table["sequence"][rows]))]
-    sequence = table["sequence"][rows]
-    new = np.ones(len(rows), dtype=bool)
-    new[1:] = sequence[1:] != sequence[:-1]
-    block = np.cumsum(new) - 1
-    starts = np.flatnonzero(new)
-    final = np.append(starts[1:], len(rows)) - 1  # the last to call stands last
-    present = np.diff(np.append(starts, len(rows)))
-    ended = np.maximum.reduceat(table["end_ns"][rows], starts) >= 0
+    rows = rows[order_by(table["sequence"][rows], call[rows], -rank[rows])]
+    each = GroupBy(table["sequence"][rows])
+    block, starts, final, present = each.number, each.first, each.last, each.sizes  # the last to call stands last
+    ended = each.max(table["end_ns"][rows]) >= 0
     late_ns, late_rank = call[rows[final]].copy(), rank[rows[final]].copy()
     incomplete = present < len(members)
     hanging = np.flatnonzero(incomplete & ~ended)
@@ -300,7 +276,7 @@ def _match_blocks(
     root_global = np.where((root >= 0) & (root < len(members)), members[np.clip(root, 0, len(members) - 1)], -1)
     is_root = rank[rows] == root_global
     unnamed = op == CollectiveOp.OTHER
-    if unnamed.any() and not short.any() and _end_together(table, rows[unnamed], block[unnamed]):
+    if unnamed.any() and not short.any() and _end_together(table, rows[unnamed], GroupBy(block[unnamed])):
         unnamed = np.zeros(len(rows), dtype=bool)  # whatever it is called: nobody leaves before the last has come
         waits_for_all = np.isin(op, (*SYNCHRONISING_OPS, CollectiveOp.OTHER))
     else:
@@ -322,24 +298,17 @@ def _match_blocks(
     partial[rows[receives]] = (source < 0) & ended[block[receives]]
 
 
-def _extents(table: Table, end: Int64, rows: Int64, block: Int64) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Of each block of rows: last entry, first end, last end, shortest duration, and how many rows it has."""
-    count = int(block.max(initial=-1)) + 1
-    enter, first, last = np.full(count, -NEVER), np.full(count, NEVER), np.full(count, -NEVER)
-    shortest = np.full(count, NEVER)
-    np.maximum.at(enter, block, table["call_ns"][rows])
-    np.minimum.at(first, block, end[rows])
-    np.maximum.at(last, block, end[rows])
-    np.minimum.at(shortest, block, (end - table["call_ns"])[rows])
-    return enter, first, last, shortest, int64(np.bincount(block, minlength=count))
+def _extents(table: Table, end: Int64, rows: Int64, each: GroupBy) -> tuple[Int64, Int64, Int64, Int64]:
+    """Of each operation: last entry, first end, last end, shortest duration; ``each`` groups the rows."""
+    call, end = table["call_ns"][rows], end[rows]
+    return each.max(call), each.min(end), each.max(end), each.min(end - call)
 
 
-def _end_together(table: Table, rows: Int64, block: Int64) -> bool:
+def _end_together(table: Table, rows: Int64, each: GroupBy) -> bool:
     """Whether each operation, of several ranks, ends at once everywhere and nowhere before the last had entered."""
-    enter, first, last, shortest, many = _extents(table, table["end_ns"], rows, block)
-    there = many > 0
+    enter, first, last, shortest = _extents(table, table["end_ns"], rows, each)
     alike = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
-    return bool((many[there] > 1).all() and (table["end_ns"][rows] >= 0).all() and alike[there].all())
+    return bool((each.sizes > 1).all() and (table["end_ns"][rows] >= 0).all() and alike.all())
 
 
 def _doubt_uncommon_ends(
@@ -354,17 +323,14 @@ def _doubt_uncommon_ends(
 
     Who left before another entered took part in another operation: then it is not known whom either waited for.
     """
-    order, block = blocks(table)
-    compared = np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock
-    rows, block = order[compared[order]], block[compared[order]]
-    if not len(rows):
-        return
-    enter, first, last, shortest, many = _extents(table, end, rows, block)
-    several = (many > 1) & (last < NEVER)
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock)
+    each = operations(table.take(rows))
+    enter, first, last, shortest = _extents(table, end, rows, each)
+    several = (each.sizes > 1) & (last < NEVER)
     apart = several & (first + _CLOCK_SLACK_NS < enter)
     doubted = apart | (several & (last - first > np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)))
-    partial[rows[doubted[block]]] = True
-    wrong = rows[apart[block]]
+    partial[rows[doubted[each.number]]] = True
+    wrong = rows[apart[each.number]]
     last_enter[wrong], last_rank[wrong] = table["call_ns"][wrong], -1
 
 
@@ -383,7 +349,7 @@ def _match_pairs(
     A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
     """
     partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
-    rows = rows[np.lexsort((table["call_ns"][rows], table["sequence"][rows]))]
+    rows = rows[order_by(table["sequence"][rows], table["call_ns"][rows])]
     peer = table["peer_rank"][rows]
     known = (peer >= 0) & (peer < len(members))
     rows, peer = rows[known], members[peer[known]]
@@ -392,20 +358,17 @@ def _match_pairs(
     own = table["rank"][rows]
     sends = table["op_code"][rows] == CollectiveOp.SEND
     source, target = np.where(sends, own, peer), np.where(sends, peer, own)
-    order = np.lexsort((~sends, target, source))
+    order = order_by(source, target, ~sends)
     rows, source, target, sends = rows[order], source[order], target[order], sends[order]
-    new = np.ones(len(rows), dtype=bool)
-    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    starts = np.flatnonzero(new)
-    for begin, end in zip(starts.tolist(), np.append(starts[1:], len(rows)).tolist(), strict=True):
+    pairs = GroupBy.runs(source, target)
+    for begin, end in itertools.pairwise(pairs.bounds.tolist()):
         sent = rows[begin:end][sends[begin:end]]
         received = rows[begin:end][~sends[begin:end]]
         if len(sent) and len(received):
             partial[rows[begin:end]] = False
-        fits, awaited = _pairs_by_number(table["sequence"], sent, received) if len(starts) == 1 else (None, None)
-        if fits is None or awaited is None:
-            both = min(len(sent), len(received))
-            fits, awaited = received[:both], sent[:both]
+        numbered = _pairs_by_number(table["sequence"], sent, received) if len(pairs) == 1 else None
+        both = min(len(sent), len(received))
+        fits, awaited = numbered or (received[:both], sent[:both])
         last_enter[fits] = table["call_ns"][awaited]
         last_rank[fits] = source[begin]
         entered = table["call_ns"][fits]
@@ -418,13 +381,13 @@ def _match_pairs(
         last_rank[never] = source[begin]
 
 
-def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64 | None, Int64 | None]:
+def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64, Int64] | None:
     """Receives and the sends that they belong to; None where the sides do not number alike."""
     if any(len(np.unique(number[side])) < len(side) for side in (sent, received)):
-        return None, None
+        return None
     _, at_sent, at_received = np.intersect1d(number[sent], number[received], assume_unique=True, return_indices=True)
     if 2 * len(at_sent) < min(len(sent), len(received)):
-        return None, None
+        return None
     return received[at_received], sent[at_sent]
 
 
@@ -440,22 +403,14 @@ def _resolved_ends(trace: Trace) -> Int64:
         return end
     end[unseen] = NEVER
     waits = trace.collective_waits
-    known = np.flatnonzero(waits["collective_key"] >= 0)
-    if len(known):
-        keys = table["collective_key"]
-        order = np.argsort(keys, kind="stable")
-        at = order[np.minimum(np.searchsorted(keys[order], waits["collective_key"][known]), len(keys) - 1)]
-        fits = (keys[at] == waits["collective_key"][known]) & unseen[at]
-        np.minimum.at(end, at[fits], waits["end_ns"][known][fits])
+    row = GroupBy(table["collective_key"]).row_of(waits["collective_key"])
+    row[(waits["collective_key"] < 0) | ~np.append(unseen, False)[row]] = -1
+    end = np.minimum(end, GroupBy.numbered(row, len(end)).min(waits["end_ns"], empty=np.iinfo(np.int64).max))
     # By what the rows say to the last tie, so that no result depends on the order in which they came.
-    order = np.lexsort([table[c] for c in ("op_code", "end_ns", "call_ns", "sequence", "group_hash", "process_id")])
-    group, process = table["group_hash"][order], table["process_id"][order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (group[1:] != group[:-1]) | (process[1:] != process[:-1])
-    # Smallest end of the rows from here to the end of the block: a running minimum from the back, block by block.
-    starts = np.append(np.flatnonzero(new), len(order))
-    for begin, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        block = order[begin:stop]
-        later = np.minimum.accumulate(end[block][::-1])[::-1]
-        end[block] = np.where(unseen[block], np.maximum(later, table["call_ns"][block]), end[block])
+    order = order_by(*(table[c] for c in ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code")))
+    # Smallest end of the rows from here to the end of the queue: a running minimum from the back, queue by queue.
+    for queue in GroupBy.runs(table["process_id"][order], table["group_hash"][order]):
+        rows = order[queue]
+        later = np.minimum.accumulate(end[rows][::-1])[::-1]
+        end[rows] = np.where(unseen[rows], np.maximum(later, table["call_ns"][rows]), end[rows])
     return end

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
@@ -54,30 +55,23 @@ def operators(trace: Trace) -> Table:
     columns = ("rank", "op_code", "group_code", "group_size", "name_code")
     keys = {name: nodes[name].copy() for name in columns}
     keys["name_code"][keys["op_code"] >= 0] = 0
-    stacked = np.stack([keys[name] for name in columns])
-    unique, first, row = np.unique(stacked, axis=1, return_index=True, return_inverse=True)
-    row = row.reshape(-1)
-
-    def total(column: str) -> np.ndarray:
-        out = np.zeros(unique.shape[1], dtype=np.int64)
-        np.add.at(out, row, nodes[column])
-        return out
-
+    each = GroupBy(*keys.values())
+    rank, op_code, group_code, group_size, name_code = each.keys
     names = [
         CollectiveOp(op).name.lower() if op >= 0 else trace.text(code)
-        for op, code in zip(unique[1].tolist(), unique[4].tolist(), strict=True)
+        for op, code in zip(op_code.tolist(), name_code.tolist(), strict=True)
     ]
     out = Table(
         OPERATORS,
         {
-            "rank": unique[0],
+            "rank": rank,
             "name": np.array(names, dtype=str),
-            "group": np.array([trace.text(code) for code in unique[2].tolist()], dtype=str),
-            "group_size": unique[3],
-            "calls_count": np.bincount(row, minlength=unique.shape[1]),
-            "input_bytes": total("input_bytes"),
-            "output_bytes": total("output_bytes"),
-            "first_node_id": nodes["node_id"][first],
+            "group": np.array([trace.text(code) for code in group_code.tolist()], dtype=str),
+            "group_size": group_size,
+            "calls_count": each.sizes,
+            "input_bytes": each.sum(nodes["input_bytes"]),
+            "output_bytes": each.sum(nodes["output_bytes"]),
+            "first_node_id": nodes["node_id"][each.first],
         },
     )
-    return out.take(np.lexsort((out["name"], -out["calls_count"], -out["input_bytes"], out["rank"])))
+    return out.take(order_by(out["rank"], -out["input_bytes"], -out["calls_count"], out["name"]))

@@ -6,7 +6,7 @@
 
 The estimate is the time of the same operation and size between as many ranks as share a host in the group: by the
 machine's calibration (``stashtrace calibrate``), else by the run's own collectives that stay inside a host. Where
-neither knows it, nothing is cut. Used through ``TraceIndex.network_cuts`` by the layers of links.
+neither knows it, nothing is cut.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,6 +25,7 @@ from stashtrace.calibration.file import Calibration, find_calibration
 from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import FormatError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
 from stashtrace.schema.trace import Trace
 
@@ -101,37 +102,34 @@ def backends_of_rows(trace: Trace) -> npt.NDArray[np.str_]:
     """Backend of each row's group: ``gloo``, ``nccl``; empty if unknown. Of several, NCCL where a device was timed."""
     groups, table = trace.groups, trace.collectives
     names = {int(h): trace.text(c).lower() for h, c in zip(groups["group_hash"], groups["backend_code"], strict=True)}
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    found = np.array([names.get(h, "") for h in hashes.tolist()], dtype=np.str_)[inverse]
-    mixed = np.char.find(found, ":") >= 0  # cpu:gloo,cuda:nccl
-    return np.where(mixed, np.where(table["device_begin_ns"] >= 0, "nccl", "gloo"), found)
+    backends = GroupBy(table["group_hash"]).map(lambda group: names.get(group, ""), np.str_)
+    mixed = np.char.find(backends, ":") >= 0  # cpu:gloo,cuda:nccl
+    return np.where(mixed, np.where(table["device_begin_ns"] >= 0, "nccl", "gloo"), backends)
 
 
 def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, Floats]:
     """What each row would take between the ranks that share a host, and its standard error; -1 if unknown."""
     table, backends = trace.collectives, backends_of_rows(trace)
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    groups, of_ranks = group_table(trace), places(trace)
-    members = [groups[h].members.tolist() for h in hashes.tolist()]
-    sizes = int64([len(m) for m in members])[inverse]
-    together = int64([max(Counter(of_ranks[r] for r in m if r in of_ranks).values(), default=1) for m in members])[
-        inverse
-    ]
+    groups, of_ranks, by_group = group_table(trace), places(trace), GroupBy(table["group_hash"])
+
+    def most_on_a_host(group: int) -> int:
+        members = groups[group].members.tolist()
+        return max(Counter(of_ranks[r] for r in members if r in of_ranks).values(), default=1)
+
+    sizes = by_group.map(lambda group: len(groups[group].members))
     calibration = _calibration(trace)
     out, error = np.full(len(rows), -1.0), np.zeros(len(rows))
-    keys = np.stack((table["op_code"], together, np.unique(backends, return_inverse=True)[1]), axis=1)[rows]
-    for op, ranks, backend in np.unique(keys, axis=0).tolist():
-        chosen = np.flatnonzero((keys == (op, ranks, backend)).all(axis=1))
-        wanted = table["message_bytes"][rows[chosen]]
-        name = str(backends[rows[chosen[0]]])
+    kinds = GroupBy(table["op_code"][rows], by_group.map(most_on_a_host)[rows], backends[rows])
+    for op, ranks, backend, chosen in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
         if ranks < 2 or op not in CollectiveOp.__members__.values():
             continue
-        alike = (table["op_code"] == op) & (sizes == ranks) & (backends == name)
+        wanted = table["message_bytes"][rows[chosen]]
+        alike = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
         alike &= (moved_ns > 0) & (table["message_bytes"] > 0)
-        found = _calibrated(calibration, op, wanted, ranks, name)
-        if found is None:
-            found = _measured(table["message_bytes"][alike], moved_ns[alike], wanted)
-        out[chosen], error[chosen] = found
+        times = _calibrated(calibration, op, wanted, ranks, backend)
+        if times is None:
+            times = _measured(table["message_bytes"][alike], moved_ns[alike], wanted)
+        out[chosen], error[chosen] = times
     return out, error
 
 
@@ -141,9 +139,14 @@ def _calibration(trace: Trace) -> Calibration | None:
         found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:
         return None
+    return None if found is None or machine_difference(trace, found) else found
+
+
+def machine_difference(trace: Trace, calibration: Calibration) -> str:
+    """How the hosts of the run differ from the machine that was calibrated, in a sentence; empty if they do not."""
     processes = trace.processes
     hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
-    return None if found is None or found.foreign_to(trace.text(code) for code in hosts.tolist()) else found
+    return calibration.foreign_to(trace.text(code) for code in hosts.tolist())
 
 
 def _calibrated(
@@ -160,16 +163,16 @@ def _calibrated(
 def _measured(sizes: Int64, times_ns: Int64, wanted: Int64) -> tuple[Floats, Floats]:
     """Time and error of each wanted size by a line through the medians per size; of few sizes, by the same size."""
     time, error = np.full(len(wanted), -1.0), np.zeros(len(wanted))
-    known, row = np.unique(sizes, return_inverse=True)
+    by_size = GroupBy(sizes)
+    known = by_size.values
     if not len(known):
         return time, error
-    quartiles = np.array([np.quantile(times_ns[row == i], (0.25, 0.5, 0.75)) for i in range(len(known))])
+    quartiles = np.array([np.quantile(times_ns[rows], (0.25, 0.5, 0.75)) for rows in by_size])
     if len(known) > _TOO_FEW_SIZES:
         fit = fit_alpha_beta(known, quartiles[:, 1])
         near = (wanted <= _NEAR * known[-1]) & (wanted * _NEAR >= known[0])
         fitted, off = fit.expected(wanted)
         return np.where(near, fitted, -1.0), off
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    same = known[at] == wanted
+    at = by_size.find(wanted)
     scatter = (quartiles[:, 2] - quartiles[:, 0]) * _SCATTER_PER_RANGE
-    return np.where(same, quartiles[at, 1], -1.0), scatter[at]
+    return np.where(at >= 0, quartiles[at, 1], -1.0), scatter[at]

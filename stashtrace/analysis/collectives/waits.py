@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.collectives.device import on_devices
-from stashtrace.analysis.collectives.matching import match
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.collectives.matching import match, process_values
+from stashtrace.analysis.intervals import NEVER
+from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.table import Table
@@ -67,25 +68,21 @@ def collective_rows(trace: Trace) -> Table:
         raise MissingDataError(
             "no collective was recorded", hint="run more than one rank with the collector torch_distributed on"
         )
-    matched, devices = match(trace), on_devices(trace)
-    timed, there = devices.timed, devices.matched
-    begin = np.where(timed, devices.enter_ns, table["call_ns"])
-    lives = dict(zip(trace.processes["process_id"].tolist(), trace.processes["end_ns"].tolist(), strict=True))
-    owners, inverse = np.unique(table["process_id"], return_inverse=True)
-    last = np.array([lives[p] for p in owners.tolist()], dtype=np.int64)[inverse]
+    devices = on_devices(trace)
+    matched = devices.over(match(trace))
+    begin = np.where(devices.timed, devices.enter_ns, table["call_ns"])
+    last = process_values(trace, table["process_id"], "end_ns")
     end = np.where(matched.end_ns == NEVER, np.maximum(last, begin), matched.end_ns)
-    end = np.where(timed, devices.end_ns, end)
-    entered = np.clip(np.where(timed, there.last_enter_ns, matched.last_enter_ns), begin, end)
-    last_rank = np.where(timed, there.last_rank, matched.last_rank)
-    ordered = np.where(timed, there.ordered, matched.ordered) | ~np.isin(table["op_code"], SYNCHRONISING_OPS)
+    entered = np.clip(matched.last_enter_ns, begin, end)
+    ordered = matched.ordered | ~np.isin(table["op_code"], SYNCHRONISING_OPS)
     # In an operation that somebody never entered, even a call at the very end of the recording waits.
-    never = np.where(timed, there.last_enter_ns, matched.last_enter_ns) == NEVER
-    waited = ((entered > begin) | never) & (last_rank != table["rank"]) & ordered
+    never = matched.last_enter_ns == NEVER
+    waited = ((entered > begin) | never) & (matched.last_rank != table["rank"]) & ordered
     return Table(
         COLLECTIVE_TIMES,
         {
             "rank": table["rank"],
-            "step": _step_of(trace, table["rank"], begin),
+            "step": step_at_any(trace, table["rank"], begin),
             "communicator": communicator_names(trace, table["group_hash"]),
             "sequence": table["sequence"],
             "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
@@ -94,31 +91,14 @@ def collective_rows(trace: Trace) -> Table:
             "end_ns": end,
             "wait_ns": entered - begin,
             "transfer_ns": end - entered,
-            "last_rank": np.where(waited, last_rank, -1),
-            "method": np.where(np.where(timed, there.by_clock, matched.by_clock), "clock", "duration"),
+            "last_rank": np.where(waited, matched.last_rank, -1),
+            "method": np.where(matched.by_clock, "clock", "duration"),
         },
     )
-
-
-def _step_of(trace: Trace, rank: Int64, at: Int64) -> Int64:
-    out = np.full(len(rank), -1, dtype=np.int64)
-    try:
-        found = find_steps(trace)
-    except MissingDataError:
-        return out  # collectives without a training loop
-    by_rank, steps_by_rank = RowsBy(rank), RowsBy(found["rank"])
-    for value in by_rank.values.tolist():
-        rows, own = by_rank.rows(value), steps_by_rank.rows(value)
-        if len(own):
-            position = np.searchsorted(found["begin_ns"][own], at[rows], side="right") - 1
-            inside = (position >= 0) & (at[rows] < found["end_ns"][own][np.maximum(position, 0)])
-            out[rows[inside]] = found["step"][own][position[inside]]
-    return out
 
 
 def communicator_names(trace: Trace, group_hash: np.ndarray) -> np.ndarray:
     """Name of each of these groups."""
     groups = trace.groups
     names = {int(h): trace.text(c) for h, c in zip(groups["group_hash"], groups["name_code"], strict=True)}
-    hashes, inverse = np.unique(group_hash, return_inverse=True)
-    return np.array([names.get(h) or f"group {h:x}" for h in hashes.tolist()], dtype=np.str_)[inverse]
+    return GroupBy(group_hash).map(lambda group: names.get(group) or f"group {group:x}", np.str_)

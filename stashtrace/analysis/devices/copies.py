@@ -10,8 +10,9 @@ import numpy as np
 from stashtrace.analysis.devices.breakdown import COMPUTE
 from stashtrace.analysis.devices.tables import COPY_TIMES
 from stashtrace.analysis.devices.work import Bools, Keep, device_rows
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

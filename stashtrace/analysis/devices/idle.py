@@ -17,7 +17,8 @@ import numpy as np
 
 from stashtrace.analysis.devices.tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.kinds import BLOCKING_CALLS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -68,7 +69,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     lasting = end > begin
     begin, end, launch = begin[lasting], end[lasting], launch[lasting]
     # Of work that begins at once the one launched first decides, and one with a known launch before the others.
-    order = np.lexsort((np.where(launch >= 0, launch, NEVER), begin))
+    order = order_by(begin, np.where(launch >= 0, launch, NEVER))
     begin, launch = begin[order], launch[order]
     before = np.maximum.accumulate(np.append(min(begin_ns, int(begin.min(initial=NEVER))), end[order]))
     gap = np.flatnonzero(begin > before[:-1])
@@ -86,7 +87,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
 
     table, rows = device.trace.device_calls, calls.rows(device.process_id)
     rows = rows[np.isin(table["call_code"][rows], BLOCKING_CALLS)]
-    inside = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
+    inside = TimeSet.of_rows(table, rows)
     blocked = _drained(host, inside) | inside
     return {
         "input": host & waits,

@@ -14,6 +14,7 @@ from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_r
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import order_by
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -91,7 +92,7 @@ def _by_code_and_length(code: Int64, lengths: Int64) -> Int64:
     longest = int(lengths.max(initial=0)) + 1
     if int(code.max(initial=0)) < _CODES_AT_MOST // longest and int(lengths.min(initial=0)) >= 0:
         return np.argsort(code * longest + lengths)
-    return np.lexsort((lengths, code))
+    return order_by(code, lengths)
 
 
 def kernel_times(
@@ -134,7 +135,7 @@ def kernel_times(
         found = grouped(lengths, name, work)
         owner = np.full(len(found.first), -1, dtype=np.int64)
         ranks_count, slowest, slowest_ns = _over_ranks(name, work, rank, apart)
-    order = np.lexsort((name[found.first], -found.total_ns, owner))
+    order = order_by(owner, -found.total_ns, name[found.first])
     whole = dict(zip(*_sums(owner, found.total_ns), strict=True))
     everything = np.array([whole[int(o)] for o in owner], dtype=np.int64)
     columns = {
@@ -173,7 +174,7 @@ def _over_ranks(name: Int64, work: Int64, rank: Int64, apart: Grouped) -> tuple[
     new[1:] = (whose[1:] != whose[:-1]) | (kind[1:] != kind[:-1])
     starts = np.flatnonzero(new)
     group = np.cumsum(new) - 1
-    order = np.lexsort((owner, -apart.total_ns, group))
+    order = order_by(group, -apart.total_ns, owner)
     slowest = order[starts]  # groups keep their places in the order
     return np.diff(np.append(starts, len(whose))), owner[slowest], apart.total_ns[slowest]
 
@@ -244,7 +245,7 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
         chosen = [at for at, (_, work) in enumerate(keys) if not kind or work == kind]
         total.append(_compare((name, kind), first, second, chosen, floor))
     table = Table.from_rows(KERNEL_DIFF, rows)
-    order = np.lexsort((table["work"], table["name"], -np.abs(table["change_ns"])))
+    order = order_by(-np.abs(table["change_ns"]), table["name"], table["work"])
     return Table.concat(KERNEL_DIFF, [Table.from_rows(KERNEL_DIFF, total), table.take(order)])
 
 

@@ -26,7 +26,8 @@ from stashtrace.analysis.devices.work import (
     one_row_per_window,
     windows_of,
 )
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -76,7 +77,7 @@ def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
     """How many pieces of work are launched and not begun: moments in order, and the number from each to the next."""
     at = np.concatenate([launch, np.maximum(begin, launch)])
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
-    order = np.lexsort((-change, at))
+    order = order_by(at, -change)
     at, depth = at[order], np.cumsum(change[order])
     last = np.append(at[1:] != at[:-1], True) if len(at) else np.zeros(0, dtype=bool)
     return at[last], depth[last]
@@ -94,7 +95,7 @@ def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
 def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
     count = len(windows.begin)
     columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
-    order = np.lexsort(columns[::-1])
+    order = order_by(*columns)
     begin, launch, end, returned = (column[order] for column in columns)
     empty = found_empty(launch, begin, end)
     at = np.searchsorted(windows.begin, begin, side="right") - 1
@@ -134,7 +135,7 @@ def first_of_each(launch: Int64) -> Bools:
 
 def _quantile(group: Int64, values: Int64, count: int, percent: int) -> Int64:
     """Nearest-rank quantile of each group, -1 of an empty one."""
-    order = np.lexsort((values, group))
+    order = order_by(group, values)
     sizes = np.bincount(group, minlength=count)
     starts = np.cumsum(sizes) - sizes
     place = np.maximum(-(-sizes * percent // 100) - 1, 0)

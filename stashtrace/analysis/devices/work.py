@@ -15,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -58,7 +59,7 @@ class DeviceRows:
         """When any work of these kinds ran."""
         rows = self.rows[np.isin(self["work_code"], works)]
         kernels = self.trace.kernels
-        return TimeSet.of(kernels["begin_ns"][rows], kernels["end_ns"][rows])
+        return TimeSet.of_rows(kernels, rows)
 
     def busy(self) -> TimeSet:
         """When anything ran."""
@@ -118,7 +119,7 @@ def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep
         own = rows[grouped.rows(key)]
         rank, device_index = (int(kernels[name][own[0]]) for name in ("rank", "device_index"))
         waited = waits_of.rows(key >> _BITS)
-        waits = TimeSet.of(batches["begin_ns"][waited], batches["end_ns"][waited])
+        waits = TimeSet.of_rows(batches, waited)
         found.append(DeviceRows(trace, rank, key >> _BITS, device_index, own, waits))
     found.sort(key=lambda device: (device.rank, device.process_id, device.device_index))
     return _without_last_step(trace, found) if last_step == "drop" else found

@@ -71,13 +71,13 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
     free = TimeSet.of(steps["begin_ns"], steps["end_ns"]) - TimeSet.of(begin[named], end[named])
     waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
     code, begin, end = (waits[name][rows] for name in ("wait_code", "begin_ns", "end_ns"))
-    found: dict[str, int] = {}
+    blocked_ns: dict[str, int] = {}
     for name, codes in _CALLS.items():
         chosen = np.isin(code, codes)
         time = free & TimeSet.of(begin[chosen], end[chosen])
-        found[name] = time.total_ns
+        blocked_ns[name] = time.total_ns
         free -= time
     io, own = index.io, index.io_by_track.rows(thread.track_id)
     own = own[io.is_blocked[own]]
-    found[_IO] = (free & TimeSet.of(io.begin[own], io.end[own])).total_ns
-    return {name: ns for name, ns in found.items() if ns > 0}
+    blocked_ns[_IO] = (free & TimeSet.of(io.begin[own], io.end[own])).total_ns
+    return {name: ns for name, ns in blocked_ns.items() if ns > 0}

@@ -62,8 +62,8 @@ def claims_of(facts: RunFacts) -> list[Claim]:
 def _headline(facts: RunFacts) -> list[Claim]:
     claims = []
     if facts.unexplained_ratio > _LOW_CONFIDENCE_RATIO:
-        doubts = {what: share for what, share in facts.doubts.items() if share >= _SMALL_RATIO}
-        rows = [Evidence("doubt", "stalls", part_ratio=share, name=what) for what, share in doubts.items()]
+        doubts = {doubt: share for doubt, share in facts.doubts.items() if share >= _SMALL_RATIO}
+        rows = [Evidence("doubt", "stalls", part_ratio=share, name=doubt) for doubt, share in doubts.items()]
         worst = max(facts.ranks, key=lambda r: r.unexplained_ns / max(r.wall_ns, 1))
         most = worst.unexplained_ns / max(worst.wall_ns, 1)
         if "unexplained" in doubts and most - doubts["unexplained"] >= _SMALL_RATIO:

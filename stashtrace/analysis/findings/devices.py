@@ -65,11 +65,11 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
         return []
     table = idle_calls(trace, warmup=warmup)
     names = _track_names(trace)
-    found = []
+    rows = []
     for row in np.flatnonzero(table["rank"] == rank.rank).tolist():
         during, after = max(table["idle_ns"][row], table["possible_ns"][row]), table["drained_ns"][row]
         covered = _per_step(float(max(during, after)), rank)
-        found.append(
+        rows.append(
             Evidence(
                 "blocking_call" if during >= after else "draining_call",
                 "idle_calls",
@@ -81,7 +81,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
                 name=names.get(int(table["track_id"][row]), ""),
             )
         )
-    longest = sorted(found, key=lambda row: -row.amount_ns)
+    longest = sorted(rows, key=lambda row: -row.amount_ns)
     worth = [row for row in longest if row.amount_ns >= _EXPLAINS_RATIO * stall_ns]
     return worth[:_FEW] or [Evidence("not_explained", "idle_calls", rank=rank.rank)]
 
@@ -93,11 +93,11 @@ def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence
     mine = brackets.take(chosen & (brackets["begin_ns"] >= 0))
     mine = mine.take(_inside(mine["begin_ns"], rank, steps))
     names = _track_names(trace)
-    found = []
+    rows = []
     for track in np.unique(mine["track_id"]).tolist():
         held = mine.take(mine["track_id"] == track)
         spent = _per_step(float((held["end_ns"] - held["begin_ns"]).sum()), rank)
-        found.append(
+        rows.append(
             Evidence(
                 "host_function",
                 "device_brackets",
@@ -107,7 +107,7 @@ def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence
                 name=names.get(track, ""),
             )
         )
-    return sorted(found, key=lambda row: -row.amount_ns)[:_FEW]
+    return sorted(rows, key=lambda row: -row.amount_ns)[:_FEW]
 
 
 def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:

@@ -186,10 +186,10 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
     """Hosts in the order of their first rank, and the ranks that ran on each."""
     processes = trace.processes
     rows = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("rank")
-    found: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank, host in zip(rows["rank"].tolist(), rows["host_code"].tolist(), strict=True):
-        found.setdefault(trace.text(host), []).append(rank)
-    return found
+        ranks.setdefault(trace.text(host), []).append(rank)
+    return ranks
 
 
 def gather(trace: Trace) -> RunFacts:

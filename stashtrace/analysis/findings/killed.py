@@ -68,11 +68,11 @@ def killed(trace: Trace) -> Table:
         if number == text or not number.isdecimal() or len(number) > _MOST_DIGITS or owner not in row_of:
             continue
         parent = row_of[owner]
-        name, sender, what = [*trace.text(value).split(" ", 2), "", "", ""][:3]
+        name, sender, process_name = [*trace.text(value).split(" ", 2), "", "", ""][:3]
         pid = int(number)
         of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
         row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
-        of_worker = what.rpartition(" ")[2] if what.startswith("worker ") else ""
+        of_worker = process_name.rpartition(" ")[2] if process_name.startswith("worker ") else ""
         worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= _MOST_DIGITS else -1
         rank, process, end = int(processes["rank"][parent]) if worker >= 0 else -1, -1, -1
         if row >= 0:

@@ -95,21 +95,21 @@ def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> list[
 def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Evidence]:
     """What the late rank does longer than one that waits for it, by the difference of their budgets."""
     tables = facts.tables
-    found = late_surplus(facts.trace, tables["straggler_causes"], tables["steps"], victim.rank, late_rank.rank)
-    if found is None:
+    difference = late_surplus(facts.trace, tables["straggler_causes"], tables["steps"], victim.rank, late_rank.rank)
+    if difference is None:
         return []
     own, other = late_rank.rank, victim.rank
     # That it waits for others itself says nothing of why it is late.
-    if found.explains and found.explains != "straggler":
-        longer = found.of(found.explains)
+    if difference.explains and difference.explains != "straggler":
+        longer = difference.of(difference.explains)
         silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
-        kind = "unrecorded" if found.explains == "other" and silent else found.explains
+        kind = "unrecorded" if difference.explains == "other" and silent else difference.explains
         row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=kind)
-        return [replace(row, name=found.kind)]
-    if found.begins_later_ns >= EXPLAINS_RATIO * found.wait_ns:
-        code = "late_begins_later" if found.steps_count > 1 else "late_begins_later_once"
-        return [Evidence(code, "steps", rank=own, of_count=other, amount_ns=found.begins_later_ns)]
-    return [Evidence("late_varies" if found.steps_count > 1 else "late_not_explained", "stalls", rank=own)]
+        return [replace(row, name=difference.kind)]
+    if difference.begins_later_ns >= EXPLAINS_RATIO * difference.wait_ns:
+        code = "late_begins_later" if difference.steps_count > 1 else "late_begins_later_once"
+        return [Evidence(code, "steps", rank=own, of_count=other, amount_ns=difference.begins_later_ns)]
+    return [Evidence("late_varies" if difference.steps_count > 1 else "late_not_explained", "stalls", rank=own)]
 
 
 def alone(facts: RunFacts, late_rank: int) -> list[Evidence]:

@@ -73,8 +73,8 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         )
         rows.append(Evidence("epochs_workers", "epoch_begins", items_count=epochs["workers_count"]))
         if epochs["workers_end_ns"] >= _WORTH_NAMING * epochs["wait_ns"]:
-            each = epochs["workers_end_ns"] / count
-            rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each, items_count=count))
+            each_ns = epochs["workers_end_ns"] / count
+            rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each_ns, items_count=count))
     slow = _slow_file(trace, making, rank.kinds["fetch"]) if making is not None and fetched else None
     if between > _EPOCHS_RULE:  # what its workers did meanwhile was to begin
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""

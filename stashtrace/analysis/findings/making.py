@@ -135,8 +135,8 @@ def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
     if not len(own):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
-    found: npt.NDArray[np.bool_] = (at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)])
-    return found
+    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)])
+    return inside_step
 
 
 def _parts(trace: Trace, made: Table) -> dict[str, float]:
@@ -177,7 +177,7 @@ def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
         ("blocked", waits, ~polls & ~np.isin(waits["wait_code"], (WaitOp.SLEEP, WaitOp.GIL))),
         ("blocked", io, pipe),
     )
-    found = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "gil", "blocked")}
+    spent = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "gil", "blocked")}
     by_track = RowsBy(made["track_id"])
     for track in by_track.values.tolist():
         rows = by_track.rows(track)
@@ -185,8 +185,8 @@ def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
             mine = chosen & (table["track_id"] == track)
             if mine.any():
                 time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
-                found[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
-    return found
+                spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
+    return spent
 
 
 def advice_of(

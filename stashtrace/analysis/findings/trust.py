@@ -124,13 +124,13 @@ def _untraced_programs(trace: Trace) -> list[str]:
         if trace.text(row["name_code"]) == "started_untraced":
             program = trace.text(row["advice_code"])
             counts[program] = counts.get(program, 0) + max(row["lost_count"], 1)
-    told = [f"{count} x {program}" if count > 1 else program for program, count in sorted(counts.items())]
-    for name, what in _SANDBOXED.items():
+    programs = [f"{count} x {program}" if count > 1 else program for program, count in sorted(counts.items())]
+    for name, children in _SANDBOXED.items():
         count = int((trace.losses["name_code"] == trace.strings.find(name)).sum())
         if count:
             whose = "a process" if count == 1 else f"{count} processes"
-            told.append(f"{whose} after entering a sandbox of its own{what}")
-    return told
+            programs.append(f"{whose} after entering a sandbox of its own{children}")
+    return programs
 
 
 def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
@@ -207,12 +207,12 @@ def _probe_cost_ns(trace: Trace) -> int:
 def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
     """Process -> the largest whole number that it recorded as a fact."""
     facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
-    told: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for process_id, value_code in zip(facts["process_id"].tolist(), facts["value_code"].tolist(), strict=True):
         value = trace.text(value_code)
         if process_id >= 0 and value.isdecimal():
-            told[process_id] = max(told.get(process_id, 0), int(value))
-    return told
+            numbers[process_id] = max(numbers.get(process_id, 0), int(value))
+    return numbers
 
 
 def ending_claims(trace: Trace) -> list[Claim]:
@@ -268,13 +268,13 @@ def _other_trainers(trace: Trace) -> list[Claim]:
     """Processes beside the ranks that made updates too: a second job of a script, or a rank started again."""
     phases, processes = trace.phases, trace.processes
     updates = phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))]
-    found = []
+    trainers = []
     for number, row in enumerate(processes.rows()):
         count = int(np.count_nonzero(updates == row["process_id"]))
         if count and row["role_code"] != ProcessRole.RANK:
             name = trace.text(row["name_code"])
-            found.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
-    return [Claim("machine", "other_trainers", items_count=len(found), evidence=tuple(found))] if found else []
+            trainers.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
+    return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []
 
 
 def _unordered(trace: Trace) -> list[Claim]:

@@ -54,21 +54,21 @@ def verdicts(facts: RunFacts) -> list[Claim]:
     """
     if not facts.ranks:
         return []
-    found = [(claim.share_ratio, claim) for claim in _stalls(facts)]
+    weighted = [(claim.share_ratio, claim) for claim in _stalls(facts)]
     own_ns = sum(rank.wall_ns for rank in facts.ranks)
     for part in facts.others:
         weight = sum(rank.wall_ns for rank in part.ranks) / max(own_ns, 1)
-        found += [
+        weighted += [
             (claim.share_ratio * weight, replace(claim, name=part.step_kind))
             for claim in _stalls(part)
             if claim.share_ratio * weight >= WORTH_SAYING_RATIO
         ]
-    return [claim for _, claim in sorted(found, key=lambda pair: -pair[0])] or [_no_stall(facts)]
+    return [claim for _, claim in sorted(weighted, key=lambda pair: -pair[0])] or [_no_stall(facts)]
 
 
 def _stalls(facts: RunFacts) -> list[Claim]:
     """Claims about the stalls of one kind of steps, worst first."""
-    found: list[Claim] = []
+    claims: list[Claim] = []
     for group, claims_of in (
         ("data", _data),
         ("late", _late),
@@ -84,11 +84,11 @@ def _stalls(facts: RunFacts) -> list[Claim]:
             # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
             least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*GROUPS[group])
             alike = [r for r in hit if r.per_step_ns(*GROUPS[group]) >= least]
-            found += claims_of(facts, alike)
+            claims += claims_of(facts, alike)
             hit = hit[len(alike) :]
-    if not any(claim.kind == "host" for claim in found):
-        found += _perhaps_host(facts)
-    return sorted(found, key=lambda claim: -claim.share_ratio)
+    if not any(claim.kind == "host" for claim in claims):
+        claims += _perhaps_host(facts)
+    return sorted(claims, key=lambda claim: -claim.share_ratio)
 
 
 def confidence(point: float, low: float, high: float) -> str:
@@ -158,8 +158,8 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         # Of one step nobody can say that two ranks take turns in it.
         each_other = facts.steps_count > 1 and len(alike) == 1 and late is not None
         if each_other and late is not None and late in left:
-            there, back = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
-            alike = [worst, late] if min(there, back) > _ALIKE_RATIO * max(there, back) else alike
+            own_ns, other_ns = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
+            alike = [worst, late] if min(own_ns, other_ns) > _ALIKE_RATIO * max(own_ns, other_ns) else alike
         left = [r for r in left if r not in alike]
         claims.append(_late_claim(facts, alike, cause))
     return claims

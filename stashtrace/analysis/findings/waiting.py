@@ -73,7 +73,7 @@ def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) 
 
 def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
     """Collectives that some members have entered and others not, longest wait first."""
-    found = []
+    waiting = []
     rows = trace.collectives
     for group in np.unique(trace.groups["group_hash"]):
         described = trace.groups.take(trace.groups["group_hash"] == group)
@@ -93,7 +93,7 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
             continue
         ended = int(entered["end_ns"].max())
         missing = [r for r in members if last[r] < sequence]
-        found.append(
+        waiting.append(
             Waiting(
                 trace.text(described["name_code"][0]),
                 CollectiveOp(int(entered["op_code"][0])).name.lower(),
@@ -105,4 +105,4 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
                 (ended if (entered["end_ns"] >= 0).all() else now_ns) - int(entered["call_ns"].min()),
             )
         )
-    return sorted(found, key=lambda w: -w.since_ns)
+    return sorted(waiting, key=lambda w: -w.since_ns)

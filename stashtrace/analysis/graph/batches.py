@@ -1,4 +1,4 @@
-"""Nodes of batches that workers make, and the thread that takes them."""
+"""Nodes of batches that workers make, and their edges to the thread that takes them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.model import EdgeKind, Resource
-from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.parts import Parts, ThreadNodes
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.analysis.stalls.batches import BatchWaits
 from stashtrace.analysis.stalls.index import TraceIndex
@@ -17,23 +17,30 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 
-#: A worker that was idle for longer before a batch had not been asked for it.
+#: A worker that was idle for longer than this before a batch had not been asked for it.
 _IDLE_NS = 50_000
-#: A maker that held a batch back lets go of it so soon after its next one.
+#: A worker that held a batch back hands it over this soon after it has made the next one.
 _HELD_NS = 1_000_000
-#: A worker that reads an index that is there is idle for less; who waits for one is so in this part of its batches.
+#: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
+#: batches.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
 _PREFETCH = 2
-#: The next index goes out at most so long before the loop has its batch: pinning and unpickling lie between.
+#: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000
 
 
-def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
-    """When the thread had each batch: made, and after that no longer blocked, but at work to unpack it.
+def made_by_workers(loads: BatchWaits, thread: StepThread) -> npt.NDArray[np.bool_]:
+    """Return which waits of a thread are for batches that another process made."""
+    made = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
+    return np.asarray(made)
 
-    A maker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
-    work of the taker. Where nobody knows how long the taker ran, all the time after the making counts as work.
+
+def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
+    """Return when the thread had each batch: from then on it was no longer blocked, but unpacked the batch.
+
+    A worker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
+    work of the thread. Where it is not known how long the thread ran, all time after the making counts as its work.
     """
     had = loads.end - loads.ran_ns
     blocked = had - np.maximum(loads.made_ns, loads.begin)
@@ -45,31 +52,33 @@ def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool
 
 
 def _next_made_ns(index: TraceIndex, process: Int64, made_ns: Int64) -> Int64:
-    """When the same process had made its next batch, ``NEVER`` if it made none."""
+    """Return when the same process had made its next batch, ``NEVER`` if it made none."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    found = np.full(len(process), NEVER, dtype=np.int64)
+    next_ns = np.full(len(process), NEVER, dtype=np.int64)
     for maker in np.unique(process[process >= 0]).tolist():
         mine = process == maker
         ends = np.sort(fetches["end_ns"][index.fetches_by_process.rows(maker)])
-        found[mine] = np.append(ends, NEVER)[np.searchsorted(ends, made_ns[mine], side="right")]
-    return found
+        next_ns[mine] = np.append(ends, NEVER)[np.searchsorted(ends, made_ns[mine], side="right")]
+    return next_ns
 
 
 def add_batches(
     index: TraceIndex,
     thread: StepThread,
-    cells: Cells,
-    nodes: Int64,
+    nodes: ThreadNodes,
     loads: BatchWaits,
     had_ns: Int64,
     life: TimeSet,
     parts: Parts,
 ) -> None:
-    """Batches that workers make: one after the other, each after it was asked for; the thread takes what is made."""
+    """Add the batches that workers make.
+
+    A worker makes one after the other, each after it was asked for. The thread takes what is made.
+    """
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = index.fetches.rows(thread.rank)
     begin, end = fetches["begin_ns"][made], fetches["end_ns"][made]
-    # One that ended before it began has damaged times, and no length.
+    # A batch that ended before it began has damaged times, and no length.
     made = made[(fetches["process_id"][made] != thread.process_id) & (end > life.begin[0]) & (end >= begin)]
     if not len(made):
         return
@@ -100,25 +109,25 @@ def add_batches(
     mine = mine[waits["batch_index"][mine] >= 0]
     loaders = []
     asked_ns = np.full(len(order), NEVER, dtype=np.int64)
-    for loader in np.unique(fetches["loader_id"][order]).tolist():
-        chosen = np.flatnonzero(fetches["loader_id"][order] == loader)
-        takes = waits.take(mine[waits["loader_id"][mine] == loader]).sort_by("begin_ns")
+    for loader_id in np.unique(fetches["loader_id"][order]).tolist():
+        chosen = np.flatnonzero(fetches["loader_id"][order] == loader_id)
+        takes = waits.take(mine[waits["loader_id"][mine] == loader_id]).sort_by("begin_ns")
         if not len(takes):
             continue
         at = np.searchsorted(loads.begin, takes["begin_ns"])
         known = np.append(loads.begin, -1)[at] == takes["begin_ns"]
         had = np.where(known, np.append(had_ns, NEVER)[at], NEVER)
-        one = _Loader.of(chosen, fetches.take(order[chosen]), takes, idle[chosen], had)
-        loaders.append(one)
-        asked_ns[chosen] = np.where(one.asked >= 0, takes["end_ns"][one.asked], NEVER)
-    # Who was asked before it was free did not wait for that: an index that is there takes its time to be read as well.
+        loader = _Loader.of(chosen, fetches.take(order[chosen]), takes, idle[chosen], had)
+        loaders.append(loader)
+        asked_ns[chosen] = np.where(loader.asked >= 0, takes["end_ns"][loader.asked], NEVER)
+    # A worker that was asked before it was free did not wait: reading an index that is there takes its time as well.
     idle = np.where(asked_ns < before, 0, idle)
-    # Between two passes nobody recorded what a worker waits for.
+    # What a worker waits for between two passes is not recorded.
     idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
     parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
-    for one in loaders:
-        _taken(cells, nodes, batches[one.rows], one, parts)
-        _asked(cells, nodes, batches[one.rows], one, idle[one.rows], ~same[one.rows], parts)
+    for loader in loaders:
+        _take(nodes, batches[loader.rows], loader, parts)
+        _ask(nodes, batches[loader.rows], loader, idle[loader.rows], ~same[loader.rows], parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +136,18 @@ class _Loader:
 
     Attributes
     ----------
-    rows
-        Which of the rank's batches these are.
-    number, begin, end
+    rows : int array
+        Indices of the batches among those of the rank.
+    number, begin, end : int array
         Of each batch.
-    takes, had
-        Waits in order, and when each of them had its batch.
-    made
-        Of each take the batch it got: the last one of its number that had begun by then; -1 if unknown.
-    asked
-        Of each batch the take after which its maker was asked for it, -1 if there is none.
+    takes : Table
+        Waits of the thread in order.
+    had : int array
+        When the thread had the batch of each wait.
+    made : int array
+        Batch that each wait got: the last one of its number that had begun by then; -1 if unknown.
+    asked : int array
+        Wait after which the worker of each batch was asked for it, -1 if there is none.
     """
 
     rows: Int64
@@ -152,76 +163,70 @@ class _Loader:
     def of(cls, rows: Int64, fetches: Table, takes: Table, idle: Int64, had: Int64) -> _Loader:
         number, begin, end = (fetches[name] for name in ("batch_index", "begin_ns", "end_ns"))
         made = _latest(takes["batch_index"], takes["end_ns"], number, begin)
-        # A batch is asked for when the one so many before it arrives. No maker is ever ahead by more than that.
+        # A batch is asked for when the one ``distance`` before it arrives: no worker is ever further ahead.
         arrived = np.maximum(takes["begin_ns"], np.where(made >= 0, end[made], takes["begin_ns"]))
         highest = np.maximum.accumulate(takes["batch_index"])
         before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
         ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
         distance = max(int(ahead.max()), 1)
         if np.mean(idle > np.maximum(_WAITED_NS, (end - begin) // 10)) < _OFTEN_RATIO:
-            # Who never waits may be as far ahead as it is allowed to be, or not.
+            # Workers that never wait may be allowed to be further ahead than they were.
             distance = max(distance, len(np.unique(fetches["process_id"])) * _PREFETCH)
         asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
         return cls(rows, number, begin, end, takes, had, made, asked)
 
 
 def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: npt.NDArray[np.bool_]) -> Int64:
-    """How long each worker waited for the index of a batch since the one before."""
+    """Return how long each worker waited for the index of a batch since the batch before."""
     table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
-    found = np.zeros(len(begin), dtype=np.int64)
+    idle = np.zeros(len(begin), dtype=np.int64)
     for worker in np.unique(process).tolist():
         own = table["process_id"] == worker
         mine = np.flatnonzero((process == worker) & same)
-        if not own.any():  # nobody recorded what it waited for: it was idle for as long as it made nothing
-            found[mine] = np.maximum(begin[mine] - before[mine], 0)
+        if not own.any():  # its waits were not recorded: it was idle for as long as it made nothing
+            idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
         time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
-        found[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
-    return found
+        idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
+    return idle
 
 
-def _taken(cells: Cells, nodes: Int64, batches: Int64, loader: _Loader, parts: Parts) -> None:
+def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> None:
     """The thread goes on with a batch when that is made."""
-    made, known = loader.made, loader.made >= 0
+    made = loader.made
     had = np.where(loader.had < NEVER, np.maximum(loader.had, loader.end[made]), loader.end[made])
-    first = np.searchsorted(cells.begin, np.maximum(loader.takes["begin_ns"], had), side="left")
-    known &= first < len(cells)
-    source = np.where(known, batches[made], -1)
-    target = np.where(known, nodes[np.minimum(first, len(cells) - 1)], -1)
-    parts.edge(source, target, EdgeKind.BATCH, had - loader.end[made])
+    goes_on, _ = nodes.next_begun(np.maximum(loader.takes["begin_ns"], had))
+    parts.edge(np.where(made >= 0, batches[made], -1), goes_on, EdgeKind.BATCH, had - loader.end[made])
 
 
-def _asked(
-    cells: Cells,
-    nodes: Int64,
+def _ask(
+    nodes: ThreadNodes,
     batches: Int64,
     loader: _Loader,
     idle: Int64,
     started: npt.NDArray[np.bool_],
     parts: Parts,
 ) -> None:
-    """A worker begins a batch when it was asked for it; the first one of a new worker after the thread started that."""
+    """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
     begin, asked = loader.begin, loader.asked
     waiting = (idle > _IDLE_NS) | (started & (asked < 0))
     # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
     moment = np.where(asked >= 0, loader.takes["end_ns"][asked], begin)
     moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
-    last = np.searchsorted(cells.end, moment, side="right") - 1
-    right = (last >= 0) & (waiting | (asked >= 0))
+    before, ended_ns = nodes.last_ended(moment)
     # The index goes out before the taken batch is handed to the loop: the lag may be negative.
-    lag = np.where(waiting, begin - cells.end[np.maximum(last, 0)], 0)
-    source = np.where(right, nodes[np.maximum(last, 0)], -1)
-    parts.edge(source, batches, EdgeKind.PREFETCH, lag)
+    lag = np.where(waiting, begin - ended_ns, 0)
+    parts.edge(np.where(waiting | (asked >= 0), before, -1), batches, EdgeKind.PREFETCH, lag)
 
 
 def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int64:
-    """For each pair the last row of that number whose moment is not after the other's, -1 if there is none."""
+    """Return the last row of ``numbers`` with each number whose moment is not after ``until``, -1 if there is none."""
     order = np.lexsort((moments, numbers))
     low, high = (np.searchsorted(numbers[order], number, side=side) for side in ("left", "right"))
-    found = np.full(len(number), -1, dtype=np.int64)
+    latest = np.full(len(number), -1, dtype=np.int64)
     for back in range(int((high - low).max(initial=0))):  # as often as there were passes over the data
         at = high - 1 - back
         row = order[np.maximum(at, 0)]
-        fits = (found < 0) & (at >= low) & (moments[row] <= until)
-        found[fits] = row[fits]
-    return found
+        fits = (latest < 0) & (at >= low) & (moments[row] <= until)
+        latest[fits] = row[fits]
+    return latest

@@ -1,7 +1,7 @@
 """Build the graph of a run.
 
-A rank's time is cut as its budget is: what its thread or its streams did is a node, what it waited for an edge. Batches
-and transfers are nodes of their own. No loop runs over events, only over ranks, workers, streams and groups.
+A rank's time is cut as its budget is: what its thread or its streams did is a node, what it waited for is an edge.
+Batches and transfers are nodes of their own. Loops run over ranks, workers, streams and groups, never over events.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -27,15 +27,15 @@ from stashtrace.schema.trace import Trace
 
 
 def build(trace: Trace, *, reads: bool = True) -> Graph:
-    """Graph of all steps of all ranks.
+    """Build the graph of all steps of all ranks.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
     reads : bool
-        Look through all reads for what those that waited for storage would have taken from memory: what-if answers
-        about storage are wider without. Costs a pass over the calls of the run.
+        Estimate from all reads how long those that waited for storage would have taken from memory. This costs a pass
+        over the calls of the run; without it, what-if answers about storage are wider intervals.
 
     Raises
     ------
@@ -50,9 +50,9 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
     if not ranks:
         raise MissingDataError("no rank has a step")
     shared = transfers(index, parts)
-    whole = [_with_kernels(index, thread, own.sort_by("begin_ns")) for thread, own in ranks]
-    origin_ns = min(int(own["begin_ns"][0]) for own, _ in whole)
-    for (thread, _), (own, has_kernels) in zip(ranks, whole, strict=True):
+    cut = [(thread, *_with_kernels(index, thread, own.sort_by("begin_ns"))) for thread, own in ranks]
+    origin_ns = min(int(own["begin_ns"][0]) for _, own, _ in cut)
+    for thread, own, has_kernels in cut:
         if has_kernels:
             device.add_rank(index, thread, own, shared, origin_ns, parts)
         elif (own["clock_code"] != 0).any():
@@ -60,12 +60,11 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
         else:
             host.add_rank(index, thread, own, shared, parts)
     graph = parts.graph()
-    placed = [(thread, own) for (thread, _), (own, _) in zip(ranks, whole, strict=True)]
-    return replace(graph, facts=facts_of(index, placed, graph, reads=reads))
+    return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
 
 
 def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Table, bool]:
-    """Steps of which every kernel is known, if there are any, else all steps; and which of both."""
+    """Return the steps of which every kernel is known and True; if there are none, all steps and False."""
     time = device_windows(index, thread).get("kernels")
     if time is None:
         return steps, False

@@ -1,9 +1,9 @@
-"""The critical path of a run: from its end back along what each piece of work waited for last; and slack beside it.
+"""The critical path of a run, from its end back along what each piece of work waited for last; and slack.
 
 rank 0      [ compute ]......wait......[ compute ]       the path turns to whoever came last
 rank 1      [ compute, late     ]~.    .->[ compute ]
 transfer                          '[ all_reduce ]
-path        [ rank 1            ][ all_reduce ][ rank 0 ]  without a hole: its parts add up to the run
+path        [ rank 1            ][ all_reduce ][ rank 0 ]  without a gap: its parts add up to the run
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,25 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
-from stashtrace.analysis.collectives.matching import blocks, contact_errors
+from stashtrace.analysis.collectives.matching import contact_errors
 from stashtrace.analysis.graph.model import NO_SLACK, Graph, Int8, Int32, Replayed, Resource
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.trace import Trace
 
 
 class Part(IntEnum):
-    """What a node holds the critical path with."""
+    """Part of a node's time on the critical path."""
 
-    GAP = 0  # before its work: what it waited for was done, and nothing says why it did not begin
+    GAP = 0  # before its work: what it waited for was done, and nothing explains why it did not begin
     WORK = 1
-    LAG = 2  # behind its work: an edge's fixed time
+    LAG = 2  # after its work: the fixed time of an edge
 
 
 @dataclass(frozen=True)
 class Course:
-    """A graph at fixed times. One more node stands behind all others: the end of the run, which waits for each rank's.
+    """A graph at fixed times, with one more node: the end of the run, which waits for the last node of each rank.
 
     Attributes
     ----------
@@ -45,9 +46,9 @@ class Course:
     source, target : int32 array
         Of edges: those of the graph, then one from each rank's last node to the end.
     lag_ns : int array
-        Of edges, as they were: an edge that the times contradict, as clock errors make, has what was left for it.
+        Of edges, at these times: an edge that contradicts them, as clock errors make, has the lag that was left.
     ready_ns : int array
-        Of nodes: when everything they wait for was done; their gap begins.
+        When everything that each node waits for was done; its gap begins.
     begin_ns, end_ns : int array
         Of the nodes' work.
     binding : int32 array
@@ -66,7 +67,7 @@ class Course:
 
     @classmethod
     def of(cls, graph: Graph, replayed: Replayed | None = None) -> Course:
-        """Times as measured, or those of a replay.
+        """Take times as measured, or those of a replay.
 
         Raises
         ------
@@ -74,7 +75,7 @@ class Course:
             If no step of the graph ends.
         """
         if not len(graph.ends):
-            raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last one")
+            raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last step")
         if replayed is None:
             begin, end = graph.begin_ns, graph.end_ns
         else:
@@ -94,7 +95,7 @@ class Course:
         kept[plan.cut()] = False
         ready = np.full(len(begin), -NEVER, dtype=np.int64)
         np.maximum.at(ready, target[kept], (end[source] + lag)[kept])
-        ready = np.where(ready > -NEVER, ready, begin - np.append(graph.gap_ns, 0))
+        ready = np.where(ready > -NEVER, ready, begin - np.append(graph.gap_ns, 0))  # no edge leads to it
         _, binding = plan.replay(ready, end - ready, lag)
         return cls(graph, plan, source, target, int64(lag), int64(ready), int64(begin), int64(end), binding)
 
@@ -105,37 +106,46 @@ class Course:
 
     @cached_property
     def path(self) -> Int64:
-        """Nodes that lead to the end, each the one that the next waited for last; first one first, without the end."""
+        """Nodes that lead to the end, the first one first: each is what the next one waited for last."""
         before = np.where(self.binding >= 0, self.source[self.binding], -1)
         parents = int64(before).data
-        found = []
+        nodes = []
         node = parents[len(parents) - 1]
         while node >= 0:
-            found.append(node)
+            nodes.append(node)
             node = parents[node]
-        return np.array(found[::-1], dtype=np.int64)
+        return np.array(nodes[::-1], dtype=np.int64)
+
+    @property
+    def path_bounds_ns(self) -> Int64:
+        """Begin of each path node's part of the critical path, then the end of the run.
+
+        Gaps belong to the node behind them, the lags of edges to the node before. Where a node begins before the one
+        it waited for has ended (a negative lag), the later node holds the path.
+        """
+        ready = np.append(self.ready_ns[self.path], self.stop_ns)
+        return np.minimum.accumulate(ready[::-1])[::-1]
 
     @cached_property
     def slack_ns(self) -> Int64:
-        """By how much each node could end later and the run end no later; -1 where nothing that counts waits for it.
+        """Time by which each node could end later without the run ending later; -1 where the end does not wait for it.
 
-        0 on the critical path, and on any other one that is as long.
+        0 on the critical path, and on any other path that is as long.
         """
         last = np.array([len(self.graph)], dtype=np.int32)
-        found: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
-        return found[:-1]
+        slack: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
+        return slack[:-1]
 
     @cached_property
     def steps(self) -> tuple[Int64, Int64]:
         """Numbers of the run's steps, and when the last rank had ended each."""
-        steps, at = np.unique(self.graph.ends_step, return_inverse=True)
-        until = np.full(len(steps), -NEVER, dtype=np.int64)
-        np.maximum.at(until, at, self.end_ns[self.graph.ends] + self.graph.ends_lag_ns)
-        return int64(steps), np.maximum.accumulate(until)
+        steps = GroupBy(self.graph.ends_step)
+        until = steps.max(self.end_ns[self.graph.ends] + self.graph.ends_lag_ns)
+        return int64(steps.values), np.maximum.accumulate(until)
 
     @cached_property
     def counted_steps(self) -> Int64:
-        """Steps that shares are made of: no warm-up, and not the first, whose begin is not an end of another one."""
+        """Steps that shares are taken over: no warm-up, and not the first, which does not begin with another's end."""
         steps = self.steps[0]
         counted = np.isin(steps, self.graph.ends_step[self.graph.ends_counted])
         later = steps > steps[0]
@@ -143,51 +153,19 @@ class Course:
         return steps[chosen] if chosen.any() else steps
 
 
-def critical_nodes(graph: Graph, replayed: Replayed) -> Int64:
-    """Nodes of the critical path of a replay, first one first.
-
-    None of them could be shorter, or begin earlier, without the run being shorter, as far as the edges tell.
-    """
-    return Course.of(graph, replayed).path
-
-
-def critical_time(graph: Graph, replayed: Replayed) -> tuple[Int64, Int64]:
-    """Nodes of the critical path of a replay, and how long each one holds it.
-
-    Gaps belong to the node behind them, the lags of edges to the one before. The times add up to its length.
-    """
-    course = Course.of(graph, replayed)
-    from_ns = _from_ns(course)
-    return course.path, np.diff(from_ns)
-
-
-def slack_ns(graph: Graph, replayed: Replayed) -> Int64:
-    """``Course.slack_ns`` of a replay."""
-    return Course.of(graph, replayed).slack_ns
-
-
-def _from_ns(course: Course) -> Int64:
-    """When each node of the path begins to hold it, and the end of the run.
-
-    Where a node begins before the one it waited for has ended (a negative lag), the later one holds the path.
-    """
-    ready = np.append(course.ready_ns[course.path], course.stop_ns)
-    return np.minimum.accumulate(ready[::-1])[::-1]
-
-
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The critical path in pieces: sorted, each begins where the one before ends, none is empty.
+    """The critical path in pieces. Each begins where the one before ends, none is empty.
 
     Attributes
     ----------
     begin_ns, end_ns : int array
     node : int array
-        Whose time it is.
+        Node whose time it is.
     part : int array
-        :class:`Part`.
+        :class:`Part` of the node's time.
     edge : int array
-        Of lags, the edge; else -1.
+        Edge of a lag; else -1.
     """
 
     begin_ns: Int64
@@ -198,14 +176,14 @@ class Pieces:
 
     @classmethod
     def of(cls, course: Course) -> Pieces:
-        """The whole path, from the begin of its first node to the end of the run."""
-        nodes, from_ns = course.path, _from_ns(course)
-        low, high = from_ns[:-1], from_ns[1:]
+        """Cut the whole path, from the begin of its first node to the end of the run."""
+        nodes, bounds = course.path, course.path_bounds_ns
+        low, high = bounds[:-1], bounds[1:]
         work = np.clip(course.begin_ns[nodes], low, high)
         done = np.clip(course.end_ns[nodes], work, high)
         edge = np.full((len(nodes), len(Part)), -1, dtype=np.int64)
         edge[:, Part.LAG] = course.binding[np.append(nodes[1:], len(course.graph))]
-        begin, end = (np.stack(each, axis=1).ravel() for each in ((low, work, done), (work, done, high)))
+        begin, end = (np.stack(times, axis=1).ravel() for times in ((low, work, done), (work, done, high)))
         kept = end > begin
         part = np.tile(np.arange(len(Part), dtype=np.int64), len(nodes))
         return cls(begin[kept], end[kept], np.repeat(nodes, len(Part))[kept], part[kept], edge.ravel()[kept])
@@ -219,11 +197,11 @@ class Pieces:
         return self.end_ns - self.begin_ns
 
     def at(self, moments: Int64) -> Int64:
-        """Piece that holds the path at each moment; -1 before the first one, the last one behind the end."""
+        """Return the piece at each moment; -1 before the first one, the last one behind the end."""
         return int64(np.searchsorted(self.begin_ns, moments, side="right") - 1)
 
     def cut(self, moments: Int64) -> tuple[Pieces, Int64]:
-        """The same path cut at these moments, and the former piece of each."""
+        """Cut the path at these moments; return its pieces, and the former piece of each."""
         if not len(self):
             return self, np.empty(0, dtype=np.int64)
         inside = moments[(moments > self.begin_ns[0]) & (moments < self.end_ns[-1])]
@@ -235,7 +213,7 @@ class Pieces:
 
 
 def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
-    """Work beside the path that may be what the run waited for: its slack is within the error of the clocks."""
+    """Find work beside the path that the run may have waited for: its slack is within the error of the clocks."""
     graph, slack = course.graph, course.slack_ns
     beside = np.ones(len(graph), dtype=bool)
     beside[course.path] = False
@@ -244,18 +222,18 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
     count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
-    which = np.repeat(np.arange(len(nodes)), count)
-    piece = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-    node = nodes[which]
+    row = np.repeat(np.arange(len(nodes)), count)
+    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    node = nodes[row]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
-    shared_begin = np.maximum(begin[which], pieces.begin_ns[piece])
-    shared_end = np.minimum(end[which], pieces.end_ns[piece])
+    shared_begin = np.maximum(begin[row], pieces.begin_ns[piece])
+    shared_end = np.minimum(end[row], pieces.end_ns[piece])
     return Overlaps(piece[near], node[near], shared_begin[near], shared_end[near])
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Pieces of the path, nodes beside it, and from when to when both lasted together."""
+    """Pieces of the path, nodes beside it, and the time that both share."""
 
     piece: Int64
     node: Int64
@@ -264,37 +242,35 @@ class Overlaps:
 
     @property
     def shared_ns(self) -> Int64:
-        """How long."""
+        """Length of the shared time."""
         return self.end_ns - self.begin_ns
 
     def ambiguous(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Pieces beside which such work ran for at least half of their time; what ran at one moment counts once."""
+        """Return the pieces beside which such work ran for at least half of their time."""
         shared = TimeSet.of(self.begin_ns, self.end_ns).within(pieces.begin_ns, pieces.end_ns)
         return (shared > 0) & (2 * shared >= pieces.held_ns)
 
 
-# By how much the clocks behind two nodes of a graph may disagree: what makes a tie of two paths.
-
-#: What a device's times may be off by where its clock left no error, as in the matching of collectives.
+#: Error of a device's times where its clock reports none, as in the matching of collectives.
 _LEAST_DEVICE_ERROR_NS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Whose clocks told the times of each node.
+    """Clocks behind the times of each node, and their errors: within these, two paths tie.
 
     Attributes
     ----------
     host : int array
-        One number for each host's clock; negative if several told them.
+        Number of the host's clock; negative if several clocks are behind the node.
     host_error_ns : int array
-        Half-width of the interval that holds the offset of that clock; of several, the widest.
+        Half-width of the interval that holds the offset of that clock; of several clocks, the widest.
     device_error_ns : int array
-        What a device's clock adds to it; 0 of nodes that a host timed.
+        Error that a device's clock adds; 0 for nodes that a host timed.
     process_id : int array
-        -1 of transfers.
+        -1 for transfers.
     reading_ns : int
-        By how much a reading of one clock may be off.
+        Error of a reading of one clock.
     """
 
     host: Int64
@@ -305,12 +281,12 @@ class Clocks:
 
     @property
     def widest_ns(self) -> int:
-        """The most that two times may be apart without having an order."""
+        """Largest distance of two times whose order is in doubt."""
         between = max(int(self.host_error_ns.max(initial=0)), self.reading_ns)
         return 2 * (between + int(self.device_error_ns.max(initial=0)))
 
     def apart_ns(self, a: Int64, b: Int64) -> Int64:
-        """By how much the order of pairs of nodes is in doubt: of one process and one clock not at all."""
+        """Return the doubt about the order of pairs of nodes: none within one process and one clock."""
         one_host = (self.host[a] == self.host[b]) & (self.host[a] >= 0)
         between = np.where(one_host, 2 * self.reading_ns, self.host_error_ns[a] + self.host_error_ns[b])
         own_a, own_b = self.device_error_ns[a], self.device_error_ns[b]
@@ -321,12 +297,12 @@ class Clocks:
 
 
 def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
-    """Clocks of the nodes by ``alignment`` and ``device_clocks``; a transfer's are those of all ranks in it."""
+    """Look up the clocks of the nodes in ``alignment`` and ``device_clocks``; a transfer has those of all its ranks."""
     trace = index.trace
     processes, alignment = trace.processes, trace.alignment
     error_of = dict(zip(alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
     reading = alignment["error_ns"][alignment["boot_code"] == alignment["reference_code"]]
-    clock = np.full(int(processes["process_id"].max(initial=-1)) + 2, -1, dtype=np.int64)  # the last: of no process
+    clock = np.full(int(processes["process_id"].max(initial=-1)) + 2, -1, dtype=np.int64)  # the last: no process
     clock[processes["process_id"]] = processes["boot_code"]
     error = int64([error_of.get(boot, 0) for boot in clock.tolist()])
     device = _device_errors(trace, len(clock))
@@ -336,29 +312,19 @@ def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
 
     transfers = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
     if len(transfers):
-        order, block = blocks(trace.collectives)
-        owner = trace.collectives["process_id"][order]
-        of_row = np.empty(len(order), dtype=np.int64)
-        of_row[order] = block
-        mine = of_row[graph.row[transfers]]
-        low = _extreme(np.minimum, block, clock[owner])
-        host[transfers] = np.where(low == _extreme(np.maximum, block, clock[owner]), low, -1)[mine]
-        host_error[transfers] = _extreme(np.maximum, block, error[owner])[mine]
-        timed = np.where(index.timed_on_device[order], device[owner], 0)
-        device_error[transfers] = _extreme(np.maximum, block, timed)[mine]
+        operations = GroupBy(trace.collectives["group_hash"], trace.collectives["sequence"])
+        owner, mine = trace.collectives["process_id"], operations.number[graph.row[transfers]]
+        lowest = operations.min(clock[owner])
+        host[transfers] = np.where(lowest == operations.max(clock[owner]), lowest, -1)[mine]
+        host_error[transfers] = operations.max(error[owner])[mine]
+        timed = np.where(index.timed_on_device, device[owner], 0)
+        device_error[transfers] = operations.max(timed)[mine]
     return Clocks(host, host_error, device_error, graph.process_id, int(reading.max(initial=0)))
 
 
 def _device_errors(trace: Trace, count: int) -> Int64:
-    """Largest error of the device clocks of each process."""
-    found = np.full(count, _LEAST_DEVICE_ERROR_NS, dtype=np.int64)
+    """Return the largest error of the device clocks of each process."""
+    errors = np.full(count, _LEAST_DEVICE_ERROR_NS, dtype=np.int64)
     clocks = trace.device_clocks
-    np.maximum.at(found, clocks["process_id"], clocks["error_ns"])
-    return found
-
-
-def _extreme(which: np.ufunc, block: Int64, values: npt.NDArray[np.int64]) -> Int64:
-    """Smallest or largest value of each block."""
-    found = np.full(int(block[-1]) + 1, NEVER if which is np.minimum else -NEVER, dtype=np.int64)
-    which.at(found, block, values)
-    return found
+    np.maximum.at(errors, clocks["process_id"], clocks["error_ns"])
+    return errors

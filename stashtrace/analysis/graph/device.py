@@ -5,23 +5,23 @@
     stream      ......[kernel   ][kernel  ]                 a kernel waits for its launch, its stream, other streams
     NCCL stream       (join)========(leave)                 a collective is two moments: its time is the transfer's
 
-Which event a stream waited for is in no recording. A piece of work that began later than its launch and its stream
-allow is taken to have waited for the work of another stream that ended just before.
+No recording says which event a stream waited for. Work that began later than its launch and its stream allow is taken
+to have waited for the work of another stream that ended just before.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace._native import intervals
-from stashtrace.analysis.graph.batches import add_batches, arrived_ns
+from stashtrace.analysis.graph.batches import add_batches, arrived_ns, made_by_workers
 from stashtrace.analysis.graph.model import EdgeKind, Resource
-from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.saves import Saves
 from stashtrace.analysis.graph.transfers import Transfers
 from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
@@ -43,19 +43,19 @@ Bools = npt.NDArray[np.bool_]
 
 #: Work that begins no later than this after the end of another stream's work may have waited for it.
 _HANDED_OVER_NS = 20_000
-#: Later than its launch and its stream allow by more than this, work has waited for something else.
+#: Work that begins later than its launch and its stream allow by more than this has waited for something else.
 _ON_TIME_NS = 1_000
-#: Work of an idle device begins so long after its launch as that of this share does, or twice as long.
+#: The usual latency of a launch is this quantile of all; up to this many times as long is still usual.
 _FAST, _STILL_USUAL = 0.1, 2.0
-#: A launch takes microseconds: what is longer has waited for something.
+#: A launch takes microseconds: what takes longer has waited for something.
 _LONGEST_LAUNCH_NS = 100_000.0
-#: A blocking call may return before the end that the device notes, by so much.
+#: A blocking call may return this long before the end that the device notes.
 _CLOCKS_AGREE_NS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Work of a rank's streams by stream and begin; a collective that is a transfer is two moments, join and leave.
+    """Work of a rank's streams by stream and begin. A collective that is a transfer is two moments: join and leave.
 
     Attributes
     ----------
@@ -66,8 +66,9 @@ class _Pieces:
     launch_ns : int array
         -1 if unknown.
     leaves : bool array
+        Moments at which the stream leaves a collective.
     first : bool array
-        No piece of the same stream stands before it.
+        First pieces of their streams.
     """
 
     kernel: Int64
@@ -90,11 +91,11 @@ class _DeviceWaits:
     Attributes
     ----------
     called_ns, begin_ns, end_ns : int array
-        The call's begin; since when nothing else was launched; when it returned.
+        When the call began, since when nothing else was launched, and when the call returned.
     piece : int array
-        What had ended last by then.
+        Work that had ended last by then.
     for_all : bool array
-        The call waits for all streams of the device.
+        Calls that wait for all streams of the device.
     """
 
     called_ns: Int64
@@ -107,7 +108,7 @@ class _DeviceWaits:
 def add_rank(
     index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, origin_ns: int, parts: Parts
 ) -> None:
-    """Nodes of a rank's streams, host and workers, and their edges.
+    """Add the nodes of a rank's streams, host and workers, and their edges.
 
     Parameters
     ----------
@@ -133,46 +134,35 @@ class _Rank:
         self.launches_ns = np.unique(pieces.launch_ns[pieces.launch_ns >= 0])
 
     def add_host(self, origin_ns: int) -> None:
-        """Cells of the host's time. The threads of a rank that launch take turns, so they are taken as one."""
+        """Add the cells of the host's time. The threads of a rank that launch take turns, so they are taken as one."""
         index, thread, steps, parts = self.index, self.thread, self.host_steps, self.parts
         begin_ns = max(int(steps["begin_ns"][0]), origin_ns)
         common = {"rank": thread.rank, "resource": Resource.HOST, "process_id": thread.process_id}
-        # How much later than the first rank this one began is a node: without stragglers it is shorter.
+        # The time by which this rank began later than the first one is a node: without stragglers it is shorter.
         self.before = parts.add(1, kind=StallKind.OTHER, begin_ns=origin_ns, end_ns=begin_ns, **common)
         loads = batch_waits(index, thread)
         moments = np.concatenate([self.launches_ns, steps["begin_ns"], steps["end_ns"]])
         until_ns = max(int(moments.max()), begin_ns + 1)
         life = TimeSet.of([begin_ns], [until_ns])
-        handed = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
+        handed = made_by_workers(loads, thread)
         stood = self._device_waits
         waits = TimeSet.of(stood.begin_ns, stood.end_ns)
         had = arrived_ns(index, loads, handed)
         waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
-        layers = batch_layers(index, thread, loads)
-        painted_begin, painted_end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-        saves = Saves.of(index, thread, life, waits | TimeSet.of(painted_begin, painted_end))
+        painted = Painted.of(batch_layers(index, thread, loads))
+        saves = Saves.of(index, thread, life, waits | painted.time)
         waits = waits | saves.waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
-        if not len(free.begin):  # all was launched before, or nobody knows when: it waited from the begin on
+        if not len(free):  # all was launched before, or at unknown times: the host waited from the begin on
             free = TimeSet.of([begin_ns], [begin_ns + 1])
-        cells = Cells.of(free, painted_begin, painted_end, np.concatenate(points), moments, until_ns=until_ns)
-        at = np.searchsorted(painted_begin, cells.begin, side="right") - 1
-        inside = (at >= 0) & (cells.begin < np.append(painted_end, -1)[at])
-        kinds = np.array([*(int(x.kind) for x in layers), -1], dtype=np.int64)[np.append(layer, -1)[at]]
-        nodes = parts.add(
-            len(cells),
-            step=_step_at(steps, cells.begin),
-            kind=np.where(inside, kinds, int(StallKind.LAUNCH)),
-            begin_ns=cells.begin,
-            end_ns=cells.end,
-            **common,
-        )
-        parts.edge(np.append(self.before, nodes[:-1]), nodes, EdgeKind.PROGRAM)
-        add_batches(index, thread, cells, nodes, loads, had, life, parts)
-        saves.add(thread, parts, cells, nodes)
-        self.cells, self.cell_nodes = cells, nodes
+        cells = Cells.of(free, painted, np.concatenate(points), moments, until_ns=until_ns)
+        kinds = painted.kind_at(cells.begin, StallKind.LAUNCH)
+        nodes = cells.add_to(parts, before=self.before, step=step_of(steps, cells.begin), kind=kinds, **common)
+        add_batches(index, thread, nodes, loads, had, life, parts)
+        saves.add(thread, parts, nodes)
+        self.host = nodes
 
     @cached_property
     def _device_waits(self) -> _DeviceWaits:
@@ -191,20 +181,20 @@ class _Rank:
         code = calls["call_code"][rows]
         waited &= drained | np.isin(code, SYNCHRONISING_CALLS)
         begin, end, piece = begin[waited], end[waited], order[last[waited]]
-        # A thread that launched meanwhile shows that the host went on until then.
+        # A launch by another thread meanwhile shows that the host went on until then.
         before = np.searchsorted(self.launches_ns, end, side="left") - 1
         latest = np.where(before >= 0, np.append(self.launches_ns, 0)[before], -1)
         for_all = code[waited] == DeviceCall.DEVICE_SYNCHRONIZE
         return _DeviceWaits(begin, np.maximum(begin, np.minimum(latest, end)), end, piece, for_all)
 
     def add_streams(self) -> None:
-        """Pieces in the order of their streams, after their launches, and after what other streams had to do first."""
+        """Add pieces in the order of their streams, after their launches and after the work of other streams."""
         pieces, parts, kernels = self.pieces, self.parts, self.index.trace.kernels
         is_copy = kernels["work_code"][pieces.kernel] == DeviceWork.COPY
         nodes = self.nodes = parts.add(
             len(pieces),
             rank=self.thread.rank,
-            step=_step_at(self.steps, pieces.begin_ns),
+            step=step_of(self.steps, pieces.begin_ns),
             resource=Resource.STREAM,
             kind=_kinds(self.index, pieces),
             process_id=self.thread.process_id,
@@ -214,30 +204,32 @@ class _Rank:
             row=pieces.kernel,
         )
         before_ns = np.where(pieces.first, -NEVER, np.append(-NEVER, pieces.end_ns[:-1]))
-        # Work of one stream may overlap a little, by what clocks are read at.
+        # Work of one stream may overlap a little, by the resolution of its clock.
         lag = np.minimum(pieces.begin_ns - before_ns, 0)
         parts.edge(np.where(pieces.first, -1, np.append(-1, nodes[:-1])), nodes, EdgeKind.STREAM, lag)
         self._order_streams(np.maximum(before_ns, self._launch(before_ns)))
 
     def _launch(self, before_ns: Int64) -> Int64:
-        """Edges from the host to what it launched; earliest begin by the launch, ``-NEVER`` where it is unknown."""
-        pieces, cells = self.pieces, self.cells
+        """Add edges from the host to what it launched.
+
+        Returns the earliest begin that each launch allows, ``-NEVER`` where the launch is unknown.
+        """
+        pieces = self.pieces
         known = (pieces.launch_ns >= 0) & ~pieces.leaves
         latency = pieces.begin_ns - pieces.launch_ns
         alone = known & (before_ns <= pieces.launch_ns)
-        # Work that waited for another stream was not on its way for so long: the fast ones tell.
+        # Work that waited for another stream took longer for that: the fast launches show the latency.
         usual = float(np.quantile(latency[alone if alone.any() else known], _FAST)) if known.any() else 0.0
         usual = min(usual, _LONGEST_LAUNCH_NS)
         way = int64(np.where(latency <= _STILL_USUAL * max(usual, 1.0), latency, usual))
-        last = np.searchsorted(cells.end, pieces.launch_ns, side="right") - 1
-        known &= last >= 0
-        source = np.maximum(last, 0)
-        lag = way + pieces.launch_ns - cells.end[source]
-        self.parts.edge(np.where(known, self.cell_nodes[source], -1), self.nodes, EdgeKind.LAUNCH, lag)
+        source, ended_ns = self.host.last_ended(pieces.launch_ns)
+        known &= source >= 0
+        lag = way + pieces.launch_ns - ended_ns
+        self.parts.edge(np.where(known, source, -1), self.nodes, EdgeKind.LAUNCH, lag)
         return int64(np.where(known, pieces.launch_ns + way, -NEVER))
 
     def _order_streams(self, allowed_ns: Int64) -> None:
-        """Edges between streams: where a piece was late, and where torch lets a collective wait for what computed."""
+        """Add edges between streams: where a piece was late, and where torch makes a collective wait for compute."""
         pieces, nodes = self.pieces, self.nodes
         works = ~pieces.leaves
         order = np.argsort(pieces.end_ns, kind="stable")
@@ -258,7 +250,7 @@ class _Rank:
         self._before_updates(computes, np.flatnonzero(talks & ((pieces.collective < 0) | pieces.leaves)))
 
     def _after_what_computed(self, computes: Int64, asks: Int64) -> None:
-        """A collective waits for the work that was launched before it, as torch lets its stream do."""
+        """A collective waits for the work that was launched before it: torch makes its stream wait."""
         pieces = self.pieces
         if not len(computes) or not len(asks):
             return
@@ -270,7 +262,7 @@ class _Rank:
         self.parts.edge(np.where(fits, self.nodes[source], -1), self.nodes[asks], EdgeKind.ORDER, lag)
 
     def _before_updates(self, computes: Int64, done: Int64) -> None:
-        """An update waits for the collectives launched before it, also where hidden ones never made it wait."""
+        """An update waits for the collectives launched before it, even if they were hidden and never delayed it."""
         pieces, phases = self.pieces, self.index.trace.phases
         rows = self.index.phases.rows(self.thread.track_id)
         rows = rows[phases["phase_code"][rows] == Phase.OPTIMIZER]
@@ -278,13 +270,27 @@ class _Rank:
         known = at < len(computes)
         first = computes[at[known]]
         first = first[pieces.launch_ns[first] < phases["end_ns"][rows[known]]]
-        streams = RowsBy(pieces.stream[done])
+        for source in self._last_launched(done, pieces.launch_ns[first], pieces.begin_ns[first]):
+            self.parts.edge(source, self.nodes[first], EdgeKind.ORDER)
+
+    def _last_launched(self, rows: Int64, moments: Int64, until_ns: Int64) -> Iterator[Int64]:
+        """Yield for each stream the last node that was launched before each moment.
+
+        Parameters
+        ----------
+        rows : int array
+            Pieces that count.
+        moments : int array
+        until_ns : int array
+            When the piece must have ended; else -1 is yielded in its place.
+        """
+        pieces = self.pieces
+        streams = RowsBy(pieces.stream[rows])
         for stream in streams.values.tolist():
-            mine = done[streams.rows(stream)]
-            last = np.searchsorted(_launched(pieces, mine), pieces.launch_ns[first], side="left") - 1
-            source = mine[np.maximum(last, 0)]
-            fits = (last >= 0) & (pieces.end_ns[source] <= pieces.begin_ns[first])
-            self.parts.edge(np.where(fits, self.nodes[source], -1), self.nodes[first], EdgeKind.ORDER)
+            mine = rows[streams.rows(stream)]
+            last = np.searchsorted(_launched(pieces, mine), moments, side="left") - 1
+            piece = mine[np.maximum(last, 0)]
+            yield np.where((last >= 0) & (pieces.end_ns[piece] <= until_ns), self.nodes[piece], -1)
 
     def add_collectives(self, transfers: Transfers) -> None:
         """A transfer begins when its last member has joined, and a member leaves when it has ended."""
@@ -304,24 +310,17 @@ class _Rank:
         A call that waits for a whole device waits for the last of all its streams, whichever that is in a replay.
         """
         pieces, stood = self.pieces, self._device_waits
-        after = np.searchsorted(self.cells.begin, stood.end_ns, side="left")
-        known = after < len(self.cells)
-        resumed = np.where(known, np.append(self.cell_nodes, -1)[after], -1)
-        lag = np.minimum(np.append(self.cells.begin, NEVER)[after], stood.end_ns) - pieces.end_ns[stood.piece]
+        resumed, begin_ns = self.host.next_begun(stood.end_ns)
+        lag = np.minimum(begin_ns, stood.end_ns) - pieces.end_ns[stood.piece]
         self.parts.edge(self.nodes[stood.piece], resumed, EdgeKind.SYNC, lag)
-        streams = RowsBy(pieces.stream)
-        for stream in streams.values.tolist():
-            mine = streams.rows(stream)
-            last = np.searchsorted(_launched(pieces, mine), stood.called_ns, side="left") - 1
-            source = mine[np.maximum(last, 0)]
-            fits = stood.for_all & (last >= 0) & (pieces.end_ns[source] <= stood.end_ns)
-            self.parts.edge(np.where(fits, self.nodes[source], -1), resumed, EdgeKind.SYNC)
+        for source in self._last_launched(np.arange(len(pieces)), stood.called_ns, stood.end_ns):
+            self.parts.edge(np.where(stood.for_all, source, -1), resumed, EdgeKind.SYNC)
 
     def add_ends(self) -> None:
-        """A moment that ends each step: all that was launched in it is done, and the host has come to its end."""
-        pieces, cells, parts, steps = self.pieces, self.cells, self.parts, self.steps
+        """Add the end of each step: all that was launched in it is done, and the host has come to its end."""
+        parts, steps = self.parts, self.steps
         end, boundary = steps["end_ns"], self.host_steps["end_ns"]
-        made = parts.add(
+        nodes = parts.add(
             len(steps),
             rank=self.thread.rank,
             step=steps["step"],
@@ -331,34 +330,21 @@ class _Rank:
             begin_ns=end,
             end_ns=end,
         )
-        streams = RowsBy(pieces.stream)
-        for stream in streams.values.tolist():
-            mine = streams.rows(stream)
-            last = np.searchsorted(_launched(pieces, mine), boundary, side="left") - 1
-            source = mine[np.maximum(last, 0)]
-            known = (last >= 0) & (pieces.end_ns[source] <= end)
-            parts.edge(np.where(known, self.nodes[source], -1), made, EdgeKind.STREAM)
-        last = np.searchsorted(cells.end, boundary, side="right") - 1
-        source = np.maximum(last, 0)
-        known = (last >= 0) & (boundary <= end)
-        parts.edge(np.where(known, self.cell_nodes[source], -1), made, EdgeKind.LAUNCH, boundary - cells.end[source])
-        parts.end_steps(made, self.thread.rank, steps, np.zeros(len(steps), dtype=np.int64), int(self.before[0]))
+        for source in self._last_launched(np.arange(len(self.pieces)), boundary, end):
+            parts.edge(source, nodes, EdgeKind.STREAM)
+        source, ended_ns = self.host.last_ended(boundary)
+        parts.edge(np.where(boundary <= end, source, -1), nodes, EdgeKind.LAUNCH, boundary - ended_ns)
+        parts.end_steps(nodes, self.thread.rank, steps, before=int(self.before[0]))
 
 
 def _launched(pieces: _Pieces, rows: Int64) -> Int64:
-    """When each piece of one stream was launched at the latest, ascending: work whose launch is not known was launched
-    before what is behind it on its stream, and before it began."""
-    known = pieces.launch_ns[rows] >= 0
-    later = np.minimum.accumulate(np.where(known, pieces.launch_ns[rows], NEVER)[::-1])[::-1]
-    return int64(
-        np.maximum.accumulate(np.where(known, pieces.launch_ns[rows], np.minimum(later, pieces.begin_ns[rows])))
-    )
+    """Return the latest time at which each piece of one stream can have been launched, ascending.
 
-
-def _step_at(steps: Table, moments: Int64) -> Int64:
-    """Number of the step that each moment belongs to, or follows; -1 before the first one."""
-    place = np.searchsorted(steps["begin_ns"], moments, side="right") - 1
-    return int64(np.where(place >= 0, steps["step"][place], -1))
+    Work whose launch is not known was launched before what follows it on its stream, and before it began.
+    """
+    launch = pieces.launch_ns[rows]
+    later = np.minimum.accumulate(np.where(launch >= 0, launch, NEVER)[::-1])[::-1]
+    return int64(np.maximum.accumulate(np.where(launch >= 0, launch, np.minimum(later, pieces.begin_ns[rows]))))
 
 
 def _pieces(index: TraceIndex, thread: StepThread, transfers: Transfers) -> _Pieces:
@@ -373,7 +359,7 @@ def _pieces(index: TraceIndex, thread: StepThread, transfers: Transfers) -> _Pie
     begin = np.where(leaves, end, begin)
     end = np.where(leaves | ~shared[op], end, begin)
     stream = kernels["track_id"][rows][op]
-    # Where one ends as the next begins, the earlier one comes first.
+    # Where a piece ends as the next one begins, the earlier one comes first.
     order = np.lexsort((leaves, kernels["begin_ns"][rows][op], begin, stream))
     stream = stream[order]
     first = np.ones(len(order), dtype=bool)
@@ -392,9 +378,9 @@ def _pieces(index: TraceIndex, thread: StepThread, transfers: Transfers) -> _Pie
 
 
 def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
-    """Collective that each communicating kernel carries out, by its stream and time; -1 of none."""
+    """Return the collective that each communicating kernel carries out, by its stream and time; -1 for none."""
     kernels, table, seen = index.trace.kernels, index.trace.collectives, index.on_devices
-    found = np.full(len(rows), -1, dtype=np.int64)
+    collective = np.full(len(rows), -1, dtype=np.int64)
     own = index.collectives.rows(thread.process_id)
     own = own[seen.timed[own]]
     talks = np.flatnonzero(kernels["work_code"][rows] == DeviceWork.COMMUNICATION)
@@ -408,30 +394,23 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
         at = np.searchsorted(seen.begin_ns[given], middle, side="right") - 1
         fits = (at >= 0) & (middle <= seen.end_ns[given[at]])
         # An operation of several kernels is entered with the first; the others are work of their own.
-        _, once = np.unique(at[fits], return_index=True)
-        chosen = np.flatnonzero(fits)[once]
-        found[mine[chosen]] = given[at[chosen]]
-    return found
+        _, first = np.unique(at[fits], return_index=True)
+        chosen = np.flatnonzero(fits)[first]
+        collective[mine[chosen]] = given[at[chosen]]
+    return collective
 
 
 def _kinds(index: TraceIndex, pieces: _Pieces) -> Int64:
-    """Kind that the time of each piece has in the budget if nothing hides it."""
+    """Return the kind that the time of each piece has in the budget if nothing hides it."""
     kernels = index.trace.kernels
     work, direction = kernels["work_code"][pieces.kernel], kernels["copy_code"][pieces.kernel]
-    link = _link_kinds(index, pieces.collective)
-    return int64(
-        np.select(
-            [
-                work == DeviceWork.COMMUNICATION,
-                (work == DeviceWork.COPY) & (direction == CopyDirection.PEER),
-                (work == DeviceWork.COPY) & (direction != CopyDirection.DEVICE_TO_DEVICE),
-            ],
-            [link, np.full(len(pieces), int(StallKind.INTERCONNECT)), np.full(len(pieces), int(StallKind.H2D))],
-            int(StallKind.COMPUTE),
-        )
-    )
-
-
-def _link_kinds(index: TraceIndex, collective: Int64) -> Int64:
-    inside = np.append(index.in_flight.link, 0)[collective] == 0
-    return np.where(inside, int(StallKind.INTERCONNECT), int(StallKind.NETWORK))
+    inside_host = np.append(index.in_flight.link, 0)[pieces.collective] == 0
+    talks, copies = work == DeviceWork.COMMUNICATION, work == DeviceWork.COPY
+    choices = [
+        (talks & inside_host, StallKind.INTERCONNECT),
+        (talks, StallKind.NETWORK),
+        (copies & (direction == CopyDirection.PEER), StallKind.INTERCONNECT),
+        (copies & (direction != CopyDirection.DEVICE_TO_DEVICE), StallKind.H2D),
+    ]
+    conditions, kinds = zip(*choices, strict=True)
+    return int64(np.select(conditions, [int(kind) for kind in kinds], int(StallKind.COMPUTE)))

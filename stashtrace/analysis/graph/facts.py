@@ -1,12 +1,13 @@
-"""What the nodes of a graph are part of: loaders, groups, hosts. Changes that move nodes need it; a replay does not."""
+"""What the nodes of a graph are part of: loaders, groups, hosts. Changes that move nodes need it, replays do not."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.devices.cpus import host_cpus
 from stashtrace.analysis.graph.model import Facts
@@ -16,13 +17,14 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.samples import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph.model import Graph
 
-#: Backends whose all-reduce is a ring, whatever the size of the group.
+#: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
 _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
 
@@ -30,7 +32,7 @@ _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
 def facts_of(
     index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, *, reads: bool = True
 ) -> Facts:
-    """Facts about a graph that was just built.
+    """Gather the facts of a graph that was just built.
 
     Parameters
     ----------
@@ -39,75 +41,76 @@ def facts_of(
         Ranks with their steps.
     graph : Graph
     reads : bool
-        Look through all reads for what those that waited would have taken from memory.
+        Estimate from all reads how long those that waited would have taken from memory.
     """
     count = len(graph)
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = np.flatnonzero(graph.is_batch)
     rows = graph.row[made]
-    _, loader = np.unique(fetches["loader_id"][rows], return_inverse=True)
-    cpu = _spread(count, made, fetches["cpu_ns"][rows])
-    queued = _spread(count, made, fetches["runqueue_ns"][rows])
+    cpu = _column(count, made, fetches["cpu_ns"][rows])
+    queued = _column(count, made, fetches["runqueue_ns"][rows])
     for thread, _ in ranks:
         _compute(index, thread, graph, cpu, queued)
 
     trace = index.trace
-    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
-    host_of = {thread.rank: trace.text(hosts[thread.process_id]) for thread, _ in ranks}
+    host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
-    members, spread, ring = _groups(index, graph.row[moved])
-    _, queue = np.unique(trace.collectives["group_hash"][graph.row[moved]], return_inverse=True)
+    operations = trace.collectives.take(graph.row[moved])
+    queues = GroupBy(operations["group_hash"])
+    members, hosts, ring = (column[queues.number] for column in _groups(index, queues.values))
     memory = np.zeros(count), np.full(count, np.inf)
     if reads:
         bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
         for column, values in zip(memory, bounds, strict=True):
             column[made] = values
     return Facts(
-        loader=_spread(count, made, int64(loader)),
-        batch=_spread(count, made, fetches["batch_index"][rows]),
+        loader=_column(count, made, GroupBy(fetches["loader_id"][rows]).number),
+        batch=_column(count, made, fetches["batch_index"][rows]),
         cpu_ns=cpu,
         queued_ns=queued,
-        op=_spread(count, moved, trace.collectives["op_code"][graph.row[moved]]),
-        members=_spread(count, moved, members),
-        hosts=_spread(count, moved, spread),
-        is_ring=_spread(count, moved, int64(ring)) > 0,
-        queue=_spread(count, moved, int64(queue)),
+        op=_column(count, moved, operations["op_code"]),
+        members=_column(count, moved, members),
+        hosts=_column(count, moved, hosts),
+        is_ring=_column(count, moved, ring) > 0,
+        queue=_column(count, moved, queues.number),
         host_of=host_of,
-        cpus=_free_cpus(index, ranks, graph, cpu),
+        cpus=_free_cpus(index, ranks, graph, cpu, host_of),
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
     )
 
 
-def _spread(count: int, nodes: Int64, values: Int64) -> Int64:
-    found = np.full(count, -1, dtype=np.int64)
-    found[nodes] = values
-    return found
+def _column(count: int, nodes: Int64, values: Int64) -> Int64:
+    column = np.full(count, -1, dtype=np.int64)
+    column[nodes] = values
+    return column
 
 
 def _free_cpus(
-    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, cpu_ns: Int64
+    index: TraceIndex,
+    ranks: Sequence[tuple[StepThread, Table]],
+    graph: Graph,
+    cpu_ns: Int64,
+    host_of: Mapping[int, str],
 ) -> dict[str, float]:
-    """CPUs by host, less what was used in the steps by anything that is no node."""
-    trace = index.trace
+    """Return the CPUs of each host, less those that anything but nodes used in the steps."""
     begin = min(int(steps["begin_ns"].min()) for _, steps in ranks)
     end = max(int(steps["end_ns"].max()) for _, steps in ranks)
-    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     inside = (graph.begin_ns >= begin) & (graph.end_ns <= end) & (cpu_ns > 0)
     known: dict[str, float] = {}
-    for thread, _ in ranks:
-        host = trace.text(hosts[thread.process_id])
-        spent = float(cpu_ns[inside & (graph.rank == thread.rank)].sum())
+    for rank, host in host_of.items():
+        spent = float(cpu_ns[inside & (graph.rank == rank)].sum())
         known[host] = known.get(host, 0.0) + spent / max(end - begin, 1)
     return {
-        host: max(one.count * (1 - one.busy_ratio) + min(known.get(host, 0.0), one.count * one.busy_ratio), 0.0)
-        for host, one in host_cpus(trace, (begin, end)).items()
+        host: max(cpu.count * (1 - cpu.busy_ratio) + min(known.get(host, 0.0), cpu.count * cpu.busy_ratio), 0.0)
+        for host, cpu in host_cpus(index.trace, (begin, end)).items()
     }
 
 
 def _compute(index: TraceIndex, thread: StepThread, graph: Graph, cpu: Int64, queued: Int64) -> None:
-    """What a thread waited for a CPU in a phase is shared out over what it computed inside, by length."""
+    """Divide the time that a thread waited for a CPU in a phase among its computation there, by length."""
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     begin, end, first, last = (phases[name][rows] for name in _PHASE_COLUMNS)
     nodes = np.flatnonzero(graph.is_thread & (graph.rank == thread.rank) & (graph.kind == StallKind.COMPUTE))
@@ -122,8 +125,8 @@ def _compute(index: TraceIndex, thread: StepThread, graph: Graph, cpu: Int64, qu
     cpu[nodes] = work - queued[nodes]
 
 
-def _groups(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64]:
-    """Members, hosts and whether it is a ring, of the group of each collective; a network namespace is a host."""
+def _groups(index: TraceIndex, groups: npt.NDArray[np.uint64]) -> tuple[Int64, Int64, Int64]:
+    """Return members, hosts and whether it is a ring, of each group (-1 if unknown); a network namespace is a host."""
     trace = index.trace
     columns_of_process = (trace.processes[name].tolist() for name in ("process_id", "host_code", "netns_code"))
     places = {process: place for process, *place in zip(*columns_of_process, strict=True)}
@@ -134,27 +137,26 @@ def _groups(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64]:
         size[group] = row["group_size"]
         met.setdefault(group, set()).add(tuple(places.get(row["process_id"], ())))
         ring[group] = int(any(name in trace.text(row["backend_code"]) for name in _RINGS))
-    hosts = {group: len(found) for group, found in met.items()}
-    asked, place = np.unique(trace.collectives["group_hash"][rows], return_inverse=True)
-    columns = []
-    for known, default in ((size, -1), (hosts, -1), (ring, 0)):
-        columns.append(np.array([known.get(group, default) for group in asked.tolist()], dtype=np.int64)[place])
-    return columns[0], columns[1], columns[2]
+    asked = groups.tolist()
+    return (
+        int64([size.get(group, -1) for group in asked]),
+        int64([len(met[group]) if group in met else -1 for group in asked]),
+        int64([ring.get(group, 0) for group in asked]),
+    )
 
 
 def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> np.ndarray:
-    told = told_samples(index.trace)
+    loader_samples = told_samples(index.trace)
     waits = index.batches_of_phase(BatchPhase.WAIT)
-    found = np.zeros(len(graph.ends))
+    column = np.zeros(len(graph.ends))
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
         own = steps.sort_by("begin_ns")
-        samples, _ = step_samples(own, waits.take(mine), told)
+        samples, _ = step_samples(own, waits.take(mine), loader_samples)
         if not len(samples):
             continue
         ends = np.flatnonzero(graph.ends_rank == thread.rank)
-        at = np.searchsorted(own["step"], graph.ends_step[ends])
-        known = (at < len(own)) & (np.append(own["step"], -1)[np.minimum(at, len(own))] == graph.ends_step[ends])
-        found[ends[known]] = samples[at[known]]
-    return found
+        at = GroupBy(own["step"]).row_of(graph.ends_step[ends])
+        column[ends[at >= 0]] = samples[at[at >= 0]]
+    return column

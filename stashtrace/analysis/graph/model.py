@@ -22,7 +22,7 @@ from stashtrace.analysis.intervals import Int64
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
 
-#: Slack of a node that no end of a step waits for.
+#: Slack of a node that the end of no step waits for.
 NO_SLACK = -1
 
 
@@ -34,23 +34,23 @@ class Resource(IntEnum):
     TRANSFER = 2
     STREAM = 3  # of a device
     HOST = 4  # threads that launch work on a device
-    DEVICE = 5  # that events timed: its compute streams, taken as one
-    COMPUTE_STREAM = 8  # of a rank whose operations were recorded, not its kernels
+    DEVICE = 5  # timed by events: its compute streams, taken as one
+    COMPUTE_STREAM = 8  # of a rank of which operations were recorded, not kernels
     COMMUNICATION_STREAM = 9  # sends, receives and collectives of such a rank that do not hold up its compute stream
-    MEETING = 10  # the moment at which the last member of a collective, or of all ranks, has arrived
-    CHECKPOINT = 11  # a thread that writes one while steps go on
+    MEETING = 10  # the moment at which the last member of a collective, or the last of all ranks, has arrived
+    CHECKPOINT = 11  # a thread that writes a checkpoint while steps go on
 
 
 class EdgeKind(IntEnum):
-    """Why a node cannot begin before another one has ended, the most certain reason first."""
+    """Why a node cannot begin before another one has ended; the most certain reason first."""
 
-    PROGRAM = 0  # one thread, one after the other
+    PROGRAM = 0  # a thread does one thing after the other
     MEMBER = 1  # a collective begins when its last member has entered
-    RELEASE = 2  # who waits in a collective goes on when it has ended
+    RELEASE = 2  # a thread that waits in a collective goes on when it has ended
     BATCH = 3  # a batch is taken when it is made
     QUEUE = 4  # collectives of one group do not overlap
     PREFETCH = 5  # a worker is asked for a batch when an earlier one is taken
-    STREAM = 6  # one stream, one after the other
+    STREAM = 6  # a stream does one thing after the other
     LAUNCH = 7  # work begins on a device when it has been launched
     SYNC = 8  # the host goes on when the device has done what it was asked for
     ORDER = 9  # work began when that of another stream had ended: it is taken to have waited for it
@@ -58,14 +58,14 @@ class EdgeKind(IntEnum):
     JOIN = 11  # a thread that waits for such a save goes on when that is done
 
 
-#: Edges of these kinds that lead from several nodes to one are all there because it is not known before which of them
-#: is done last: a wait for a whole device, the end of a step on it. All other edges are fixed.
+#: Where edges of these kinds lead from several nodes to one, which of them is done last is decided at run time: in a
+#: wait for a whole device, and at the end of a step on it. All other edges are fixed.
 _DECIDED_TOGETHER = (EdgeKind.STREAM, EdgeKind.SYNC)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """When each node begins and ends if it waits for nothing but its edges."""
+    """When each node begins and ends in a replay, and the edge that it waited for last (-1: none)."""
 
     begin_ns: Int64
     end_ns: Int64
@@ -79,39 +79,40 @@ class Graph:
     Attributes
     ----------
     rank, step : int array
-        Of nodes; -1 for transfers, and outside of steps.
+        Of nodes; -1 for transfers and outside of steps.
     resource, kind : int array
-        :class:`Resource`, and the ``StallKind`` that the node's time has in the budget.
+        :class:`Resource` of each node, and the ``StallKind`` of its time in the budget.
     process_id : int array
         -1 for transfers.
     begin_ns, end_ns : int array
         As measured.
     gap_ns : int array
-        Time before the node that no edge explains; it is kept as it was.
+        Time before the node that no edge explains. Replays keep it.
     fetch_ns : int array
-        Of a batch, the part in which its maker was blocked in storage.
+        Part of a batch in which its worker was blocked in storage.
     moved_bytes : int array
-        Payload of a transfer; -1 for others, and where it is not known.
+        Payload of a transfer; -1 for other nodes, and where it is not known.
     row : int array
-        Of a transfer, its first row of the sorted ``collectives``; of a batch, its row among those made; of work of a
-        stream, its row of ``kernels``; of a save in the background, its row of ``phases``; else -1.
+        Row that the node was made of. A transfer has its first row of the sorted ``collectives``, a batch its row among
+        the fetches, work of a stream its row of ``kernels``, a save in the background its row of ``phases``; else -1.
     doubtful : bool array
-        Of a transfer: a member that was not recorded may have entered later, so it may hold a wait. Of a device that
-        events timed: its host may have paced it. Empty: of none.
+        Transfers that may hold a wait, since a member that was not recorded may have entered later; and time of devices
+        timed by events that the host may have paced. Empty if there is none.
     source, target, edge_kind : int array
         Of edges.
     lag_ns : int array
         Fixed time between the end of the source and the earliest begin of the target.
     ends : int array
-        Node that ends each step of each rank, with ``ends_rank``, ``ends_step`` and ``ends_lag_ns`` after its end.
+        Node that ends each step of each rank. The step is ``ends_step`` of ``ends_rank``, and it ends ``ends_lag_ns``
+        after the node.
     ends_counted : bool array
-        Which of these steps are no warm-up.
+        Steps that are no warm-up.
     ends_begin_ns : int array
-        When these steps began, as measured; empty if nobody knows.
+        When these steps began, as measured; empty if unknown.
     ends_before : int array
         Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
     facts : Facts or None
-        What the nodes are part of; None if nobody gathered it.
+        What the nodes are part of; None if it was not gathered.
     """
 
     rank: Int64
@@ -149,48 +150,48 @@ class Graph:
 
     @property
     def is_thread(self) -> npt.NDArray[np.bool_]:
-        """Which nodes are work of step threads."""
+        """Mask of the work of step threads."""
         return np.asarray(self.resource == Resource.STEP_THREAD)
 
     @property
     def is_batch(self) -> npt.NDArray[np.bool_]:
-        """Which nodes are batches that workers made."""
+        """Mask of the batches that workers made."""
         return np.asarray(self.resource == Resource.WORKER)
 
     @property
     def is_transfer(self) -> npt.NDArray[np.bool_]:
-        """Which nodes are transfers."""
+        """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
 
     @cached_property
     def decided(self) -> npt.NDArray[np.bool_]:
-        """Which edges stand for a choice that is made at run time; the others hold in every run of the job.
+        """Mask of the edges that stand for a choice made at run time. All other edges hold in every run of the job.
 
         A replay makes the choice anew: of such edges into one node, the one whose source ends last binds it
-        (``Replayed.binding``), whichever did in the recording.
+        (``Replayed.binding``), whichever did so in the recording.
         """
-        found = np.zeros(len(self.source), dtype=bool)
+        decided = np.zeros(len(self.source), dtype=bool)
         for kind in _DECIDED_TOGETHER:
             edges = np.flatnonzero(self.edge_kind == kind)
             pairs = np.unique(self.target[edges].astype(np.int64) * len(self) + self.source[edges])
             several = np.bincount(pairs // max(len(self), 1), minlength=len(self)) > 1
-            found[edges] = several[self.target[edges]]
-        return found
+            decided[edges] = several[self.target[edges]]
+        return decided
 
     def with_work(self, work_ns: Int64) -> Graph:
-        """The same graph as if its nodes had been measured to take so long; nothing begins sooner or later."""
-        found = replace(self, end_ns=self.begin_ns + work_ns)
-        found.__dict__["plan"] = self.plan  # begins and edges make the order, and it is costly
-        return found
+        """Return the graph as if its nodes had been measured to take this long; begins stay."""
+        graph = replace(self, end_ns=self.begin_ns + work_ns)
+        graph.__dict__["plan"] = self.plan  # begins and edges make the order, and it is costly
+        return graph
 
     @cached_property
     def plan(self) -> native.Plan:
-        """The order of the nodes; edges in a cycle, which clock errors make, are cut where they are least certain."""
+        """Order of the nodes. Clock errors can make cycles of edges; these are cut at their least certain edge."""
         return native.Plan(self.source, self.target, self.begin_ns, (-self.edge_kind).astype(np.int8))
 
     @cached_property
     def release_ns(self) -> Int64:
-        """Nodes that nothing leads to begin when they began; all others when their edges let them."""
+        """Earliest begin of each node: its measured begin if no edge leads to it, else the begin of the graph."""
         led = np.zeros(len(self), dtype=bool)
         kept = np.ones(len(self.source), dtype=bool)
         kept[self.plan.cut()] = False
@@ -199,69 +200,69 @@ class Graph:
         return np.where(led, earliest, self.begin_ns - self.gap_ns)
 
     def replay(self, work_ns: Int64 | None = None, lag_ns: Int64 | None = None) -> Replayed:
-        """Run the graph with these lengths and lags; with the measured ones by default."""
+        """Replay the graph with these lengths and lags; by default with the measured ones."""
         duration = self.gap_ns + (self.work_ns if work_ns is None else work_ns)
         begin, binding = self.plan.replay(self.release_ns, duration, self.lag_ns if lag_ns is None else lag_ns)
         return Replayed(begin, begin + duration, binding)
 
     def step_ns(self, replayed: Replayed) -> Int64:
-        """Length of each step of each rank (rows of ``ends``) by a replay, from the end of the step before.
+        """Return the length of each step of each rank (rows of ``ends``) by a replay, from the end of the step before.
 
-        -1 of the first step of a rank that has several: it is the one that warms up. What lay between two steps and
-        belongs to none is taken to stay.
+        -1 for the first step of a rank that has several: it warms up. Time between two steps that belongs to none is
+        taken to stay.
         """
         return self._lengths(replayed.end_ns)
 
     @property
     def measured_step_ns(self) -> Int64:
-        """The same as measured."""
+        """Length of each step of each rank as measured; see :meth:`step_ns`."""
         return self._lengths(self.end_ns)
 
     def _lengths(self, nodes_end_ns: Int64) -> Int64:
         end = nodes_end_ns[self.ends] + self.ends_lag_ns
-        found = np.full(len(end), -1, dtype=np.int64)
+        lengths = np.full(len(end), -1, dtype=np.int64)
         if not len(end):
-            return found
+            return lengths
         same = self.ends_rank[1:] == self.ends_rank[:-1]
-        found[1:][same] = (end[1:] - end[:-1])[same]
+        lengths[1:][same] = (end[1:] - end[:-1])[same]
         if len(self.ends_begin_ns):
             measured_end = self.end_ns[self.ends] + self.ends_lag_ns
             between = (self.ends_begin_ns[1:] - measured_end[:-1])[same]
-            found[1:][same] -= np.maximum(between, 0)
+            lengths[1:][same] -= np.maximum(between, 0)
             alone = np.append(True, ~same) & np.append(~same, True)
             begin = self.ends_begin_ns
             if len(self.ends_before):
                 begin = np.where(self.ends_before >= 0, nodes_end_ns[self.ends_before], begin)
-            found[alone] = (end - begin)[alone]
-        return found
+            lengths[alone] = (end - begin)[alone]
+        return lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Columns of nodes, -1 where they do not apply or nobody knows.
+    """Columns of nodes; -1 where a column does not apply or is unknown.
 
     Attributes
     ----------
     loader, batch : int array
-        Of batches that workers made: number of their iterator, and the loader's number of the batch.
+        For batches that workers made: number of their iterator, and the loader's number of the batch.
     cpu_ns, queued_ns : int array
-        Of batches and of what step threads compute: time on a CPU, and time runnable without one.
+        For batches and computation of step threads: time on a CPU, and time runnable without one.
     op, members, hosts : int array
-        Of transfers: ``CollectiveOp``, ranks of the group, and hosts that these are on.
+        For transfers: ``CollectiveOp``, ranks of the group, and number of their hosts.
     is_ring : bool array
-        Of transfers: the backend moves them around a ring.
+        For transfers: the backend moves them around a ring.
     queue : int array
-        Of transfers: number of the group whose operations go one after the other.
+        For transfers: number of the group, whose operations run one after the other.
     host_of : dict of int to str
-        By rank.
+        Host by rank.
     cpus : dict of str to float
-        CPUs of a host that are left for the work of the graph by others, and by what else the job does: threads that
-        move messages and batches, and the recorder.
+        By host, CPUs that are left for the work of the graph: without those of other processes, of threads that move
+        messages and batches, and of the recorder.
     memory_low_ns, memory_high_ns : float array
-        Of batches: what their reads that waited for storage would have taken from memory, at the least and at the
-        most; 0 and infinity where nobody knows.
+        For batches: bounds of the time that their reads that waited for storage would have taken from memory; 0 and
+        infinity if unknown.
     samples : float array
-        Of each row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
+        By row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
     """
 
     loader: Int64
@@ -280,12 +281,12 @@ class Facts:
     samples: np.ndarray
 
     def with_copies(self, nodes: Int64) -> Facts:
-        """The same for a graph with more nodes behind its own, each alike one of its own.
+        """Return the facts of a graph with copies of some nodes behind its own.
 
         Parameters
         ----------
         nodes : int array
-            What each new node is alike.
+            Node that each new one is a copy of.
         """
         names = (
             *("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),

@@ -1,6 +1,6 @@
-"""What nodes did, by name: the function or phase of a thread, the operation of a transfer, the worker of a batch.
+"""Names of what nodes did: the function or phase of a thread, the operation of a transfer, the worker of a batch.
 
-Used by ``path`` for the pieces of the critical path, which are few beside the nodes.
+Only pieces of the critical path get names: they are few beside the nodes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.graph.critical import Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
@@ -23,38 +22,39 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 
-#: Name of the time for which work waited for nothing that is known.
+#: Name of the time for which work waited for nothing known.
 GAP = "gap"
-#: Name of the time between the begin of the first rank's first step and that of another rank's.
+#: Name of the time from the begin of the first rank's first step to the begin of another rank's.
 LATER = "begins later"
 #: Name of the time between the last work of a step and the step's end.
 END = "end of step"
-#: Stands for the kind of edges to the end of the run.
+#: In place of the kind of edges to the end of the run.
 _TO_THE_END = -1
-#: More than a run has processes.
+#: More than the number of processes of a run.
 _PROCESSES = 1 << 32
-#: Lags of these edges are time of the node that they lead from: a member of a collective that is done later than the
-#: first one, and a worker between two batches.
+#: Lags of these edges are time of their source: of a member of a collective that is done later than the first one,
+#: and of a worker between two batches.
 _OF_SOURCE = (EdgeKind.RELEASE, EdgeKind.PROGRAM)
-#: What is known of the lags of other edges; they occupy nothing.
+#: Kinds of the lags of other edges, which occupy nothing.
 _DELAYS = {int(EdgeKind.LAUNCH): StallKind.LAUNCH, int(EdgeKind.SYNC): StallKind.SYNC}
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Pieces with what they are.
+    """Pieces with their kinds and names.
 
     Attributes
     ----------
     pieces : Pieces
     occupies : bool array
-        Whether it is work of its node; gaps, and lags that are no node's, are not.
+        Pieces that are work of their node, not gaps or lags of no node.
     kind : int array
         ``StallKind``.
     name : int array
-        Codes in ``texts``.
+        Index in ``texts``.
     texts : sequence of str
     """
 
@@ -66,7 +66,7 @@ class Named:
 
 
 def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
-    """Cut pieces where the functions of a thread begin and end, and name each.
+    """Cut pieces where the functions of a thread begin and end, and name each piece.
 
     Parameters
     ----------
@@ -76,7 +76,11 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     pieces : Pieces
     """
     labels = list(_labels(index, graph, pieces))
-    cuts = [points[_inside(graph, pieces, each, points)] for each in labels for points in (each.begin, each.end)]
+    cuts = [
+        points[_inside(graph, pieces, labels_of, points)]
+        for labels_of in labels
+        for points in (labels_of.begin, labels_of.end)
+    ]
     pieces, _ = pieces.cut(np.concatenate([*cuts, int64([])]))
     pool = _Pool()
     edge_kind = np.append(graph.edge_kind, _TO_THE_END)[np.minimum(pieces.edge, len(graph.edge_kind))]
@@ -91,28 +95,32 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         name[mine] = pool.code(END if value == _TO_THE_END else EdgeKind(value).name.lower())
         kind[mine] = _DELAYS.get(value, StallKind.OTHER)
     owners = RowsBy(np.where(work, _owner(graph, pieces.node), -1))
-    for each in labels:
-        mine = owners.rows(each.owner)
-        name[mine] = _label(index, each, pieces, mine, kind[mine], pool)
+    for labels_of in labels:
+        mine = owners.rows(labels_of.owner)
+        name[mine] = _label(index, labels_of, pieces, mine, kind[mine], pool)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
     name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
     rows = graph.row[pieces.node]
     kernels = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.STREAM) & (rows >= 0))
-    codes, which = np.unique(index.trace.kernels["name_code"][rows[kernels]], return_inverse=True)
-    name[kernels] = np.array([pool.code(index.trace.text(code)) for code in codes.tolist()], dtype=np.int64)[which]
+    name[kernels] = _texts_of(index, index.trace.kernels["name_code"][rows[kernels]], pool)
     saves = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.CHECKPOINT))
-    codes, which = np.unique(index.trace.phases["name_code"][rows[saves]], return_inverse=True)
-    called = [index.trace.text(code) or Phase.CHECKPOINT.name.lower() for code in codes.tolist()]
-    name[saves] = np.array([pool.code(text) for text in called], dtype=np.int64)[which]
+    name[saves] = _texts_of(index, index.trace.phases["name_code"][rows[saves]], pool, Phase.CHECKPOINT.name.lower())
     return Named(pieces, work, int64(kind), name, pool.texts)
 
 
+def _texts_of(index: TraceIndex, codes: npt.NDArray[np.integer], pool: _Pool, unnamed: str = "") -> Int64:
+    """Put the texts of string codes into the pool, each once; return the code there of each."""
+    distinct = GroupBy(codes)
+    texts = (index.trace.text(code) or unnamed for code in distinct.values.tolist())
+    return int64([pool.code(text) for text in texts])[distinct.number]
+
+
 def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind: Int64, pool: _Pool) -> Int64:
-    """Names of the pieces of one owner: of blocked ones the call, else what is inside of which label."""
+    """Name the pieces of one owner: blocked ones by the call, others by the label that they lie in."""
     begin = pieces.begin_ns[mine]
     at = np.searchsorted(labels.begin, begin, side="right") - 1
     inside = (at >= 0) & (begin < np.append(labels.end, 0)[at])
-    codes = np.array([pool.code(text) for text in labels.texts], dtype=np.int64)
+    codes = int64([pool.code(text) for text in labels.texts])
     name = np.full(len(mine), pool.code(labels.otherwise), dtype=np.int64)
     name[inside] = codes[labels.text[at[inside]]]
     if labels.track < 0:
@@ -120,23 +128,23 @@ def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind
     name[~inside & (kind == StallKind.COMPUTE)] = pool.code(BETWEEN_PHASES)
     stood = np.flatnonzero(kind == StallKind.OTHER)
     op = _blocking_calls(index, labels.track, begin[stood], pieces.end_ns[mine[stood]])
-    calls = np.array([pool.code(call.name.lower()) for call in WaitOp], dtype=np.int64)
+    calls = int64([pool.code(call.name.lower()) for call in WaitOp])
     name[stood[op >= 0]] = calls[op[op >= 0]]
     return name
 
 
 def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
-    """How long the process of each interval was blocked in storage within it; 0 for the process -1."""
-    found = np.zeros(len(process), dtype=np.int64)
-    for each in np.unique(process[process >= 0]).tolist():
-        mine, io, own = process == each, index.io, index.io_by_process.rows(each)
+    """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
+    blocked_ns = np.zeros(len(process), dtype=np.int64)
+    for number in np.unique(process[process >= 0]).tolist():
+        mine, io, own = process == number, index.io, index.io_by_process.rows(number)
         own = own[io.is_storage[own]]
-        found[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
-    return found
+        blocked_ns[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
+    return blocked_ns
 
 
 class _Pool:
-    """Texts by number, each once."""
+    """Numbered texts, each once."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -158,12 +166,12 @@ class _Labels:
     resource : Resource
     process : int
     begin, end, text : int array
-        Sorted; the third counts in ``texts``.
+        Sorted intervals, and the index of each name in ``texts``.
     texts : sequence of str
     otherwise : str
-        Name outside of them.
+        Name outside of the intervals.
     track : int
-        Of a step thread; -1 for others.
+        Track of a step thread; -1 for others.
     """
 
     resource: Resource
@@ -181,21 +189,21 @@ class _Labels:
 
 
 def _owner(graph: Graph, nodes: Int64) -> Int64:
-    """One number for the resource and the process of each node; negative for those of no process."""
+    """Return one number for the resource and the process of each node; negative for nodes of no process."""
     process = graph.process_id[nodes]
     return int64(np.where(process >= 0, graph.resource[nodes] * _PROCESSES + process, -1))
 
 
 def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> npt.NDArray[np.bool_]:
-    """Which moments lie in work of these labels' own nodes."""
+    """Return which moments lie in work of the nodes that the labels are for."""
     at = pieces.at(moments)
-    found: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
-    found &= (at >= 0) & (moments < pieces.end_ns[at])
-    return found
+    inside: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
+    inside &= (at >= 0) & (moments < pieces.end_ns[at])
+    return inside
 
 
 def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels]:
-    """Of each thread and worker that is on the path."""
+    """Yield the labels of each thread and worker on the path."""
     owners = np.unique(_owner(graph, pieces.node))
     present = [divmod(owner, _PROCESSES) for owner in owners[owners >= 0].tolist()]
     for thread in step_threads(index.origin):
@@ -207,52 +215,53 @@ def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels
     for resource, process in present:
         if resource == Resource.WORKER:
             number = numbers.get(process, -1)
-            name, none = f"worker {number}" if number >= 0 else "worker", int64([])
+            name = f"worker {number}" if number >= 0 else "worker"
+            none = int64([])
             yield _Labels(Resource.WORKER, process, none, none, none, [], name)
 
 
 def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _Labels:
-    """The innermost annotated function of a thread, else its phase, at each moment."""
+    """Label each moment of a thread with its innermost annotated function, else with its phase."""
     trace = index.trace
     spans = trace.spans.take(index.spans.rows(thread.track_id))
     spans = spans.take((spans["kind_code"] == SpanKind.USER) & (spans["end_ns"] > spans["begin_ns"]))
     order = np.lexsort((-spans["end_ns"], spans["begin_ns"]))
     begin, end = spans["begin_ns"][order], spans["end_ns"][order]
     depth = np.arange(len(order)) - np.searchsorted(np.sort(end), begin, side="right")
-    codes, word = np.unique(spans["name_code"][order], return_inverse=True)
+    names = GroupBy(spans["name_code"][order])
     rows = outer_phase_rows(index, thread)
-    phases = trace.phases["phase_code"][rows]
-    kinds, phase = np.unique(phases, return_inverse=True)
-    layers = [_disjoint(begin[depth == d], end[depth == d], word[depth == d]) for d in np.unique(depth)[::-1].tolist()]
-    layers.append(_disjoint(trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows], len(codes) + phase))
-    painted_begin, painted_end, layer = intervals.paint([each[:2] for each in layers])
+    phases = GroupBy(trace.phases["phase_code"][rows])
+    layers = [_disjoint(begin[own], end[own], names.number[own]) for own in reversed(list(GroupBy(depth)))]
+    times = trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows]
+    layers.append(_disjoint(*times, len(names) + phases.number))
+    painted_begin, painted_end, layer = intervals.paint([painted[:2] for painted in layers])
     shown = []
-    for number, (own_begin, own_end, value) in enumerate(layers):  # what is painted joins neighbours
+    for number, (own_begin, own_end, value) in enumerate(layers):  # painting joins neighbours of one layer
         mine = layer == number
         cut = intervals.join(painted_begin[mine], painted_end[mine], own_begin, own_end)
         shown.append((cut[0], cut[1], value[cut[3]]))
     begin, end, text = (np.concatenate(column) for column in zip(*shown, strict=True))
     order = np.argsort(begin, kind="stable")
-    texts = [*map(trace.text, codes.tolist()), *(Phase(kind).name.lower() for kind in kinds.tolist())]
+    texts = [*map(trace.text, names.values.tolist()), *(Phase(code).name.lower() for code in phases.values.tolist())]
     return _Labels(resource, thread.process_id, begin[order], end[order], text[order], texts, track=thread.track_id)
 
 
 def _blocking_calls(index: TraceIndex, track: int, begin_ns: Int64, end_ns: Int64) -> Int64:
-    """Place in ``WaitOp`` of the call that a thread was blocked in for most of each interval, -1 if there is none."""
+    """Return the index in ``WaitOp`` of the call that blocked a thread for most of each interval, -1 if none did."""
     waits, rows = index.trace.waits, index.waits.rows(track)
     rows = rows[np.isin(waits["wait_code"][rows], list(WaitOp))]
     ops = np.searchsorted(np.array(list(WaitOp)), waits["wait_code"][rows])
     begin, end, op = _disjoint(waits["begin_ns"][rows], waits["end_ns"][rows], ops)
     cut = intervals.join(begin_ns, end_ns, begin, end)
-    spent = np.zeros((len(begin_ns), len(WaitOp)), dtype=np.int64)
-    np.add.at(spent, (cut[2], op[cut[3]]), cut[1] - cut[0])
+    cells = GroupBy.cells((cut[2], op[cut[3]]), (len(begin_ns), len(WaitOp)))
+    spent = cells.sum(cut[1] - cut[0])
     most = spent.argmax(axis=1)
     known = 2 * spent[np.arange(len(most)), most] >= end_ns - begin_ns
     return np.where(known, most, -1)
 
 
 def _disjoint(begin: Int64, end: Int64, value: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:
-    """Intervals by begin, each cut where the next begins; those that are then empty are left out."""
+    """Sort intervals by begin and cut each where the next begins; leave out those that are then empty."""
     order = np.lexsort((end, begin))
     begin, end, value = begin[order], end[order], value[order]
     end = np.minimum(end, np.append(begin[1:], end[-1:]))
@@ -261,38 +270,27 @@ def _disjoint(begin: Int64, end: Int64, value: npt.NDArray[np.intp]) -> tuple[In
 
 
 def _operations(index: TraceIndex, rows: Int64, code: Callable[[str], int]) -> Int64:
-    """Name of the operation of each of these rows of ``collectives``: which of its kind it is within its step."""
+    """Name the operation of each of these rows of ``collectives``, with its number among its kind in its step."""
     table = index.trace.collectives
     if not len(rows) or not len(table):
         return np.full(len(rows), code("transfer"), dtype=np.int64)
-    order, block = blocks(table)
-    first = order[np.flatnonzero(np.diff(block, prepend=-1))]  # of each operation: the group and number are one
+    operations = GroupBy(table["group_hash"], table["sequence"])
+    first = operations.first
     step = step_at(index.steps, table["rank"][first], table["call_ns"][first])
-    key = np.stack([table["group_hash"][first].view(np.int64), table["op_code"][first], step], axis=1)
-    _, kind = np.unique(key, axis=0, return_inverse=True)
-    place = np.argsort(kind.reshape(-1), kind="stable")  # by kind, then number
-    starts = np.flatnonzero(np.diff(kind.reshape(-1)[place], prepend=-1))
-    nth = np.empty(len(first), dtype=np.int64)
-    nth[place] = np.arange(len(first)) - np.repeat(starts, np.diff(np.append(starts, len(first))))
-    nth[step < 0] = -1
-    of_row = np.empty(len(order), dtype=np.int64)
-    of_row[order] = block
-    mine = np.where(rows >= 0, of_row[rows], -1)
-    groups = np.unique(table["group_hash"])
-    group = np.searchsorted(groups, table["group_hash"][first])
-    wanted, which = np.unique(
-        np.stack([np.where(mine >= 0, x[mine], -1) for x in (table["op_code"][first], group, nth)], axis=1),
-        axis=0,
-        return_inverse=True,
-    )
-    names = communicator_names(index.trace, groups)
-    texts = [_operation(int(op), str(names[at]) if len(groups) > 1 else "", int(n)) for op, at, n in wanted.tolist()]
-    return np.array([code(text) for text in texts], dtype=np.int64)[which.reshape(-1)]
+    group, op = operations.keys[0], table["op_code"][first]
+    nth = np.where(step >= 0, GroupBy(group, op, step).position, -1)
+    communicators = GroupBy(group)
+    mine = np.where(rows >= 0, operations.number[rows], -1)
+    distinct = GroupBy(*(np.where(mine >= 0, column[mine], -1) for column in (op, communicators.number, nth)))
+    names = communicator_names(index.trace, communicators.values)
+    wanted = zip(*(column.tolist() for column in distinct.keys), strict=True)
+    texts = (_operation(op, str(names[at]) if len(names) > 1 else "", number) for op, at, number in wanted)
+    return int64([code(text) for text in texts])[distinct.number]
 
 
 def _operation(op: int, communicator: str, number: int) -> str:
     if op < 0:
         return "transfer"
-    known = {int(each): each.name.lower() for each in CollectiveOp}
+    known = {int(kind): kind.name.lower() for kind in CollectiveOp}
     parts = [known.get(op, "collective"), str(number) if number >= 0 else "", communicator]
     return " ".join(filter(None, parts))

@@ -2,8 +2,8 @@
 
     graph -> Course (what waited for what last) -> Pieces (cut by names, then by steps) -> stretches -> shares
 
-A step here is the job's: from the moment that its last rank ended the step before to the moment that its last rank
-ended this one, so that the stretches of a step add up to it without a hole.
+A step here is the job's: it lasts from the moment at which the last rank ended the step before to the moment at which
+the last rank ended this one. So the stretches of a step add up to it without a gap.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,6 +22,7 @@ from stashtrace.analysis.graph.model import Graph, Resource
 from stashtrace.analysis.graph.names import named, storage_ns
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import INTERVAL, Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -122,7 +123,7 @@ class CriticalPath:
 
     @classmethod
     def of(cls, trace: Trace, graph: Graph) -> CriticalPath:
-        """Path of the graph that was built from this trace, at the measured times.
+        """Find the path of a graph that was built from this trace, at the measured times.
 
         Raises
         ------
@@ -134,7 +135,7 @@ class CriticalPath:
 
     @property
     def divided(self) -> Table:
-        """Stretches of batches as two rows each: what their makers were blocked in storage, and the rest."""
+        """Stretches, with batches as two rows each: the time blocked in storage, and the rest."""
         return _divided(self.stretches)
 
     @property
@@ -146,8 +147,8 @@ class CriticalPath:
 def critical_path(trace: Trace) -> Table:
     """Follow the run from its end back along what each piece of work waited for last.
 
-    Times are those of the time line. What could be shortened to make the run shorter is on this path, and nothing else
-    is. Beside ``ambiguous`` stretches ran work of another path that is as long within the error of the clocks.
+    Times are those of the time line. Only shorter work on this path makes the run shorter. Beside ``ambiguous``
+    stretches ran work of another path that is as long within the error of the clocks.
 
     Parameters
     ----------
@@ -170,8 +171,8 @@ def critical_path(trace: Trace) -> Table:
 def critical_share(trace: Trace) -> Table:
     """Sum the critical path by rank, kind and name, as shares of its counted steps.
 
-    A share is a ratio of times, so it can be compared between ranks and runs. Clocks enter where the path turns from
-    one rank to another one: there the one that came last is chosen, and where their error leaves that open the time
+    A share is a ratio of times, so it can be compared between ranks and runs. Clocks matter where the path turns from
+    one rank to another: the rank that came last is chosen, and where the error of the clocks leaves that open the time
     is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says.
 
     Parameters
@@ -192,9 +193,9 @@ def critical_share(trace: Trace) -> Table:
 
 
 def slack(trace: Trace) -> Table:
-    """Say of each piece of work by how much it could end later and the last step of the run end no later.
+    """Return by how much each piece of work could end later without the last step of the run ending later.
 
-    Everything else is taken to be as it was. Several pieces of one chain share their slack: it can be used up once.
+    Everything else is taken to be as it was. Pieces of one chain share their slack: it can be used up once.
 
     Parameters
     ----------
@@ -232,20 +233,20 @@ def slack(trace: Trace) -> Table:
 
 
 def words(kinds: type[IntEnum], values: Int64) -> npt.NDArray[np.str_]:
-    """Names of the values of an enum in lower case; empty for others."""
+    """Return the names of the values of an enum in lower case; empty for other values."""
     names = {int(kind): kind.name.lower() for kind in kinds}
     texts = np.array([names.get(value, "") for value in range(max(kinds) + 2)])  # the last one is empty
     return texts[np.where((values >= 0) & (values <= max(kinds)), values, -1)]
 
 
 def _step_at(course: Course, moments: Int64) -> Int64:
-    """The job's step at each moment; behind the last one, the last."""
+    """Return the job's step at each moment; behind the last step, the last."""
     steps, until = course.steps
     return steps[np.minimum(np.searchsorted(until, moments, side="right"), len(steps) - 1)]
 
 
 def _stretches(index: TraceIndex, course: Course) -> Table:
-    """Consecutive pieces of one step, rank, resource, kind and name as one row."""
+    """Make one row of consecutive pieces of one step, rank, resource, kind and name."""
     graph = course.graph
     whole = named(index, graph, Pieces.of(course))
     pieces, former = whole.pieces.cut(course.steps[1])
@@ -255,31 +256,22 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     step = _step_at(course, pieces.begin_ns)
     beside = rivals(course, pieces, clocks_of(index, graph))
     ambiguous = beside.ambiguous(pieces)
-    key = np.stack([step, rank, resource, kind, name, ambiguous], axis=1)
-    new = np.append(True, (key[1:] != key[:-1]).any(axis=1))[: len(pieces)]
-    first, row = np.flatnonzero(new), np.cumsum(new) - 1
+    rows = GroupBy.runs(step, rank, resource, kind, name, ambiguous)
+    first = rows.first
     begin, end = pieces.begin_ns[first], np.append(pieces.begin_ns[first[1:]], pieces.end_ns[-1:])
     batch = (resource[first] == Resource.WORKER) & (kind[first] == StallKind.PREP)
     fetch = storage_ns(index, np.where(batch, graph.process_id[pieces.node[first]], -1), begin, end)
     kinds = np.where(2 * fetch > end - begin, int(StallKind.FETCH), kind[first])
 
     count = len(first)
-    rival_rank, rival_slack = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-    rival_kind = np.full(count, -1, dtype=np.int64)
+    rival_rank, rival_kind, rival_slack = (np.full(count, -1, dtype=np.int64) for _ in range(3))
     mine = ambiguous[beside.piece]
-    node, shared, at = beside.node[mine], beside.shared_ns[mine], row[beside.piece[mine]]
-    if len(at):
-        who = np.stack([at, graph.rank[node], graph.kind[node]], axis=1)
-        distinct, which = np.unique(who, axis=0, return_inverse=True)
-        which = which.reshape(-1)
-        together = np.bincount(which, shared)
-        least = np.full(len(distinct), np.iinfo(np.int64).max)
-        np.minimum.at(least, which, course.slack_ns[node])
-        order = np.lexsort((-np.arange(len(distinct)), together, distinct[:, 0]))  # the longest beside it comes last
-        chosen = order[np.append(np.diff(distinct[order, 0]) != 0, True)]
-        rows = distinct[chosen, 0]
-        rival_rank[rows], rival_kind[rows] = distinct[chosen, 1], distinct[chosen, 2]
-        rival_slack[rows] = least[chosen]
+    node, shared = beside.node[mine], beside.shared_ns[mine]
+    rivals_of_row = GroupBy(rows.number[beside.piece[mine]], graph.rank[node], graph.kind[node])
+    row, other_rank, other_kind = rivals_of_row.keys
+    chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran beside it longest
+    rival_rank[row[chosen]], rival_kind[row[chosen]] = other_rank[chosen], other_kind[chosen]
+    rival_slack[row[chosen]] = rivals_of_row.min(course.slack_ns[node])[chosen]
     texts = np.array(whole.texts or [""])
     return Table(
         CRITICAL_PATH,
@@ -317,33 +309,28 @@ def _shares(divided: Table, counted: Int64) -> Table:
     chosen = divided.take(np.isin(divided["step"], counted))
     if not len(chosen):
         return Table.empty(CRITICAL_SHARE)
-    codes = [np.unique(chosen[name], return_inverse=True)[1] for name in _IDENTITY]
-    _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    steps, step = np.unique(chosen["step"], return_inverse=True)
+    groups, steps = GroupBy(*(chosen[name] for name in _IDENTITY)), GroupBy(chosen["step"])
+    count = len(steps)
     held = chosen["held_ns"].astype(np.float64)
-    part = held / np.bincount(step, held)[step]
-    # Of each group the part of each of its steps: a step may hold several of its stretches.
-    pairs, pair = np.unique(group.astype(np.int64) * len(steps) + step, return_inverse=True)
-    of_step, of_group = np.bincount(pair, part), pairs // len(steps)
-    count = len(first)
-    mean = np.bincount(of_group, of_step, count) / len(steps)
-    # Where it is not on the path its part is 0.
-    present = np.bincount(of_group, minlength=count)
-    apart = np.bincount(of_group, (of_step - mean[of_group]) ** 2, count) + (len(steps) - present) * mean**2
-    ambiguous = np.bincount(group, part * chosen["ambiguous"], count) / len(steps)
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, group, chosen["held_ns"])
+    part = held / steps.sum(held)[steps.number]
+    # A step may hold several stretches of a group.
+    pairs = GroupBy(groups.number, steps.number)
+    of_step, of_group = pairs.sum(part), GroupBy(pairs.keys[0])
+    mean = of_group.sum(of_step) / count
+    # In a step without it the part of a group is 0.
+    present = of_group.sizes
+    variance = of_group.sum((of_step - mean[of_group.number]) ** 2) + (count - present) * mean**2
+    ambiguous = groups.sum(part * chosen["ambiguous"]) / count
     order = np.argsort(-mean, kind="stable")
     return Table(
         CRITICAL_SHARE,
         {
-            **{name: chosen[name][first][order] for name in _IDENTITY},
+            **{name: chosen[name][groups.first][order] for name in _IDENTITY},
             "share_ratio": mean[order],
-            "spread_ratio": np.sqrt(apart / len(steps))[order],
+            "spread_ratio": np.sqrt(variance / count)[order],
             "ambiguous_ratio": ambiguous[order],
-            "held_ns": sums[order],
+            "held_ns": groups.sum(chosen["held_ns"])[order],
             "path_steps_count": present[order],
-            "steps_count": np.full(count, len(steps)),
+            "steps_count": np.full(len(groups), count),
         },
     )

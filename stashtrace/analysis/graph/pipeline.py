@@ -4,8 +4,8 @@
     send, receive           [ enter ]-.      .->[ leg ]            |       .->[ leg ]
     meeting                           '->(*)-'                     '->(*)--'
 
-A collective is one node for each member that enters it, the meeting of all members, and one leg for each member: from
-the last arrival to the member's own end. Waits follow from the edges. No loop runs over operations, only over ranks.
+A collective is one node for each member that enters it, the meeting of all members, and one leg for each member, from
+the last arrival to the member's own end. Waits follow from the edges. Loops run over ranks, never over operations.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,6 +22,7 @@ from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
 
@@ -31,8 +32,8 @@ Bools = npt.NDArray[np.bool_]
 _SAME_MOMENT_NS = 1_000_000
 #: A send and a receive of one rank that begin and end together are one kernel.
 _ONE_KERNEL_NS = 20_000
-#: Ranks met if this part of their entries comes after all of them were free, and at most that part of their idle time
-#: remains without a cause.
+#: Ranks waited for one another if at least the first part of their entries came after all of them were free, and at
+#: most the second part of their idle time remains without a cause.
 _NEARLY_ALL, _MOST = 0.99, 0.5
 _DIRECTIONS = ("forward", "backward")
 _TALKS = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
@@ -45,7 +46,7 @@ class PipelineGraph(Graph):
     Attributes
     ----------
     operation : int array
-        Of nodes, index in ``operations``; -1 where a node is none.
+        By node, index in ``operations``; -1 for a node that is no operation.
     operations : tuple of str
         Names of operations that every rank, step and micro-batch repeats.
     stage_of, replica_of : dict of int to int
@@ -59,26 +60,26 @@ class PipelineGraph(Graph):
 
 
 def is_pipeline(trace: Trace) -> bool:
-    """Whether the operations of a pipeline were recorded: then each process says which stage it holds."""
+    """Return True if the operations of a pipeline were recorded: then each process states its stage."""
     return trace.strings.find(PIPELINE_STAGE) in trace.metadata["key_code"].tolist()
 
 
 def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> PipelineGraph:
-    """Graph of all steps of all ranks; no step is warm-up.
+    """Build the graph of all steps of all ranks; no step is warm-up.
 
     Parameters
     ----------
     index : TraceIndex
         Of a trace with operations.
     overlapped_messages : bool
-        As the simulator of the study has it: a receive may begin when the one before it and its micro-batch have ended,
-        whatever its rank computes then, and no message waits for another one of its kernel.
+        Follow the simulator of the study: a receive may begin when the receive before it and its micro-batch have
+        ended, whatever its rank computes then, and no message waits for another one of its kernel.
 
     Raises
     ------
     MissingDataError
-        If no rank has a step, or a rank receives another number of messages than it computes micro-batches: then
-        nobody knows which compute waited for which message (interleaved stages, rows lost).
+        If no rank has a step, or the messages that a rank receives are not as many as the micro-batches it computes
+        (interleaved stages, lost rows): then it is unknown which computation waited for which message.
     """
     parts = Parts()
     work = _work(index)
@@ -86,7 +87,7 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
     meetings = _meetings(index, work, parts, overlapped_messages)
     ranks = np.unique(work.rank).tolist()
     chains = [_rank(work, rank, starts, meetings, parts, overlapped_messages) for rank in ranks]
-    stage_of, replica_of = (_told(index.trace, key) for key in (PIPELINE_STAGE, DATA_PARALLEL_RANK))
+    stage_of, replica_of = (_stated_numbers(index.trace, key) for key in (PIPELINE_STAGE, DATA_PARALLEL_RANK))
     _unrecorded_meetings(work, starts, chains, [stage_of, replica_of], parts)
     graph = parts.graph()
     operation = np.full(len(graph), -1, dtype=np.int64)
@@ -98,17 +99,17 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
     )
 
 
-def _told(trace: Trace, key: str) -> dict[int, int]:
-    """A number that processes were said to have, by rank."""
+def _stated_numbers(trace: Trace, key: str) -> dict[int, int]:
+    """Return a number that the metadata states for processes, by rank."""
     facts, processes = trace.metadata, trace.processes
     rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
-    found = {}
+    numbers = {}
     for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
         text = trace.text(code)
         if process in rank and text.isdecimal():
-            found[rank[process]] = int(text)
-    return found
+            numbers[rank[process]] = int(text)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,9 @@ class _Work:
     operation : int array
         Index in ``names``.
     collective : int array
-        Row of ``index.trace.collectives``, -1 for what computes.
+        Row of ``index.trace.collectives``, -1 for computation.
+    talks : bool array
+        Sends and receives.
     """
 
     names: tuple[str, ...]
@@ -139,9 +142,7 @@ def _work(index: TraceIndex) -> _Work:
     computes = np.flatnonzero(kernels["work_code"] == DeviceWork.KERNEL)
     moved = np.flatnonzero((table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= table["device_begin_ns"]))
     process = np.concatenate([kernels["process_id"][computes], table["process_id"][moved]]).astype(np.int64)
-    codes, operation = np.unique(
-        np.concatenate([kernels["name_code"][computes], table["name_code"][moved]]), return_inverse=True
-    )
+    operations = GroupBy(np.concatenate([kernels["name_code"][computes], table["name_code"][moved]]))
     processes = trace.processes
     rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
     rank_of[processes["process_id"]] = processes["rank"]
@@ -154,12 +155,12 @@ def _work(index: TraceIndex) -> _Work:
     if not len(order):
         raise MissingDataError("no operation of a rank was recorded", hint="a graph is made of them")
     return _Work(
-        tuple(trace.text(code) for code in codes.tolist()),
+        tuple(trace.text(code) for code in operations.values.tolist()),
         rank_of[process][order],
         process[order],
         begin[order],
         end[order],
-        int64(operation)[order],
+        operations.number[order],
         collective[order],
         talks[order],
     )
@@ -167,9 +168,9 @@ def _work(index: TraceIndex) -> _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps of the job, in order: number, when the first rank began each, and the node of that moment.
+    """Steps of the job in order: number, when the first rank began each, and the node of that moment.
 
-    ``border`` and ``node`` have one more, for the end of the last step.
+    ``border`` and ``node`` have one entry more, for the end of the last step.
     """
 
     number: Int64
@@ -181,11 +182,10 @@ class _Steps:
         steps = index.steps
         if not len(steps):
             raise MissingDataError("no rank has a step", hint="operations belong to steps; the trace has none")
-        number, of_step = np.unique(steps["step"], return_inverse=True)
-        begin = np.full(len(number), np.iinfo(np.int64).max)
-        np.minimum.at(begin, of_step, steps["begin_ns"])
+        of_step = GroupBy(steps["step"])
+        begin = of_step.min(steps["begin_ns"])
         order = np.argsort(begin, kind="stable")
-        number, begin = int64(number[order]), int64(begin[order])
+        number, begin = int64(of_step.values[order]), int64(begin[order])
         border = np.append(begin, steps["end_ns"].max())
         node = parts.add(
             len(border), step=np.append(number, -1), resource=Resource.MEETING, begin_ns=border, end_ns=border
@@ -193,32 +193,29 @@ class _Steps:
         return cls(number, border, node)
 
     def of_moments(self, moments: Int64) -> Int64:
-        """Index of the step of each moment."""
+        """Return the index of the step of each moment."""
         return np.maximum(np.searchsorted(self.border[:-1], moments, side="right") - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Meetings:
-    """By row of the sorted ``collectives``: node of the meeting, node of the member's leg; -1 if there is none."""
+    """By row of the sorted ``collectives``: node of the meeting, and node of the member's leg; -1 if there is none."""
 
     node: Int64
     leg: Int64
 
 
 def _meetings(index: TraceIndex, work: _Work, parts: Parts, overlapped: bool) -> _Meetings:
-    """The moment at which the last member of each collective arrived, and what each member then took."""
+    """Add the moment at which the last member of each collective arrived, and the time that each member then took."""
     table = index.trace.collectives
     mine = np.flatnonzero(work.collective >= 0)
     rows = work.collective[mine]
-    keys = np.stack([table["group_hash"][rows].view(np.int64), int64(table["sequence"][rows])])
-    _, of_row = np.unique(keys, axis=1, return_inverse=True)
-    of_row = of_row.ravel()
-    count = int(of_row.max(initial=-1)) + 1
-    arrived = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(arrived, of_row, work.begin[mine])
+    collectives = GroupBy(table["group_hash"][rows].view(np.int64), table["sequence"][rows])
+    of_row = collectives.number
+    arrived = collectives.max(work.begin[mine])
     node = np.full(len(table), -1, dtype=np.int64)
     leg = node.copy()
-    met = parts.add(count, resource=Resource.MEETING, begin_ns=arrived, end_ns=arrived)
+    met = parts.add(len(collectives), resource=Resource.MEETING, begin_ns=arrived, end_ns=arrived)
     link = index.in_flight.link[rows]
     other = np.arange(len(mine), dtype=np.int64) if overlapped else _in_one_kernel(work, mine)
     begin = np.maximum(arrived[of_row], arrived[of_row[other]])
@@ -230,7 +227,7 @@ def _meetings(index: TraceIndex, work: _Work, parts: Parts, overlapped: bool) ->
         kind=np.where(link == 0, StallKind.INTERCONNECT, StallKind.NETWORK),
         process_id=work.process[mine],
         begin_ns=begin,
-        # A member whose timer says that it ended before the last one arrived took no time.
+        # A member that ended before the last one arrived, by its own timer, took no time.
         end_ns=np.maximum(work.end[mine], begin),
         moved_bytes=table["message_bytes"][rows],
         row=rows,
@@ -242,9 +239,9 @@ def _meetings(index: TraceIndex, work: _Work, parts: Parts, overlapped: bool) ->
 
 
 def _in_one_kernel(work: _Work, rows: Int64) -> Int64:
-    """For each of these rows the message that was sent or received by the same kernel, itself if there is none.
+    """Return for each of these rows the other message of its kernel, the row itself if there is none.
 
-    Such a kernel ends when both messages have been moved: each of them waits for the other's peer.
+    A kernel that sends and receives ends when both messages have been moved: each waits for the other's peer.
     """
     talks = np.flatnonzero(work.talks[rows])
     other = np.arange(len(rows), dtype=np.int64)
@@ -258,16 +255,16 @@ def _in_one_kernel(work: _Work, rows: Int64) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What the compute stream of a rank did one after the other.
+    """The items that the compute stream of a rank went through in order.
 
     Attributes
     ----------
     operation, step, begin, end : int array
         Of each item; ``step`` is an index of :class:`_Steps`.
     first, last : int array
-        Node that begins the item and node that ends it: of a collective its entry and its leg.
+        Node that begins the item and node that ends it; of a collective its entry and its leg.
     work_nodes, work_operations : int array
-        All nodes of the rank that are an operation.
+        All nodes of the rank that are an operation, and the operation.
     """
 
     rank: int
@@ -282,7 +279,7 @@ class _Chain:
 
 
 def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Parts, overlapped: bool) -> _Chain:
-    """Nodes and edges of one rank."""
+    """Add the nodes and edges of one rank."""
     rows = slice(*np.searchsorted(work.rank, [rank, rank + 1]).tolist())
     begin, end, operation = work.begin[rows], work.end[rows], work.operation[rows]
     collective, talks = work.collective[rows], work.talks[rows]
@@ -324,7 +321,7 @@ def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Par
     receives = np.array([name.endswith("-recv") for name in work.names])[operation]
     beside = np.flatnonzero(~item & ~(receives & overlapped))
     _post(chain, steps, begin[beside], step[beside], node[beside], parts)
-    # One stream for each kind of message and collective: the next one begins when the last one has ended.
+    # Each kind of message and collective has a stream: the next one begins when the last one has ended.
     entries = np.flatnonzero(entry)
     order = entries[np.argsort(operation[entries], kind="stable")]
     same = (operation[order][1:] == operation[order][:-1]) & (step[order][1:] == step[order][:-1])
@@ -338,7 +335,7 @@ def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Par
 
 
 def _cross_borders(chain: _Chain, steps: _Steps, process: int, parts: Parts) -> None:
-    """A step ends for all ranks when the last one has, and the next one begins: what lies between is not recorded."""
+    """A step ends for all ranks when the last one has ended it, then the next begins: what is between is unrecorded."""
     waits = parts.add(
         len(steps.border),
         rank=chain.rank,
@@ -358,38 +355,35 @@ def _cross_borders(chain: _Chain, steps: _Steps, process: int, parts: Parts) -> 
     parts.edge(chain.first[closes], waits[ended + 1], EdgeKind.PROGRAM)
     parts.edge(chain.last[closes], steps.node[ended + 1], EdgeKind.MEMBER)
     if len(ended):
-        count = len(ended) + 1
-        parts.ends.append(
-            (
-                np.append(waits[ended[:1]], waits[ended + 1]),
-                np.full(count, chain.rank, dtype=np.int64),
-                np.append(-1, steps.number[ended]),
-                np.zeros(count, dtype=np.int64),
-                np.append(0, np.ones(len(ended), dtype=np.int64)),
-                np.append(steps.border[ended[:1]], steps.border[ended]),
-                np.full(count, -1, dtype=np.int64),
-            )
+        parts.add_ends(
+            np.append(waits[ended[:1]], waits[ended + 1]),
+            chain.rank,
+            np.append(-1, steps.number[ended]),
+            0,
+            np.append(False, np.ones(len(ended), dtype=bool)),
+            np.append(steps.border[ended[:1]], steps.border[ended]),
+            -1,
         )
 
 
 def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
-    """Which operations a rank's compute stream went through: what computes, and collectives beside nothing else."""
+    """Return which operations hold up a rank's compute stream: computation, and collectives beside no computation."""
     rows = np.flatnonzero(~talks)
     own_begin, own_end, enters = begin[rows], end[rows], entry[rows]
     computed = np.maximum.accumulate(np.where(enters, 0, own_end))
     before = np.concatenate([[0], computed[:-1]])
     after = np.append(own_begin[1:], np.iinfo(np.int64).max)
     beside = enters & ((before > own_begin + _SAME_MOMENT_NS) | (after < own_end - _SAME_MOMENT_NS))
-    found = np.zeros(len(begin), dtype=bool)
-    found[rows] = ~beside
-    return found
+    holds = np.zeros(len(begin), dtype=bool)
+    holds[rows] = ~beside
+    return holds
 
 
 def _post(chain: _Chain, steps: _Steps, begin: Int64, step: Int64, node: Int64, parts: Parts) -> None:
-    """What runs beside the compute stream was launched after what that had done by then."""
+    """Work beside the compute stream was launched after what the compute stream had done by then."""
     ended = np.maximum.accumulate(chain.end)
     at = np.searchsorted(ended, begin + _SAME_MOMENT_NS, side="right") - 1
-    # Index -1 is that of an item before the first.
+    # Index -1 stands for an item before the first.
     known = (at >= 0) & (np.append(chain.step, -1)[at] == step)
     first, last = np.append(chain.first, -1)[at], np.append(chain.last, -1)[at]
     parts.edge(np.where(known, first, -1), node, EdgeKind.PROGRAM)
@@ -414,7 +408,7 @@ def _exchange(
             np.flatnonzero(operation == (names.index(name) if name in names else -2))
             for name in (f"{direction}-compute", f"{direction}-recv", f"{direction}-send")
         )
-        for messages, what in ((receives, "receives"), (sends, "sends")):
+        for messages, verb in ((receives, "receives"), (sends, "sends")):
             if not len(messages):
                 continue
             count = len(steps.number)
@@ -422,11 +416,11 @@ def _exchange(
             if (moved != made).any():
                 wrong = int(np.flatnonzero(moved != made)[0])
                 raise MissingDataError(
-                    f"in step {steps.number[wrong]} rank {rank} {what} {moved[wrong]} {direction} messages for"
-                    f" {made[wrong]} micro-batches: nobody knows which belongs to which",
-                    hint="a pipeline with interleaved stages, or rows that are missing, cannot be replayed",
+                    f"in step {steps.number[wrong]} rank {rank} {verb} {moved[wrong]} {direction} messages for"
+                    f" {made[wrong]} micro-batches, so it is unknown which belongs to which",
+                    hint="a pipeline with interleaved stages, or with missing rows, cannot be replayed",
                 )
-            if what == "receives":
+            if verb == "receives":
                 parts.edge(leg[messages], node[computes], EdgeKind.RELEASE)
                 same = overlapped & (step[computes][1:] == step[computes][:-1])
                 parts.edge(np.where(same, node[computes[:-1]], -1), node[messages[1:]], EdgeKind.PROGRAM)
@@ -444,9 +438,10 @@ def _let_go(
     beside: Int64,
     parts: Parts,
 ) -> None:
-    """Who needs a collective that ran beside the compute stream.
+    """A collective beside the compute stream is awaited by what uses its result.
 
-    Gathered parameters: the next forward computation; reduced gradients: what follows the last micro-batch.
+    Gathered parameters are used by the next forward computation, reduced gradients by what follows the last
+    micro-batch.
     """
     if not len(beside):
         return
@@ -467,29 +462,29 @@ def _let_go(
 
 
 def _unrecorded_meetings(
-    work: _Work, steps: _Steps, chains: list[_Chain], told: list[Mapping[int, int]], parts: Parts
+    work: _Work, steps: _Steps, chains: list[_Chain], numbers_of: list[Mapping[int, int]], parts: Parts
 ) -> None:
-    """Ranks that never enter an operation before all of them could have waited for one another.
+    """Add meetings of ranks that waited for one another without a recorded operation.
 
-    Loss averages and barriers are in no recording. They are taken to be where all ranks, those of a stage, or those of
-    a replica enter an operation of each step no earlier than the last of them was free to, and where that explains most
-    of the time for which they were idle before.
+    Loss averages and barriers are in no recording. A meeting is taken to be where all ranks, those of a stage, or those
+    of a replica enter an operation of each step no earlier than the last of them was free to, and where that explains
+    most of the time for which they were idle before.
     """
     ranks = [chain.rank for chain in chains]
     sets = [np.arange(len(ranks))]
-    for number in told:
+    for number in numbers_of:
         of_rank = np.array([number.get(rank, -1) for rank in ranks])
         sets += [np.flatnonzero(of_rank == value) for value in np.unique(of_rank[of_rank >= 0])]
     for operation in range(len(work.names)):
-        found = [np.flatnonzero(chain.operation == operation) for chain in chains]
-        pairs = list(zip(chains, found, strict=True))
+        items = [np.flatnonzero(chain.operation == operation) for chain in chains]
+        pairs = list(zip(chains, items, strict=True))
         if not all(np.array_equal(chain.step[at], np.arange(len(steps.number))) for chain, at in pairs):
             continue
         if not all((at > 0).all() and (chain.step[at - 1] == chain.step[at]).all() for chain, at in pairs):
             continue
         entered = np.array([chain.begin[at] for chain, at in pairs])
         first = np.array([chain.first[at] for chain, at in pairs])
-        # Times and nodes that each entry is known to wait for, so far.
+        # Times and nodes that each entry is known to wait for so far.
         ready = np.array([chain.end[at - 1] for chain, at in pairs])
         source = np.array([chain.last[at - 1] for chain, at in pairs])
         for members in sets:
@@ -506,7 +501,7 @@ def _unrecorded_meetings(
 
 
 def _explains(entered: Int64, ready: Int64, moment: Int64) -> bool:
-    """Whether members that met at a moment of each step entered after it, and were idle for little longer."""
+    """Return True if all members entered after the moment of each step, and were idle for little longer."""
     idle, left = np.maximum(entered - ready, 0), entered - moment
     in_order = np.mean(left >= -_SAME_MOMENT_NS) >= _NEARLY_ALL
     return bool(in_order and idle.mean() > _SAME_MOMENT_NS and np.maximum(left, 0).sum() <= _MOST * idle.sum())

@@ -1,12 +1,12 @@
-"""Checkpoints that other threads of a rank write while its steps go on: nodes of their own.
+"""Nodes of checkpoints that other threads of a rank write while its steps go on.
 
     step thread    [ asks ][ forward ... ][ .... waits ....][ asks again ]
                        |start                          ^join
     writer             '->[ save                      ]-'
 
-Who asked is the thread's work just before. A blocking call of the step thread that ends as a save does has waited for
-it; it is no node then, as all waits. A save that begins as soon as the one before it on its thread is done stood in
-that thread's queue, and nobody knows when it was asked for.
+The work of the step thread just before a save asked for it. A blocking call of the step thread that ends together with
+a save waited for it; like all waits it is no node. A save that begins as soon as the save before it on its thread is
+done stood in that thread's queue, and nobody knows when it was asked for.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.graph.model import EdgeKind, Resource
-from stashtrace.analysis.graph.parts import Cells, Parts
+from stashtrace.analysis.graph.parts import Parts, ThreadNodes
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
@@ -25,15 +25,15 @@ from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, WaitOp
 
 #: Calls in which a thread can wait for another one of its process.
 _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)
-#: A thread goes on so soon after the end of a save that it waited for: the interpreter's lock changes hands in between.
+#: A thread goes on this soon after the end of a save that it waited for: the interpreter's lock changes hands.
 _TOGETHER_NS = 5_000_000
-#: ... or a little later on a busy machine: after this part of the time for which it had stood.
+#: On a busy machine it goes on later: after this part of the time for which it stood, and no later than this.
 _LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Saves of a rank behind the back of its step thread, by begin.
+    """Saves of a rank in the background of its step thread, by begin.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class Saves:
         Of ``phases``.
     begin_ns, end_ns, track : int array
     wait_begin_ns, wait_end_ns : int array
-        When the step thread stood for a save.
+        When the step thread waited for a save.
     waited : int array
-        Place of the save that ended each of these waits.
+        Index of the save that ended each of these waits.
     """
 
     row: Int64
@@ -56,7 +56,7 @@ class Saves:
 
     @classmethod
     def of(cls, index: TraceIndex, thread: StepThread, life: TimeSet, explained: TimeSet) -> Saves:
-        """Saves that began in a life, and waits for them outside of what other causes explain."""
+        """Find saves that began in a rank's life, and waits for them outside of time that has another cause."""
         phases, none = index.trace.phases, int64([])
         if not len(life.begin):
             return cls(*(none,) * 7)
@@ -75,16 +75,17 @@ class Saves:
         own = own[np.isin(waits["wait_code"][own], _JOINS)]
         stood_begin, stood_end = waits["begin_ns"][own], waits["end_ns"][own]
         order = np.argsort(end, kind="stable")
-        at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last one that was done by then
+        at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last save that was done by then
         save = order[np.maximum(at, 0)]
         soon = np.clip(_LATER_RATIO * (end[save] - stood_begin), _TOGETHER_NS, _LATER_NS)
-        told = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= soon)
-        told &= explained.within(stood_begin, stood_end) == 0
-        return cls(rows, begin, end, phases["track_id"][rows], stood_begin[told], stood_end[told], int64(save[told]))
+        waited = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= soon)
+        waited &= explained.within(stood_begin, stood_end) == 0
+        tracks = phases["track_id"][rows]
+        return cls(rows, begin, end, tracks, stood_begin[waited], stood_end[waited], int64(save[waited]))
 
     @property
     def waits(self) -> TimeSet:
-        """When the step thread stood for any save."""
+        """Time in which the step thread waited for any save."""
         return TimeSet.of(self.wait_begin_ns, self.wait_end_ns)
 
     @property
@@ -92,8 +93,8 @@ class Saves:
         """Where the step thread's time is to be cut."""
         return np.concatenate([self.begin_ns, self.wait_end_ns])
 
-    def add(self, thread: StepThread, parts: Parts, cells: Cells | None = None, nodes: Int64 | None = None) -> None:
-        """Add nodes; and edges from and to the cells of the thread that asked for them, where these are known."""
+    def add(self, thread: StepThread, parts: Parts, nodes: ThreadNodes | None = None) -> None:
+        """Add nodes, and edges from and to the nodes of the thread that asked for the saves, where these are known."""
         if not len(self.row):
             return
         made = parts.add(
@@ -113,14 +114,9 @@ class Saves:
         queued = np.zeros(len(made), dtype=bool)
         queued[after] = idle <= _TOGETHER_NS
         parts.edge(made[before], made[after], EdgeKind.PROGRAM, np.where(queued[after], idle, np.minimum(idle, 0)))
-        if cells is None or nodes is None or not len(cells):
+        if nodes is None:
             return
-        last = np.searchsorted(cells.end, self.begin_ns, side="right") - 1
-        known = (last >= 0) & ~queued
-        last = np.maximum(last, 0)
-        parts.edge(np.where(known, nodes[last], -1), made, EdgeKind.START, self.begin_ns - cells.end[last])
-        after = np.searchsorted(cells.begin, self.wait_end_ns, side="left")
-        known = after < len(cells)
-        lag = self.wait_end_ns - self.end_ns[self.waited]
-        target = np.where(known, nodes[np.minimum(after, len(cells) - 1)], -1)
-        parts.edge(made[self.waited], target, EdgeKind.JOIN, lag)
+        asked, ended_ns = nodes.last_ended(self.begin_ns)
+        parts.edge(np.where(queued, -1, asked), made, EdgeKind.START, self.begin_ns - ended_ns)
+        goes_on, _ = nodes.next_begun(self.wait_end_ns)
+        parts.edge(made[self.waited], goes_on, EdgeKind.JOIN, self.wait_end_ns - self.end_ns[self.waited])

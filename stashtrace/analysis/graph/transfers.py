@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
+
+#: Kinds of time in which a rank waits for a collective.
+IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,10 @@ class Transfers:
 
     Attributes
     ----------
-    node
+    node : int array
         Node of each row's transfer, -1 if there is none.
-    end_ns, own_end_ns
-        Of the node, when the first member was done; and of the row's own member.
+    end_ns, own_end_ns : int array
+        When the node ends, with the first member that was done; and when the row's own member was done.
     """
 
     node: Int64
@@ -35,7 +38,7 @@ class Transfers:
 
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:
-    """One node for each collective that ended: from its last member's entry to its first member's end."""
+    """Add a node for each collective that ended, from its last member's entry to its first member's end."""
     table, matched = index.trace.collectives, index.in_flight
     count = len(table)
     ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
@@ -44,53 +47,43 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     if not len(rows):
         return Transfers(node, end_of, end_of)
     # Rows of one operation have one group and number; a group whose hash two communicators share is one queue.
-    order = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
-    group, number = table["group_hash"][order], table["sequence"][order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (group[1:] != group[:-1]) | (number[1:] != number[:-1])
-    starts = np.flatnonzero(first)
-    enter = np.maximum.reduceat(np.maximum(matched.last_enter_ns[order], index.entered_ns[order]), starts)
-    done = np.minimum.reduceat(matched.end_ns[order], starts)
-    new_group = np.ones(len(starts), dtype=bool)
-    new_group[1:] = group[starts][1:] != group[starts][:-1]
-    # Of operations that a backend runs at the same time one may end before the one called first.
-    alone = new_group | np.append(False, done[1:] < done[:-1])
+    operations = GroupBy(table["group_hash"][rows], table["sequence"][rows])
+    group, first = operations.keys[0], rows[operations.first]
+    enter = operations.max(np.maximum(matched.last_enter_ns, index.entered_ns)[rows])
+    done = operations.min(matched.end_ns[rows])
+    # Where a backend runs operations at the same time, one may end before another that was called first.
+    alone = np.append(True, (group[1:] != group[:-1]) | (done[1:] < done[:-1]))
     begin = _queued(enter, done, alone)
     done = np.maximum(done, begin)
-    kind = np.where(matched.link[order[starts]] == 0, StallKind.INTERCONNECT, StallKind.NETWORK)
-    moved = np.maximum.reduceat(table["message_bytes"][order], starts)
-    made = parts.add(
-        len(starts),
+    nodes = parts.add(
+        len(operations),
         resource=Resource.TRANSFER,
-        kind=kind,
+        kind=np.where(matched.link[first] == 0, StallKind.INTERCONNECT, StallKind.NETWORK),
         begin_ns=begin,
         end_ns=done,
-        moved_bytes=moved,
-        row=order[starts],
-        doubtful=np.maximum.reduceat(matched.partial[order], starts),
+        moved_bytes=operations.max(table["message_bytes"][rows]),
+        row=first,
+        doubtful=operations.any(matched.partial[rows]),
     )
-    parts.edge(np.where(alone[1:], -1, made[:-1]), made[1:], EdgeKind.QUEUE)
-    of_row = np.cumsum(first) - 1
-    node[order], end_of[order] = made[of_row], done[of_row]
+    parts.edge(np.where(alone[1:], -1, nodes[:-1]), nodes[1:], EdgeKind.QUEUE)
+    node[rows], end_of[rows] = nodes[operations.number], done[operations.number]
     return Transfers(node, end_of, matched.end_ns)
 
 
 def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
-    """False of sends and receives whose group and number name anything but one message between two ranks."""
+    """Return False for sends and receives whose group and number do not name one message between two ranks."""
     paired = np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     complete = ~paired
     rows = np.flatnonzero(paired)
     if not len(rows):
         return complete
-    order, block = blocks(table.take(rows))
-    count = int(block[-1]) + 1
-    sends = np.bincount(block, table["op_code"][rows[order]] == CollectiveOp.SEND, count)
-    many = np.bincount(block, minlength=count)
-    complete[rows[order]] = ((many == 2) & (sends == 1))[block]
+    messages = GroupBy(table["group_hash"][rows], table["sequence"][rows])
+    sends = messages.count(where=table["op_code"][rows] == CollectiveOp.SEND)
+    complete[rows] = ((messages.sizes == 2) & (sends == 1))[messages.number]
     return complete
 
 
 def _queued(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
-    """When each transfer had the group's queue for itself: entered by all, and the one before it done."""
+    """Return when each transfer had the queue of its group for itself: entered by all, the one before it done."""
     before = np.concatenate([[-NEVER], done[:-1]])
     return np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))

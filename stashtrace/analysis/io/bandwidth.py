@@ -23,6 +23,7 @@ from stashtrace.analysis.io.calls import (
 from stashtrace.analysis.io.counters import overlap_free, threads_share
 from stashtrace.analysis.io.tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -157,7 +158,7 @@ def _add_calls(layer: _Layer, piece: Table, own: Bools, used: Bools) -> None:
 def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
     """Files with several threads: what they overlap counts once, as for Darshan."""
     table = Table.concat(kept[0].schema, kept)
-    table = table.take(np.lexsort((table["begin_ns"], table["path_code"])))
+    table = table.take(order_by(table["path_code"], table["begin_ns"]))
     kind, stdio = time_class(table), of_stdio(table)
     for name, layer in (("posix", ~stdio), ("stdio", stdio)):
         for code in (READING, WRITING, METADATA):

@@ -20,6 +20,7 @@ from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of
@@ -452,7 +453,7 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
 
 def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
     """Bytes that a cache needs to hold each block and all that are more important; of equals the one read first."""
-    order = np.lexsort((first, -weight))
+    order = order_by(-weight, first)
     needed = np.empty(len(size), dtype=np.int64)
     needed[order] = np.cumsum(size[order])
     return needed

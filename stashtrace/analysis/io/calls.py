@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
+from stashtrace.groupby import order_by
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -149,7 +150,7 @@ class Follower:
         if not len(rows):
             nothing, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
             return Followed(nothing, nothing, no, no, no)
-        order = np.lexsort((path, track))
+        order = order_by(track, path)
         track, path, offset = track[order], path[order], offset[order]
         call = np.ones(len(order), dtype=bool) if opens is None else ~opens[order]
         end = np.where(call, offset + length[order], 1)

@@ -28,6 +28,7 @@ from stashtrace.analysis.io.calls import (
 )
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -261,7 +262,7 @@ def _add_order(counters: FileCounters, name: str, found: Followed, chosen: Bools
 def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
     """Files with several threads: order and time as of one reader."""
     table = Table.concat(kept[0].schema, kept)
-    table = table.take(np.lexsort((table["begin_ns"], table["path_code"])))
+    table = table.take(order_by(table["path_code"], table["begin_ns"]))
     move, kind, path = moves(table), time_class(table), table["path_code"].astype(np.int64)
     for code, name in ((READING, "read_ns"), (WRITING, "write_ns"), (METADATA, "metadata_ns")):
         own = kind == code

@@ -12,6 +12,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, SIZE_BITS, FileCounters, count_files
 from stashtrace.analysis.io.tables import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -203,7 +204,7 @@ def _times(trace: Trace, per: Per) -> Table:
             "read_bytes_per_s": sums["read_bytes"] * 1e9 / np.maximum(sums["read_call_ns"], 1),
         },
     )
-    return table.take(np.lexsort((-table["call_ns"], -table["blocked_ns"])))
+    return table.take(order_by(-table["blocked_ns"], -table["call_ns"]))
 
 
 def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
@@ -220,7 +221,7 @@ def _common_sizes(counters: FileCounters, of_path: Int64, used: Int64, count: in
     path, size, calls = path[own], size[own], calls[own]
     keys, inverse = np.unique((group_of[path] << SIZE_BITS) | size, return_inverse=True)
     group, size, calls = keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), grouped(calls, inverse, len(keys))
-    order = np.lexsort((size, -calls, group))
+    order = order_by(group, -calls, size)
     group, size, calls = group[order], size[order], calls[order]
     place = np.arange(len(group)) - np.searchsorted(group, group, side="left")
     found: dict[str, Int64] = {}

@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, place_of
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, Bools, process_of_track
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
@@ -145,7 +146,7 @@ def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
     made = table.take(np.flatnonzero(chosen))
     if len(made) == 0:
         return None
-    made = made.take(np.lexsort((made["begin_ns"], made["track_id"])))
+    made = made.take(order_by(made["track_id"], made["begin_ns"]))
     owner = int(made["process_id"][0])
     reads = _reads(trace, made, wanted)
     main = np.unique(made["worker_id"])
@@ -174,7 +175,7 @@ def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
     moved = np.isin(op, READS) & (result > 0)
     rows, batch = rows[moved], batch[moved]
     path = int64(io["path_code"][rows])
-    order = np.lexsort((io["begin_ns"][rows], path, batch))
+    order = order_by(batch, path, io["begin_ns"][rows])
     rows, batch, path = rows[order], batch[order], path[order]
     offset, size, begin, end = (int64(io[n][rows]) for n in ("offset_bytes", "result_bytes", "begin_ns", "end_ns"))
     starts = np.flatnonzero(_begins_a_range(batch, path, offset, size))
@@ -217,7 +218,7 @@ def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
     owner, found = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
     for process in np.unique(made["process_id"]).tolist():
         own, making = rows[owner == process], made["process_id"] == process
-        time = TimeSet.of(made["begin_ns"][making], made["end_ns"][making])
+        time = TimeSet.of_rows(made, making)
         found.append(own[intervals.locate(time.begin, time.end, int64(io["begin_ns"][own])) >= 0])
     return np.concatenate(found)
 
@@ -233,33 +234,28 @@ def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bo
 
 
 def _rank_rows(trace: Trace, rank: int, own: Table, stalls: Table, made: _Batches) -> list[Row]:
-    length = (own["end_ns"] - own["begin_ns"]).astype(np.float64)
-    lost = np.zeros(len(own))
-    data = stalls.take(np.isin(stalls["kind"], _DATA_STALLS) & np.isin(stalls["step"], own["step"]))
-    np.add.at(lost, place_of(data["step"], own["step"]), data["stall_ns"])
-    received = np.zeros(len(own))
+    length = own["end_ns"] - own["begin_ns"]
+    data = stalls.take(np.isin(stalls["kind"], _DATA_STALLS))
+    lost = GroupBy.numbered(GroupBy(own["step"]).row_of(data["step"]), len(own)).sum(data["stall_ns"])
     table = trace.batches
     receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], own["track_id"]))
     at = np.searchsorted(own["begin_ns"], receives["begin_ns"], side="right") - 1
-    inside = (at >= 0) & (receives["end_ns"] <= own["end_ns"][np.maximum(at, 0)])
-    np.add.at(received, at[inside], (receives["end_ns"] - receives["begin_ns"])[inside])
-    size, reading = np.zeros(len(made.begin)), np.zeros(len(made.begin))
-    np.add.at(size, made.range_batch, made.range_bytes)
-    np.add.at(reading, made.range_batch, made.range_ns)
-    ranges = np.bincount(made.range_batch, minlength=len(made.begin)).astype(np.float64)
-    pairs = np.unique(np.stack([made.range_batch, made.range_path]), axis=1)
-    files = np.bincount(pairs[0], minlength=len(made.begin)).astype(np.float64)
+    at = np.where(receives["end_ns"] <= np.append(own["end_ns"], -1)[at], at, -1)
+    received = GroupBy.numbered(at, len(own)).sum(receives["end_ns"] - receives["begin_ns"])
+    by_batch = GroupBy.numbered(made.range_batch, len(made.begin))
+    size, reading = by_batch.sum(made.range_bytes), by_batch.sum(made.range_ns)
+    files = GroupBy.numbered(GroupBy(made.range_batch, made.range_path).keys[0], len(made.begin)).sizes
     rows = [
         _spread(rank, STEP, length, "steps"),
         _spread(rank, COMPUTE, np.maximum(length - lost + received, 0), "steps without data stalls and stragglers"),
         _spread(rank, PREP, np.maximum(made.end - made.begin - reading, 0), "batches without their read calls"),
-        _spread(rank, QUEUED, made.queued.astype(np.float64), "of prep: ready to run, and no CPU was free"),
+        _spread(rank, QUEUED, made.queued, "of prep: ready to run, and no CPU was free"),
         _plain(rank, WORKERS, made.workers, len(made.begin), "workers that made batches; 0: the step thread"),
     ]
     if len(made.range_batch):
         rows.append(_spread(rank, BATCH, size, "batches: bytes of read calls"))
         rows.append(_spread(rank, FILES, files, "batches: files read"))
-        rows.append(_spread(rank, RANGES, ranges, "batches: ranges of files read; a file read whole is one"))
+        rows.append(_spread(rank, RANGES, by_batch.sizes, "batches: ranges of files read; a file read whole is one"))
     return rows
 
 
@@ -354,7 +350,8 @@ def _rate(quantity: str, size: Int64, taken: Int64, origin: str) -> Row:
     return (-1, quantity, rate, median, low, high, _ratio_error(rate, rates), len(rates), origin)
 
 
-def _spread(rank: int, quantity: str, values: Floats, origin: str) -> Row:
+def _spread(rank: int, quantity: str, amounts: Int64, origin: str) -> Row:
+    values = amounts.astype(np.float64)
     low, median, high = np.percentile(values, [25, 50, 75]).tolist()
     error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
     return (rank, quantity, float(values.mean()), median, low, high, error, len(values), origin)

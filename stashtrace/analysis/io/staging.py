@@ -17,6 +17,7 @@ from stashtrace.analysis.io.tables import IO_STAGING
 from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import order_by
 from stashtrace.schema.kinds import IoFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -111,7 +112,7 @@ def io_staging(
     size = np.where(sums["extent_bytes"] > 0, sums["extent_bytes"], by_open)
     tier_ns = _cost(requests, moved, tier)
     gain = np.maximum(source_ns - tier_ns, 0)
-    order = np.lexsort((size, -(gain / size)))
+    order = order_by(-(gain / size), size)
     size, gain = size[order], gain[order]
     staged, bound = choose(size, gain, room)
     table = Table(

@@ -12,13 +12,14 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.late.instances import HUNG, UNORDERED, Instances
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 
 #: Ranks that a late one is compared with, at most; spread over the members of the group.
@@ -159,7 +160,7 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
     if not len(others):
         return
     value = amounts[others, out.cause[at[others]]]
-    ordered = others[np.lexsort((rank[others], value, at[others]))]
+    ordered = others[order_by(at[others], value, rank[others])]
     starts = np.flatnonzero(np.append(True, at[ordered][1:] != at[ordered][:-1]))
     middle = ordered[starts + (np.diff(np.append(starts, len(ordered))) - 1) // 2]
     where = at[middle]
@@ -214,11 +215,11 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
-    collecting = TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own])
+    collecting = TimeSet.of_rows(spans, own)
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
     held = held[waits["wait_code"][held] == WaitOp.SLEEP]
-    asleep = TimeSet.of(waits["begin_ns"][held], waits["end_ns"][held])
-    on_host = life - TimeSet.united(TimeSet.empty(), *(t for method, t in made.segments if method != "host"))
+    asleep = TimeSet.of_rows(waits, held)
+    on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
     # A device computes on while its host collects or sleeps; only where it has run dry is the host to blame.
     of_compute, of_launch = sets[COMPUTE] & on_host & collecting, sets[LAUNCH] & collecting
     slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting)
@@ -250,7 +251,7 @@ def medians(values: Int64, group: Int64, count: int) -> Int64:
     sizes = np.diff(np.append(starts, len(group)))
     for column in range(values.shape[1]):
         if values[:, column].any():
-            ordered = values[np.lexsort((values[:, column], group)), column]
+            ordered = values[order_by(group, values[:, column]), column]
             low, high = ordered[starts + (sizes - 1) // 2], ordered[starts + sizes // 2]
             out[group[starts], column] = low + (high - low) // 2
     return out

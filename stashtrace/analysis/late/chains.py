@@ -15,9 +15,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.stalls.index import Tagged
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, DeviceWork
 
 #: How the last rank is known, by code.
@@ -88,7 +89,7 @@ def instances(index: TraceIndex) -> Instances | None:
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS))
     if not len(rows):
         return None
-    rows = rows[np.lexsort((table["rank"][rows], table["sequence"][rows], table["group_hash"][rows]))]
+    rows = rows[order_by(table["group_hash"][rows], table["sequence"][rows], table["rank"][rows])]
     group, sequence, rank = (table[n][rows] for n in ("group_hash", "sequence", "rank"))
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
@@ -155,7 +156,7 @@ def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
 def _anchors(group: npt.NDArray[np.uint64], rank: Int64, of: Int64, enter: Int64, level: Int64) -> Int64:
     """Anchor of each instance; each rank is asked by its own clock, and the earliest answer holds for all."""
     latest = np.full(len(of), -1, dtype=np.int64)
-    order = np.lexsort((of, rank, group))
+    order = order_by(group, rank, of)
     new = (group[order][1:] != group[order][:-1]) | (rank[order][1:] != rank[order][:-1])
     bounds = np.append(np.flatnonzero(np.append(True, new)), len(order))
     for begin, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -185,7 +186,7 @@ def launch_skews(index: TraceIndex, found: Instances) -> Int64:
         if not len(work):
             out[timed[own]] = -1
             continue
-        busy = TimeSet.of(kernels["begin_ns"][work], kernels["end_ns"][work])
+        busy = TimeSet.of_rows(kernels, work)
         enter = index.entered_ns[rows[own]]
         # The part before the first rank entered made nobody wait.
         called = np.maximum(table["call_ns"][rows[own]], enter - found.longest_wait_ns[timed[own]])

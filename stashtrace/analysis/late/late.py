@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.late.causes import CAUSES, Causes, causes
 from stashtrace.analysis.late.instances import (
     CLOCK,
@@ -36,6 +36,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
@@ -163,7 +164,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     step = _steps(index, found)
     # Starting up is not training: what lies outside the steps comes last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
-    rows = waited[np.lexsort((waited, -found.total_wait_ns[waited], outside, ~hung))[:top]]
+    rows = waited[order_by(~hung, outside, -found.total_wait_ns[waited], waited)[:top]]
     why = causes(index, found, rows)
     named = _names(index, why)
     transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
@@ -344,7 +345,7 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     np.add.at(total, inverse, cost)
     np.add.at(per_trial, trial, cost)
     out = np.full(len(per_trial), -1, dtype=np.int64)
-    order = np.lexsort((-key, total))  # the costliest comes last
+    order = order_by(total, -key)  # the costliest comes last
     out[key[order] // width] = key[order] % width
     # Somebody is always last by a few microseconds; that says nothing.
     return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
@@ -395,7 +396,7 @@ def transfers(index: TraceIndex, found: Instances, calibration: Calibration | No
 def _best(transfer: Int64, *keys: Int64) -> Int64:
     """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
     out = np.full(len(transfer), -1, dtype=np.int64)
-    order = np.lexsort((transfer, *keys[::-1]))
+    order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
     if len(order):
         changed = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])

@@ -10,12 +10,13 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table

@@ -7,11 +7,12 @@ import numpy as np
 
 from stashtrace.analysis.collectives.device import on_devices
 from stashtrace.analysis.collectives.matching import match
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import RowsBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
 from stashtrace.schema.table import Table
@@ -112,7 +113,7 @@ def last_ranks(trace: Trace) -> Table:
     ordered = np.where(timed, there.ordered, matched.ordered)
     partial = np.where(timed, there.partial, matched.partial)
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered)
-    rows = rows[np.lexsort((table["sequence"][rows], table["group_hash"][rows]))]
+    rows = rows[order_by(table["group_hash"][rows], table["sequence"][rows])]
     never = last_enter[rows] >= NEVER
     return Table(
         LAST_RANKS,

@@ -14,12 +14,12 @@ import numpy as np
 
 from stashtrace.analysis.collectives.device import with_untimed
 from stashtrace.analysis.collectives.matching import group_table, ranks_present
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.hidden import painted
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
@@ -79,12 +79,12 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     tables = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
         own = counted.take(by_rank.rows(thread.rank))
-        tables.append(_of_rank(index, thread, TimeSet.of(own["begin_ns"], own["end_ns"]), reason))
+        tables.append(_of_rank(index, thread, TimeSet.of_rows(own), reason))
     return Table.concat(TRANSFER_CERTAINTY, tables)
 
 
 def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> Table:
-    link = painted(rank_layers(index, thread), _LINKS) & window
+    link = rank_layers(index, thread).time_of(*_LINKS) & window
     rows = index.collectives.rows(thread.process_id)
     found = index.in_flight
     begin = np.maximum(found.last_enter_ns[rows], index.entered_ns[rows])
@@ -99,8 +99,8 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
         spent = link & moving
         link = link - moving
         count = int(np.count_nonzero(window.within(begin[own], end[own]) > 0))
-        named.append((name, int((spent.end - spent.begin).sum()), count))
-    named.append((NO_OPERATION, int((link.end - link.begin).sum()), 0))
+        named.append((name, spent.total_ns, count))
+    named.append((NO_OPERATION, link.total_ns, 0))
     total = max(sum(ns for _, ns, _ in named), 1)
     named = [each for each in named if each[1] > 0]
     return Table(
@@ -119,8 +119,7 @@ def _reasons(index: TraceIndex) -> Int64:
     """Place in ``REASONS`` of each collective."""
     trace, table = index.trace, index.trace.collectives
     groups = group_table(trace)
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    size = int64([groups[h].size for h in hashes.tolist()])[inverse] if len(hashes) else int64([])
+    size = GroupBy(table["group_hash"]).map(lambda group: groups[group].size)
     unsaid = ~np.isin(table["op_code"], SYNCHRONISING_OPS)
     devices = index.on_devices
     unseen = devices.timed & with_untimed(trace, devices.given & ~devices.timed)

@@ -19,6 +19,7 @@ from stashtrace.calibration.file import Calibration, find_calibration, load_cali
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
+from stashtrace.groupby import order_by
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
 from stashtrace.schema.table import Table
@@ -195,7 +196,7 @@ def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, erro
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
     codes = [np.unique(values, return_inverse=True)[1] for values in keys.values()]
-    order = np.lexsort((transfer, *reversed(codes)))
+    order = order_by(*codes, transfer)
     stacked = np.stack(codes)[:, order]
     starts = np.flatnonzero(np.concatenate(([True], (stacked[:, 1:] != stacked[:, :-1]).any(axis=0))))
     counts = np.diff(np.append(starts, len(order)))

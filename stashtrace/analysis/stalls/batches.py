@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.analysis.stalls.collectives import disjoint_rows
 from stashtrace.analysis.stalls.index import Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
@@ -72,39 +73,26 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     columns = ("begin_ns", "end_ns", "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
     rows = rows[disjoint_rows(*(waits[c][rows] for c in columns))]
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    made = index.fetches.rows(thread.rank)
-    loaders = np.unique(np.concatenate([waits["loader_id"][rows], fetches["loader_id"][made]]))
-    wait_loader = np.searchsorted(loaders, waits["loader_id"][rows])
-    made_loader = np.searchsorted(loaders, fetches["loader_id"][made])
-    wait_index, made_index = waits["batch_index"][rows], fetches["batch_index"][made]
-    found = _find(wait_loader, wait_index, made_loader, made_index)
-    found[wait_index < 0] = -1
-    worker = waits["worker_id"][rows]
-    by_worker = _find(wait_loader, worker, made_loader, fetches["worker_id"][made])
-    process = np.append(fetches["process_id"][made], -1)[np.where(found >= 0, found, by_worker)]
-    none = wait_index < 0
+    made = fetches.take(index.fetches.rows(thread.rank))
+    loader, number, worker = (waits[name][rows] for name in ("loader_id", "batch_index", "worker_id"))
+    none = number < 0
+    by_batch = _last_row(GroupBy(made["loader_id"], made["batch_index"]), loader, number)
+    by_batch[none] = -1
+    by_worker = _last_row(GroupBy(made["loader_id"], made["worker_id"]), loader, worker)
+    process = np.append(made["process_id"], -1)[np.where(by_batch >= 0, by_batch, by_worker)]
     return BatchWaits(
         begin=waits["begin_ns"][rows],
         end=waits["end_ns"][rows],
         worker_id=worker,
         made_by=np.where(none, thread.process_id, process),
-        made_ns=np.where(none, waits["end_ns"][rows], np.append(fetches["end_ns"][made], NEVER)[found]),
+        made_ns=np.where(none, waits["end_ns"][rows], np.append(made["end_ns"], NEVER)[by_batch]),
         ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
     )
 
 
-def _find(major: Int64, minor: Int64, among_major: Int64, among_minor: Int64) -> Int64:
-    """Last row with the same pair of numbers, or -1."""
-    if len(among_major) == 0 or len(major) == 0:
-        return np.full(len(major), -1, dtype=np.int64)
-    # A damaged file may hold any number: the pairs are told apart by the places of the second ones.
-    known, place = np.unique(np.concatenate([minor, among_minor]), return_inverse=True)
-    width = len(known)
-    key, among = major * width + place[: len(minor)], among_major * width + place[len(minor) :]
-    order = np.argsort(among, kind="stable")
-    at = np.searchsorted(among[order], key, side="right") - 1
-    hit = order[np.maximum(at, 0)]
-    return int64(np.where((at >= 0) & (among[hit] == key), hit, -1))
+def _last_row(groups: GroupBy, *keys: npt.NDArray[np.integer]) -> Int64:
+    """Last row with each key, -1 if there is none."""
+    return np.append(groups.last, -1)[groups.find(*keys)]
 
 
 @dataclass(slots=True)
@@ -133,12 +121,11 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
             rows = by_process.rows(process)
             main_track = thread.track_id if process == thread.process_id else _main_track(index, process)
             _divide(index, process, main_track, TimeSet.of(waits.begin[rows], ready[rows]), parts)
-    empty = [TimeSet.empty()]
     return [
         Layer(_HANDOFF, index.workers_end(thread.track_id)),
-        Layer(_FETCH, TimeSet.united(*empty, *parts.fetch)),
-        Layer(_FETCH, TimeSet.united(*empty, *parts.likely_fetch), (_PREP,)),
-        Layer(_PREP, TimeSet.united(*empty, *parts.perhaps_fetch), (_FETCH,)),
+        Layer(_FETCH, TimeSet.united(*parts.fetch)),
+        Layer(_FETCH, TimeSet.united(*parts.likely_fetch), (_PREP,)),
+        Layer(_PREP, TimeSet.united(*parts.perhaps_fetch), (_FETCH,)),
         Layer(_PREP, TimeSet.of(waits.begin[unmade], ready[unmade]), (_HANDOFF,)),
         Layer(_PREP, before),
         Layer(_HANDOFF, TimeSet.of(ready[handed], waits.end[handed])),
@@ -157,7 +144,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     """Cut the time before the batch was made by the state of one worker process."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     rows = index.fetches_by_process.rows(process)
-    making = TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
+    making = TimeSet.of_rows(fetches, rows)
 
     io, own = index.io, index.io_by_process.rows(process)
     storage, receives = own[io.is_storage[own]], own[io.is_receive[own]]
@@ -245,7 +232,7 @@ def beside_workers(
 
     ``working`` is the time in its phases and annotations. None for traces of our own, and where no worker was seen.
     """
-    making = _making(index, thread)
+    making = index.making_beside(thread)
     if not len(making) or not is_imported(index.trace):
         return []
     # A sleep proves no compute; where loading runs beside it, no more than that nothing waited for it then.
@@ -254,7 +241,7 @@ def beside_workers(
     if len(waits.begin):
         return layers
     steps = index.steps_of(thread.rank)
-    inside = TimeSet.of(steps["begin_ns"], steps["end_ns"])
+    inside = TimeSet.of_rows(steps)
     gaps = inside - explained - working
     beside = gaps & making
     if len(working & inside):
@@ -264,17 +251,10 @@ def beside_workers(
     return [*layers, likely, Layer(_COMPUTE, gaps - making, (_OTHER, *_LOADING))]
 
 
-def _making(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """When any other thread or process made a batch for the rank."""
-    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    rows = rows[fetches["track_id"][rows] != thread.track_id]
-    return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
-
-
 def _emulated(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Annotations of the step thread in which it slept instead of computing."""
     trace, facts = index.trace, index.trace.metadata
     told = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
     spans, rows = trace.spans, index.spans.rows(thread.track_id)
     chosen = np.isin(spans["name_code"][rows], facts["value_code"][told]) & (spans["kind_code"][rows] == SpanKind.USER)
-    return TimeSet.of(spans["begin_ns"][rows[chosen]], spans["end_ns"][rows[chosen]])
+    return TimeSet.of_rows(spans, rows[chosen])

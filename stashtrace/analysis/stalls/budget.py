@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.by_brackets import bracket_layers
 from stashtrace.analysis.stalls.by_kernels import kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
@@ -27,6 +27,7 @@ from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Column, Schema, schema
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import GrowingTable, Table
@@ -284,22 +285,18 @@ def coded_intervals(trace: Trace) -> dict[str, Int64]:
     parts: dict[str, list[Int64]] = {name: [np.empty(0, dtype=np.int64)] for name in STALL_INTERVALS.names}
     for thread, steps in ranks_and_steps(trace, index.steps):
         made = rank_layers(index, thread)
-        layers = made.layers
-        begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-        kind = np.array([x.kind for x in layers], dtype=np.int64)[layer]
-        begin, end, kind = _merge_equal(begin, end, kind)
+        time = _merge_equal(made.painted_kinds())
         windows, numbers = _windows(thread, steps)
-        cut = intervals.join(begin, end, windows.begin, windows.end)
-        count = len(cut[0])
-        late = intervals.locate(made.late.begin, made.late.end, cut[0])
-        straggles = (kind[cut[2]] == StallKind.STRAGGLER) & (late >= 0)
+        begin, end, row, window = intervals.join(time.begin, time.end, windows.begin, windows.end)
+        kind, late = time.tag[row], intervals.locate(made.late.begin, made.late.end, begin)
+        straggles = (kind == StallKind.STRAGGLER) & (late >= 0)
         columns = {
-            "rank": np.full(count, thread.rank),
-            "step": numbers[cut[3]],
-            "kind": kind[cut[2]],
-            "begin_ns": cut[0],
-            "end_ns": cut[1],
-            "track_id": np.full(count, thread.track_id),
+            "rank": np.full(len(row), thread.rank),
+            "step": numbers[window],
+            "kind": kind,
+            "begin_ns": begin,
+            "end_ns": end,
+            "track_id": np.full(len(row), thread.track_id),
             "cause_rank": np.where(straggles, np.append(made.late.tag, -1)[late], -1),
         }
         for name, values in columns.items():
@@ -314,13 +311,11 @@ def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
     return texts[kinds]
 
 
-def _merge_equal(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Int64, Int64]:
+def _merge_equal(time: Tagged) -> Tagged:
     """Join neighbours of one kind (two layers may share it)."""
-    if len(begin) == 0:
-        return begin, end, kind
-    new = np.concatenate([[True], (begin[1:] != end[:-1]) | (kind[1:] != kind[:-1])])
-    first = np.flatnonzero(new)
-    return begin[first], end[np.append(first[1:], len(begin)) - 1], kind[first]
+    apart = np.append(0, np.cumsum(time.begin[1:] != time.end[:-1]))[: len(time.begin)]
+    stretches = GroupBy.runs(apart, time.tag)
+    return Tagged(time.begin[stretches.first], time.end[stretches.last], time.tag[stretches.first])
 
 
 def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
@@ -419,11 +414,10 @@ class _Divided:
 def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
-    values, row = np.unique(numbers, return_inverse=True)  # the windows outside steps fall into one row
-    point, low, high = (np.zeros((len(values), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
+    by_step = GroupBy(numbers)  # the windows outside steps fall into one row
+    point, low, high = (np.zeros((len(by_step), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
     rest = Layer(StallKind.OTHER, TimeSet.empty())
-    spent = np.zeros((len(values), matrix.shape[1]), dtype=np.int64)
-    np.add.at(spent, row, matrix)
+    spent = by_step.sum(matrix)
     for column, layer in enumerate([*made.layers, rest]):
         point[:, layer.kind] += spent[:, column]
         high[:, layer.kind] += spent[:, column]
@@ -431,12 +425,10 @@ def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
             low[:, layer.kind] += spent[:, column]
         for doubt in layer.doubts:
             high[:, doubt] += spent[:, column]
-    first = np.full(len(values), thread.begin_ns, dtype=np.int64)
-    first[row[::-1]] = windows.begin[::-1]
-    method = made.method_at(first)
+    method = made.method_at(windows.begin[by_step.first])
     waited = StallKind.STRAGGLER
-    causes = _causes(made, windows, int64(row), point[:, waited], low[:, waited], high[:, waited])
-    return _Divided(thread.rank, values, point, low, high, method, causes)
+    causes = _causes(made, windows, by_step.number, point[:, waited], low[:, waited], high[:, waited])
+    return _Divided(thread.rank, by_step.values, point, low, high, method, causes)
 
 
 def _causes(
@@ -459,25 +451,23 @@ def _causes(
     at, cause, length = (int64(np.concatenate([part[n] for part in parts])) for n in range(3))
     sure = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
     known = cause >= 0
-    at, cause, length, sure = at[known], cause[known], length[known], sure[known]
-    width = int(cause.max(initial=0)) + 1
-    key, inverse = np.unique(at * width + cause, return_inverse=True)
-    stall = _summed(inverse, length, len(key))
-    least = _summed(inverse, np.where(sure, length, 0), len(key))
-    of = key // width
-    left = stall_ns - _summed(of, stall, len(stall_ns))
-    left_low = low_ns - _summed(of, least, len(stall_ns))
-    left_high = high_ns - _summed(of, stall, len(stall_ns))
+    pairs = GroupBy(at[known], cause[known])
+    of, waited_for = pairs.keys
+    stall, least = pairs.sum(length[known]), pairs.sum(length[known], where=sure[known])
+    by_row = GroupBy.numbered(of, len(stall_ns))
+    left = stall_ns - by_row.sum(stall)
+    left_low = low_ns - by_row.sum(least)
+    left_high = high_ns - by_row.sum(stall)
     nobody = np.flatnonzero(left_high > 0)
-    found = {
+    columns = {
         "row": np.concatenate([of, nobody]),
-        "cause_rank": np.concatenate([key % width, np.full(len(nobody), -1)]),
+        "cause_rank": np.concatenate([waited_for, np.full(len(nobody), -1)]),
         "stall_ns": np.concatenate([stall, left[nobody]]),
         "low_ns": np.concatenate([least, left_low[nobody]]),
         "high_ns": np.concatenate([stall, left_high[nobody]]),
     }
-    order = np.lexsort((found["cause_rank"], found["row"]))
-    return {name: int64(values[order]) for name, values in found.items()}
+    order = order_by(columns["row"], columns["cause_rank"])
+    return {name: int64(values[order]) for name, values in columns.items()}
 
 
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
@@ -493,75 +483,56 @@ def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
 def stall_totals(counted: Table, by: str) -> Table:
     """``stalls`` by rank, step kind or run from what ``stalls_counted`` gives of all ranks."""
     apart = by == "step_kind"
-    step_kinds, step_kind = np.unique(counted["step_kind"], return_inverse=True)
-    width = max(len(step_kinds), 1)
-    steps_of, at = np.unique(counted["rank"] * width + step_kind, return_index=True)
-    steps_count = counted["steps_count"][at]
-    rank = np.full(len(counted), -1, dtype=np.int64) if by == "run" else counted["rank"]
-    whose = rank * width + (step_kind if apart else 0)
-    key, inverse = np.unique(whose * 64 + _codes(counted["kind"]), return_inverse=True)
-    sums = {n: _summed(inverse, counted[n], len(key)) for n in ("stall_ns", "low_ns", "high_ns")}
-    owners, position = np.unique(key // 64, return_inverse=True)
-    wall = _summed(position, sums["stall_ns"], len(owners))[position]
-    owner_of = np.full(len(steps_of), -1) if by == "run" else steps_of // width
-    counts = _summed(
-        np.searchsorted(owners, owner_of * width + (steps_of % width if apart else 0)), steps_count, len(owners)
-    )
-    cause, of_cause = _heaviest(inverse, counted["cause_rank"], counted["stall_ns"], len(key))
+    nothing = np.zeros(len(counted), dtype=np.int64)
+    rank = nothing - 1 if by == "run" else counted["rank"]
+    step_kinds = GroupBy(counted["step_kind"])
+    step_kind = step_kinds.number if apart else nothing
+    rows = GroupBy(rank, step_kind, _codes(counted["kind"]))
+    stall, low, high = (rows.sum(counted[name]) for name in ("stall_ns", "low_ns", "high_ns"))
+    owners = GroupBy(*rows.keys[:2])  # of the rows of one rank and kind of step
+    wall = owners.sum(stall)[owners.number]
+    once = GroupBy(counted["rank"], step_kinds.number).first  # each row of a rank and kind of step repeats its steps
+    steps_of = GroupBy.numbered(owners.find(rank[once], step_kind[once]), len(owners))
+    cause, of_cause = _heaviest(rows.number, counted["cause_rank"], counted["stall_ns"], len(rows))
     columns = {
-        "rank": key // 64 // width,
-        "kind": _names(key % 64),
-        "stall_ns": sums["stall_ns"],
-        "share_ratio": sums["stall_ns"] / np.maximum(wall, 1),
-        "method": _methods(inverse, counted["method"], len(key)),
-        "low_ns": sums["low_ns"],
-        "high_ns": sums["high_ns"],
+        "rank": rows.keys[0],
+        "kind": _names(rows.keys[2]),
+        "stall_ns": stall,
+        "share_ratio": stall / np.maximum(wall, 1),
+        "method": _methods(rows, counted["method"]),
+        "low_ns": low,
+        "high_ns": high,
         "cause_rank": cause,
-        "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(sums["stall_ns"], 1), -1.0),
-        "steps_count": counts[position],
+        "cause_share_ratio": np.where(cause >= 0, of_cause / np.maximum(stall, 1), -1.0),
+        "steps_count": steps_of.sum(counted["steps_count"][once])[owners.number],
     }
     if not apart:
         return Table(STALL_TOTALS, columns)
-    return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds[key // 64 % width]})
+    return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds.values[rows.keys[1]]})
 
 
 def _counted(index: TraceIndex, warmup: bool) -> Table:
     table, kept = _apart(index), counted_steps(index.steps, warmup=warmup)
-    order = np.argsort(_step_keys(kept))
-    keys, kind_names = _step_keys(kept)[order], kept["kind"][order]
-    step_kinds, kind_of_step = np.unique(kind_names, return_inverse=True)
-    place = np.minimum(np.searchsorted(keys, _step_keys(table)), max(len(keys) - 1, 0))
-    counted = keys[place] == _step_keys(table) if len(keys) else np.zeros(len(table), dtype=bool)
-    table, place = table.take(counted), place[counted]
+    step = GroupBy(kept["rank"], kept["step"]).row_of(table["rank"], table["step"])
+    table, step = table.take(step >= 0), step[step >= 0]
+    step_kinds = GroupBy(kept["kind"])
     method = int64(np.select([table["method"] == name for name in METHODS], range(len(METHODS))))
-    step_kind = int64(kind_of_step[place])
-    columns = [table["rank"], step_kind, _codes(table["kind"]), method, table["cause_rank"]]
-    order = np.lexsort(columns[::-1])
-    changes = [column[order][1:] != column[order][:-1] for column in columns]
-    first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), dtype=bool), np.logical_or.reduce(changes)]))
-    groups = np.stack([column[order][first] for column in columns], axis=1)
-    row = np.empty(len(order), dtype=np.int64)
-    row[order] = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
-    width = max(len(step_kinds), 1)
-    by_owner = RowsBy(int64((keys >> 32) * width + kind_of_step))
-    steps_count = [len(by_owner.rows(rank * width + kind)) for rank, kind in groups[:, :2].tolist()]
+    columns = (table["rank"], step_kinds.number[step], _codes(table["kind"]), method, table["cause_rank"])
+    rows = GroupBy(*columns)
+    rank, step_kind, kind, method, cause_rank = rows.keys
+    owners = GroupBy(kept["rank"], step_kinds.number)
     return Table(
         STALLS_COUNTED,
         {
-            "rank": groups[:, 0],
-            "step_kind": step_kinds[groups[:, 1]] if len(groups) else np.empty(0, dtype="U16"),
-            "kind": _names(groups[:, 2]),
-            "method": np.array(list(METHODS))[groups[:, 3]],
-            "cause_rank": groups[:, 4],
-            "steps_count": int64(steps_count),
-            **{n: _summed(row, table[n], len(groups)) for n in ("stall_ns", "low_ns", "high_ns")},
+            "rank": rank,
+            "step_kind": step_kinds.values[step_kind],
+            "kind": _names(kind),
+            "method": np.array(list(METHODS))[method],
+            "cause_rank": cause_rank,
+            "steps_count": owners.sizes[owners.find(rank, step_kind)],
+            **{name: rows.sum(table[name]) for name in ("stall_ns", "low_ns", "high_ns")},
         },
     )
-
-
-def _step_keys(table: Table) -> Int64:
-    """A number for each pair of rank and step."""
-    return int64((table["rank"] << 32) + table["step"] + 1)
 
 
 def _codes(kinds: npt.NDArray[np.str_]) -> Int64:
@@ -569,35 +540,22 @@ def _codes(kinds: npt.NDArray[np.str_]) -> Int64:
     return int64(np.select([kinds == kind.name.lower() for kind in _KINDS], [int(kind) for kind in _KINDS]))
 
 
-def _summed(row: Int64, values: Int64, count: int) -> Int64:
-    out = np.zeros(count, dtype=np.int64)
-    np.add.at(out, row, values)
-    return out
-
-
-def _methods(row: Int64, method: npt.NDArray[np.str_], count: int) -> npt.NDArray[np.str_]:
+def _methods(sums: GroupBy, method: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
     """Method of each sum; ``mixed`` where its parts have several."""
-    out = np.full(count, "", dtype="U16")
+    out = np.full(len(sums), "", dtype="U16")
     for name in np.unique(method).tolist():
-        has = np.bincount(row[method == name], minlength=count) > 0
+        has = sums.any(method == name)
         out[has] = np.where(out[has] == "", name, "mixed")
     return out
 
 
 def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> tuple[Int64, Int64]:
     """Cause with the most weight of each row, of equals the lowest, and that weight; -1 and 0 if there is none."""
-    out, most = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     known = cause >= 0
-    if not known.any():
-        return out, most
-    width = int(cause.max()) + 1
-    key, inverse = np.unique(row[known] * width + cause[known], return_inverse=True)
-    total = np.zeros(len(key), dtype=np.int64)
-    np.add.at(total, inverse, weight[known])
-    order = np.lexsort((-key, total))  # the heaviest comes last
-    out[key[order] // width] = key[order] % width
-    most[key[order] // width] = total[order]
-    return out, most
+    pairs = GroupBy(row[known], cause[known])
+    total = pairs.sum(weight[known])
+    heaviest = GroupBy.numbered(pairs.keys[0], count).argmax(total)
+    return np.append(pairs.keys[1], -1)[heaviest], np.append(total, 0)[heaviest]
 
 
 # Which method divides which time of a rank, and the layers it makes. The door between the budget and its methods.
@@ -635,7 +593,7 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
     own = own.take(own["clock_code"] != 0)
     windows = {}
     if (own["clock_code"] == DeviceClock.EVENT).any():
-        windows["brackets"] = TimeSet.of(own["begin_ns"], own["end_ns"])
+        windows["brackets"] = TimeSet.of_rows(own)
     kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
     rows = rows[kernels["work_code"][rows] != DeviceWork.SYNCHRONIZATION]
     if len(rows):
@@ -647,7 +605,7 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
             # Without brackets beside them, kernels are all there is: an imported recording has no edges to doubt.
             least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
             whole = with_kernels[counts[with_kernels] >= least]
-            windows["kernels"] = TimeSet.of(own["begin_ns"][whole], own["end_ns"][whole])
+            windows["kernels"] = TimeSet.of_rows(own, whole)
     return windows
 
 

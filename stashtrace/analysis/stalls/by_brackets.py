@@ -55,12 +55,12 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.H2D, _of(seen, COPY) & every))
     layers += _loading(index, thread, _of(seen, BATCH) & every)
     layers.append(Layer(StallKind.OTHER, _of(seen, HOST) & every))
-    stalled = TimeSet.united(TimeSet.empty(), *(layer.time for layer in layers))
+    stalled = TimeSet.united(*(layer.time for layer in layers))
 
     # One compute stream waited and another was not seen to: stall or not, nobody knows, unless that one surely worked.
     thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
-    all_or_one = every | (view.working - TimeSet.united(TimeSet.empty(), *(time for time, _ in thinned)))
-    any_link = TimeSet.united(TimeSet.empty(), *links.values())
+    all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
+    any_link = TimeSet.united(*links.values())
     partly: list[_Doubtful] = [
         (any_link - all_or_one, LINK_KINDS),
         (_of(seen, PEER) - all_or_one, LINK_KINDS[2:]),
@@ -105,7 +105,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 
 def _of(seen: list[Exposed], what: int) -> TimeSet:
-    return TimeSet.united(TimeSet.empty(), *(x.of(what) for x in seen))
+    return TimeSet.united(*(x.of(what) for x in seen))
 
 
 def _unsure(seen: list[Exposed], what: int) -> TimeSet:
@@ -131,7 +131,7 @@ def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
     """Compute with doubts; where several causes are possible their doubts add up."""
     layers: list[Layer] = []
     kinds = sorted({k for _, ks in parts for k in ks})
-    reach = {k: TimeSet.united(TimeSet.empty(), *(t for t, ks in parts if k in ks)) for k in kinds}
+    reach = {k: TimeSet.united(*(t for t, ks in parts if k in ks)) for k in kinds}
     # Cut at every border, so that each piece has one set of doubts.
     if not any(len(time) for time in reach.values()):
         return layers
@@ -157,7 +157,7 @@ def _drained(index: TraceIndex, thread: StepThread, view: DeviceView) -> tuple[T
     bound = drains | (code == DeviceCall.EVENT_SYNCHRONIZE)
     if len(view.compute) > 1:  # the others may still have work
         drains = code == DeviceCall.DEVICE_SYNCHRONIZE
-    blocking = TimeSet.of(calls["begin_ns"][rows[drains]], calls["end_ns"][rows[drains]])
+    blocking = TimeSet.of_rows(calls, rows[drains])
     returned = np.sort(calls["end_ns"][rows[bound]])
     own = view.timed.take(np.isin(view.timed["track_id"], view.compute))
     recorded = np.concatenate([own["call_ns"], own["return_ns"]])

@@ -22,6 +22,7 @@ from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
 
 #: Blocking calls by which a backend waits. A mutex, a sleep, a join or a semaphore (a lock of Python) is not one.
@@ -68,7 +69,7 @@ def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> I
 
     Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
     """
-    order = np.lexsort((*reversed(ties), -end, begin))
+    order = order_by(begin, -end, *ties)
     order = order[end[order] > begin[order]]
     if len(order) == 0:
         return int64([])
@@ -80,7 +81,7 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
     """For each instant with something in flight the oldest of it: begin, end and row; rows in order of their call."""
     if len(call) == 0:
         return int64([]), int64([]), int64([])
-    order = np.lexsort((end, call))
+    order = order_by(call, end)
     latest = np.maximum.accumulate(end[order])
     begin = np.maximum(call[order], np.concatenate([[-NEVER], latest[:-1]]))
     keep = end[order] > begin
@@ -105,7 +106,7 @@ def device_waits(index: TraceIndex, thread: StepThread) -> TimeSet:
     """The step thread inside calls that return when the device has done something."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[(calls["track_id"][rows] == thread.track_id) & np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)]
-    return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
+    return TimeSet.of_rows(calls, rows)
 
 
 def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
@@ -120,7 +121,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     columns = ("begin_ns", "end_ns", "collective_key")
     wait_rows = wait_rows[disjoint_rows(*(waits[c][wait_rows] for c in columns))]
     wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
-    waited = _rows_of_keys(table["collective_key"][rows], waits["collective_key"][wait_rows])
+    waited = GroupBy(table["collective_key"][rows]).row_of(waits["collective_key"][wait_rows])
+    waited[waits["collective_key"][wait_rows] < 0] = -1
     group = table["group_hash"][rows]
     heads = in_flight_heads(call, end)
     for chosen, queue in _queues(group, waited, call, end, heads):
@@ -134,7 +136,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     own = index.waits.rows(thread.track_id)
     own = own[np.isin(thread_waits["wait_code"][own], BACKEND_WAITS)]
     on_device = device_waits(index, thread) - batch_waits - explicit
-    silent = TimeSet.of(thread_waits["begin_ns"][own], thread_waits["end_ns"][own]) - batch_waits - explicit - on_device
+    silent = TimeSet.of_rows(thread_waits, own) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
@@ -144,23 +146,19 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
     )
 
-    hang = _hang(index, thread, rows[hanging], call[hanging])
     begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
-    order = np.argsort(begin, kind="stable")
-    begin, stop, row, asked, launches = begin[order], stop[order], row[order], asked[order], launches[order]
-    device = device[order]
     presumed = np.zeros(len(begin), dtype=bool)
+    hang = _hang(index, thread, rows[hanging], call[hanging])
     if hang is not None and hang[1] > hang[0]:
         left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
         begin, stop = np.concatenate([begin, left.begin]), np.concatenate([stop, left.end])
         row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
         asked = np.concatenate([asked, np.full(len(left), -1)])
-        launches = np.concatenate([launches, np.zeros(len(left), dtype=bool)])
-        device = np.concatenate([device, np.zeros(len(left), dtype=bool)])
+        launches, device = (np.concatenate([x, np.zeros(len(left), dtype=bool)]) for x in (launches, device))
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
-        order = np.argsort(begin, kind="stable")
-        begin, stop, row, asked = begin[order], stop[order], row[order], asked[order]
-        launches, presumed, device = launches[order], presumed[order], device[order]
+    order = np.argsort(begin, kind="stable")
+    begin, stop, row, asked = (column[order] for column in (begin, stop, row, asked))
+    launches, presumed, device = (mask[order] for mask in (launches, presumed, device))
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]
@@ -174,15 +172,6 @@ def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
     table = index.trace.collectives
     own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
     return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
-
-
-def _rows_of_keys(keys: Int64, wanted: Int64) -> Int64:
-    """Position of each wanted key among the keys, -1 if it is not there."""
-    if len(keys) == 0:
-        return np.full(len(wanted), -1, dtype=np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where((wanted >= 0) & (keys[at] == wanted), at, -1)
 
 
 Queue = tuple[Int64, Int64, Int64]
@@ -257,7 +246,7 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     ):
         chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
-    estimated = [TimeSet.empty()]
+    estimated = []
     for unsure in (False, True):
         for at_work in (False, True):
             of = (partial == unsure) & (working == at_work)
@@ -271,7 +260,6 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
 
 
 # Transfers of collectives as layers: network, interconnect, or cut in two where a group spans hosts and shares some.
-#
 
 
 def transfer_layers(

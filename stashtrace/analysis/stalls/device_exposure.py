@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceClock, StreamFlag
 from stashtrace.schema.table import Table
 
@@ -71,9 +72,7 @@ class Exposed:
 
 def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
     """Union of pieces."""
-    if not parts:
-        return TimeSet.empty()
-    return TimeSet.of(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+    return TimeSet.of(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else TimeSet.empty()
 
 
 class DeviceView:
@@ -103,15 +102,14 @@ class DeviceView:
         self._all = brackets
         usable = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
         self.timed = brackets.take(usable & ((brackets["bracket_flags"] & _USELESS) == 0))
-        self.compute = self._compute_streams()
         self.error_ns = self._error()
         by_stream = RowsBy(self.timed["track_id"])
-        own = {stream: self.timed.take(by_stream.rows(stream)) for stream in self.compute}
+        own = {stream: self.timed.take(by_stream.rows(stream)) for stream in self._compute_streams()}
         own = {stream: table for stream, table in own.items() if len(table)}
         self.compute = list(own)
         self.exposed = {stream: self._exposed(stream, table) for stream, table in own.items()}
         self.life = {s: (int(t["begin_ns"].min()), int(t["end_ns"].max())) for s, t in own.items()}
-        self.loaded = TimeSet.united(TimeSet.empty(), *(self._loaded(table) for table in own.values()))
+        self.loaded = TimeSet.united(*(self._loaded(table) for table in own.values()))
 
     def _compute_streams(self) -> list[int]:
         streams = self._index.trace.streams
@@ -146,7 +144,8 @@ class DeviceView:
     def _waits(self, waits: Table, found: Exposed) -> None:
         """Stream waits: up to the end of what they were for, where that is known."""
         begin, end = waits["begin_ns"], waits["end_ns"]
-        at = self._bracket_rows(waits["correlation_id"])
+        at = GroupBy(self._all["bracket_id"]).row_of(waits["correlation_id"])
+        at[waits["correlation_id"] <= 0] = -1
         known = at >= 0
         work_end = np.where(known, np.append(self._all["end_ns"], -1)[at], -1)
         done = np.where(waits["awaited_ns"] >= 0, waits["awaited_ns"], work_end)
@@ -183,15 +182,6 @@ class DeviceView:
             found.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
         found.unsure[COPY].append((begin[unknown], stop[unknown]))
 
-    def _bracket_rows(self, wanted: Int64) -> Int64:
-        """Row of ``_all`` of each bracket id, -1 if it is not there."""
-        ids = self._all["bracket_id"]
-        if len(ids) == 0:
-            return np.full(len(wanted), -1, dtype=np.int64)
-        order = np.argsort(ids, kind="stable")
-        at = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
-        return int64(np.where((wanted > 0) & (ids[at] == wanted), at, -1))
-
     def _loaded(self, table: Table) -> TimeSet:
         """From the recording of an event to the moment the stream reached it, there was work before it."""
         recorded = np.concatenate([table["call_ns"], table["return_ns"]])
@@ -207,21 +197,19 @@ class DeviceView:
         if stream == ANY_STREAM:
             rows = self._index.collectives.rows(self.process_id)
             given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
-            found = [self.busy_on(int(track)) for track in given[given >= 0]]
-            return functools.reduce(operator.and_, found) if found else TimeSet.empty()
+            busy = [self.busy_on(int(track)) for track in given[given >= 0]]
+            return functools.reduce(operator.and_, busy) if busy else TimeSet.empty()
         own = self.timed.take(self.timed["track_id"] == stream)
         waiting = (own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE)
         waits = own.take(waiting | (own["bracket_code"] == Bracket.HOST_FUNCTION))
-        return self._loaded(own) - TimeSet.of(waits["begin_ns"], waits["end_ns"])
+        return self._loaded(own) - TimeSet.of_rows(waits)
 
     @property
     def working(self) -> TimeSet:
         """Where some compute stream surely worked, on something that no bracket stands around."""
-        found = [
-            self.busy_on(stream) - self.exposed[stream].waiting - self.exposed[stream].of(GRAPH)
-            for stream in self.compute
-        ]
-        return TimeSet.united(TimeSet.empty(), *found)
+        return TimeSet.united(
+            *(self.busy_on(stream) - exposed.waiting - exposed.of(GRAPH) for stream, exposed in self.exposed.items())
+        )
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
         """Where untimed brackets of the compute streams may lie: between the timed events around them."""

@@ -20,6 +20,7 @@ from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_lay
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
 from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import order_by
 from stashtrace.schema.kinds import StallKind
 
 LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
@@ -90,7 +91,7 @@ def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[l
     is_late = late_end > begin
     layers = [Layer(StallKind.STRAGGLER, TimeSet.of(begin[is_late], late_end[is_late]))]
     late = _disjoint(begin[is_late], late_end[is_late], matched.last_rank[row][is_late])
-    estimated: list[TimeSet] = [TimeSet.empty()]
+    estimated: list[TimeSet] = []
     for unsure in (False, True):
         of = matched.partial[row] == unsure
         doubt: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
@@ -108,7 +109,7 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     found, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(view.process_id)
     own = own[found.timed[own]]
-    parts: list[TimeSet] = [TimeSet.empty()]
+    parts: list[TimeSet] = []
     for stream in sorted({s for x in view.exposed.values() for s in x.links} - {ANY_STREAM}):
         rows = own[table["stream_track_id"][own] == stream]
         begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
@@ -127,7 +128,7 @@ def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
     """Tagged pieces without overlaps: the earlier one keeps the time."""
     if len(begin) == 0:
         return Tagged(int64([]), int64([]), int64([]))
-    order = np.lexsort((tag, end, begin))
+    order = order_by(begin, end, tag)
     begin, end, tag = begin[order], end[order], tag[order]
     passed = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
     begin = np.maximum(begin, passed)
@@ -138,4 +139,4 @@ def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
 def only_within(late: Tagged, time: TimeSet) -> Tagged:
     """Straggler time inside a set."""
     begin, end, row = time.pieces(late.begin, late.end)
-    return Tagged(int64(begin), int64(end), int64(late.tag[row]))
+    return Tagged(begin, end, late.tag[row])

@@ -1,4 +1,4 @@
-"""diff: two runs by stall kind, with the spread over their steps and a verdict. Called by ``stashtrace diff``."""
+"""diff: two runs by stall kind, with the spread over their steps and a verdict."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,6 +11,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -87,21 +88,15 @@ def _per_step(trace: Trace) -> _Run:
     counted = counted_steps(found)
     counted = counted.take(counted["kind"] != "validation")
     counted = counted if len(counted) else found
-    numbers, position = np.unique(counted["step"], return_inverse=True)
-    ranks = np.bincount(position)
-    walls = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(walls, position, counted["end_ns"] - counted["begin_ns"])
+    by_step = GroupBy(counted["step"])
+    ranks = by_step.sizes
+    walls = by_step.sum(counted["end_ns"] - counted["begin_ns"])
     table = stalls(trace)
-    at = np.minimum(np.searchsorted(numbers, table["step"]), len(numbers) - 1)
-    table, at = table.take(numbers[at] == table["step"]), at[numbers[at] == table["step"]]
-    kinds: dict[str, Int64] = {}
-    for name in np.unique(table["kind"]).tolist():
-        rows = table["kind"] == name
-        total = np.zeros(len(numbers), dtype=np.int64)
-        np.add.at(total, at[rows], table["stall_ns"][rows])
-        if total.any():
-            kinds[name] = int64(total // ranks)
-    return _Run(int64(walls // ranks), kinds)
+    parts = GroupBy.numbered(by_step.find(table["step"]), len(by_step))
+    totals = {
+        name: parts.sum(table["stall_ns"], where=table["kind"] == name) for name in np.unique(table["kind"]).tolist()
+    }
+    return _Run(int64(walls // ranks), {name: int64(total // ranks) for name, total in totals.items() if total.any()})
 
 
 def _compare(name: str, old: Int64, new: Int64, step_ns: float) -> tuple[object, ...]:

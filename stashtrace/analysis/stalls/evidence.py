@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.collectives.waits import communicator_names
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
@@ -18,6 +19,7 @@ from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.calibration.fit import bus_bytes
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
@@ -91,7 +93,7 @@ def evidence(trace: Trace) -> Table:
     by_rank = RowsBy(kinds["rank"])
     rows: list[Row] = []
     for thread, own in ranks_and_steps(trace, counted):
-        window = TimeSet.of(own["begin_ns"], own["end_ns"])
+        window = TimeSet.of_rows(own)
         rows += _worker_time(index, thread, window)
         rows += _workers_end(index, thread, window, kinds, by_rank)
         rows += _files(index, thread, window)
@@ -116,12 +118,12 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
     by_process = RowsBy(collates["process_id"])
     for process in np.unique(fetches["process_id"][rows]).tolist():
         own = index.fetches_by_process.rows(process)
-        making = TimeSet.of(fetches["begin_ns"][own], fetches["end_ns"][own]) & window
+        making = TimeSet.of_rows(fetches, own) & window
         calls = index.io_by_process.rows(process)
         calls = calls[io.is_storage[calls] | io.is_receive[calls]]
         blocked = TimeSet.of(io.begin[calls], io.end[calls]) & making
         mine = by_process.rows(process)
-        collating = (TimeSet.of(collates["begin_ns"][mine], collates["end_ns"][mine]) & making) - blocked
+        collating = (TimeSet.of_rows(collates, mine) & making) - blocked
         amounts["blocked"] += blocked.total_ns
         amounts["collate"] += collating.total_ns
         amounts["decode"] += making.total_ns - blocked.total_ns - collating.total_ns
@@ -157,15 +159,14 @@ def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
     length = window.within(io.begin[calls], io.end[calls])
     inside = length > 0
     calls, length = calls[inside], length[inside]
-    files, row = np.unique(io.path[calls], return_inverse=True)
-    blocked, moved = np.bincount(row, length, len(files)), np.bincount(row, np.maximum(io.result[calls], 0), len(files))
-    whole = float(length.sum())
-    found: list[Row] = []
+    files = GroupBy(io.path[calls])
+    blocked, moved = files.sum(length), files.sum(np.maximum(io.result[calls], 0))
+    rows_of_files: list[Row] = []
     for at in np.argsort(-blocked, kind="stable")[:_FILES].tolist():
         amount = int(blocked[at])
-        rate = float(moved[at]) * 1e9 / max(amount, 1)
-        found.append((thread.rank, "fetch", "file", trace.text(files[at]), -1, amount, amount / whole, rate))
-    return found
+        share, rate = amount / float(length.sum()), float(moved[at]) * 1e9 / max(amount, 1)
+        rows_of_files.append((thread.rank, "fetch", "file", trace.text(files.values[at]), -1, amount, share, rate))
+    return rows_of_files
 
 
 def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
@@ -175,9 +176,9 @@ def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
     """
     phases, io = index.trace.phases, index.io
     saves = (phases["process_id"] == thread.process_id) & np.isin(phases["phase_code"], CHECKPOINT_PHASES)
-    saving = TimeSet.of(phases["begin_ns"][saves], phases["end_ns"][saves])
+    saving = TimeSet.of_rows(phases, saves)
     fetches, made = index.batches_of_phase(BatchPhase.FETCH), index.fetches_by_process.rows(thread.process_id)
-    making = TimeSet.of(fetches["begin_ns"][made], fetches["end_ns"][made])
+    making = TimeSet.of_rows(fetches, made)
     calls = int64(index.io_by_process.rows(thread.process_id))
     begin = io.begin[calls]
     wanted = io.is_read[calls] | (intervals.locate(making.begin, making.end, begin) >= 0)
@@ -192,10 +193,8 @@ def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: T
         waited = TimeSet.of(late.begin[chosen], late.end[chosen]) & window
         own = by_rank.rows(cause)
         begin, end, row = waited.pieces(kinds["begin_ns"][own], kinds["end_ns"][own])
-        names, position = np.unique(kinds["kind"][own][row], return_inverse=True)
-        spent = np.zeros(len(names), dtype=np.int64)
-        np.add.at(spent, position, end - begin)
-        amounts = dict(zip(names.tolist(), spent.tolist(), strict=True))
+        did = GroupBy(kinds["kind"][own][row])
+        amounts = dict(zip(did.values.tolist(), did.sum(end - begin).tolist(), strict=True))
         yield from _shares(thread.rank, "straggler", "late_rank", amounts, cause)
 
 
@@ -219,23 +218,14 @@ def _summed(
     rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
 ) -> list[Row]:
     """One row per name, longest first."""
-    if not len(names):
-        return []
-    each, at = np.unique(names, return_inverse=True)
-    total, size = np.bincount(at, spent), np.bincount(at, moved)
-    whole = max(float(total.sum()), 1.0)
+    by_name = GroupBy(names)
+    total, size = by_name.sum(spent), by_name.sum(moved)
+    order = order_by(-total, by_name.values)
+    share, rate = total / max(int(total.sum()), 1), size * 1e9 / np.maximum(total, 1)
+    columns = (by_name.values, total, share, rate)
     return [
-        (
-            rank,
-            kind,
-            detail,
-            str(each[i]),
-            -1,
-            int(total[i]),
-            float(total[i]) / whole,
-            float(size[i]) * 1e9 / max(float(total[i]), 1.0),
-        )
-        for i in np.lexsort((each, -total)).tolist()
+        (rank, kind, detail, name, -1, amount, part, speed)
+        for name, amount, part, speed in zip(*(column[order].tolist() for column in columns), strict=True)
     ]
 
 
@@ -264,11 +254,9 @@ def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     inside = window.within(calls["begin_ns"][rows], calls["end_ns"][rows])
     rows, inside = rows[inside > 0], inside[inside > 0]
-    tracks = trace.tracks
-    named = dict(zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True))
-    threads = [trace.text(named[t]) if t in named else "" for t in calls["track_id"][rows].tolist()]
-    what = _names(DeviceCall)[calls["call_code"][rows]].tolist()
-    names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(what, threads, strict=True)]
+    threads = _track_names(trace, calls["track_id"][rows], "")
+    functions = _names(DeviceCall)[calls["call_code"][rows]].tolist()
+    names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(functions, threads, strict=True)]
     return _summed(thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
 
 
@@ -278,8 +266,7 @@ def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     rows = rows[(table["bracket_code"][rows] == Bracket.HOST_FUNCTION) & (table["begin_ns"][rows] >= 0)]
     inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
     rows, inside = rows[inside > 0], inside[inside > 0]
-    named = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
-    names = [trace.text(named[t]) if t in named else "an unnamed stream" for t in table["track_id"][rows].tolist()]
+    names = _track_names(trace, table["track_id"][rows], "an unnamed stream")
     return _summed(thread.rank, "other", "host_function", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
 
 
@@ -292,20 +279,23 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
     inside = window.within(begin, end)
     rows, inside = rows[inside > 0], inside[inside > 0]
     groups = group_table(trace)
-    titles = {int(h): trace.text(c) for h, c in zip(trace.groups["group_hash"], trace.groups["name_code"], strict=True)}
     known = np.isin(table["op_code"][rows], list(CollectiveOp))
     rows, inside = rows[known], inside[known]
-    hashes, ops = table["group_hash"][rows].tolist(), _names(CollectiveOp)[table["op_code"][rows]].tolist()
-    names = np.array(
-        [f"{op}, {titles.get(h) or f'group {h:x}'}" for op, h in zip(ops, hashes, strict=True)], dtype=np.str_
-    )
-    sizes = table["message_bytes"][rows].tolist()
-    moved = np.array(
-        [bus_bytes(op, len(groups[h].members), size) for op, h, size in zip(ops, hashes, sizes, strict=True)]
-    )
+    hashes, ops = table["group_hash"][rows], _names(CollectiveOp)[table["op_code"][rows]].tolist()
+    communicators = communicator_names(trace, hashes).tolist()
+    names = np.array([f"{op}, {name}" for op, name in zip(ops, communicators, strict=True)], dtype=np.str_)
+    messages = zip(ops, hashes.tolist(), table["message_bytes"][rows].tolist(), strict=True)
+    moved = np.array([bus_bytes(op, len(groups[group].members), size) for op, group, size in messages], dtype=float)
     stays = found.matched.link[rows] == INSIDE
     for kind, chosen in (("interconnect", stays), ("network", ~stays)):
         yield from _summed(thread.rank, kind, "collective", names[chosen], inside[chosen], moved[chosen])
+
+
+def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
+    """Name of each track; ``unknown`` where the trace has no such track."""
+    tracks = trace.tracks
+    named = dict(zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True))
+    return [trace.text(named[track]) if track in named else unknown for track in track_id.tolist()]
 
 
 def _names(codes: type[CopyDirection] | type[DeviceCall] | type[CollectiveOp]) -> _Names:

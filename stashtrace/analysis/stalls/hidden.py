@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import Matched
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.budget import device_windows, rank_layers
 from stashtrace.analysis.stalls.collectives import Blocked, own_collectives
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
-from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
+from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import (
-    BatchPhase,
     Bracket,
     CopyDirection,
     DeviceWork,
@@ -85,9 +84,7 @@ def hidden(trace: Trace) -> Table:
     index = TraceIndex(trace)
     steal, saves = _Steal(trace), _Saves(trace)
     ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
-    if not ranks:
-        return Table.empty(HIDDEN)
-    return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
+    return Table.concat(HIDDEN, [Table(HIDDEN, columns) for columns in ranks])
 
 
 def _rank(
@@ -98,9 +95,9 @@ def _rank(
     spans, own = trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
-    estimated = made.beside.get("estimated", TimeSet.empty()) & painted(made, _DIVIDED)
-    on_host = (_hidden_communication(index, thread, blocked) - painted(made, LINK_KINDS)).within(begin, end)
-    loading = _loading(index, thread) - loads - painted(made, (StallKind.PREP,))
+    estimated = made.beside.get("estimated", TimeSet.empty()) & made.time_of(*_DIVIDED)
+    on_host = (_hidden_communication(index, thread, blocked) - made.time_of(*LINK_KINDS)).within(begin, end)
+    loading = index.making_beside(thread) - loads - made.time_of(StallKind.PREP)
     return {
         "rank": steps["rank"],
         "step": steps["step"],
@@ -110,7 +107,7 @@ def _rank(
         "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
         "cpu_contention_ns": _contention(index, thread, begin, end),
         "steal_ratio": steal.ratio(thread.process_id, begin, end),
-        "gc_ns": TimeSet.of(spans["begin_ns"][own], spans["end_ns"][own]).within(begin, end),
+        "gc_ns": TimeSet.of_rows(spans, own).within(begin, end),
         "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
         "hidden_copy_ns": device.hidden_copy_ns,
         "host_paced_ns": device.host_paced_ns,
@@ -124,12 +121,6 @@ def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocke
     rows, call, end = own_collectives(index, thread)
     begin = np.maximum(index.trace.collectives["begin_ns"][rows], call)
     return TimeSet.of(begin, end) - TimeSet.of(blocked.begin, blocked.end)
-
-
-def _loading(index: TraceIndex, thread: StepThread) -> TimeSet:
-    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    rows = rows[fetches["track_id"][rows] != thread.track_id]
-    return TimeSet.of(fetches["begin_ns"][rows], fetches["end_ns"][rows])
 
 
 class _Saves:
@@ -235,9 +226,9 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
     made = rank_layers(index, thread)
     found, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[found.timed[rows]]
-    blocked = painted(made, LINK_KINDS)
+    blocked = made.time_of(*LINK_KINDS)
     talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - blocked
-    copying = _copying(index, thread) - painted(made, (StallKind.H2D,))
+    copying = _copying(index, thread) - made.time_of(StallKind.H2D)
     return DeviceHidden(
         True,
         talking.within(begin, end),
@@ -249,13 +240,6 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
     )
 
 
-def painted(made: RankLayers, kinds: tuple[StallKind, ...]) -> TimeSet:
-    """Time that the budget gives to some kinds."""
-    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in made.layers])
-    chosen = np.isin(np.array([x.kind for x in made.layers], dtype=np.int64)[layer], kinds)
-    return TimeSet.of(begin[chosen], end[chosen])
-
-
 def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Copies between host and device, by brackets and by kernels."""
     brackets, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
@@ -263,19 +247,12 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
     rows = rows[~np.isin(brackets["copy_code"][rows], _INSIDE)]
     kernels, own = index.trace.kernels, index.kernels.rows(thread.process_id)
     own = own[(kernels["work_code"][own] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][own], _INSIDE)]
-    return TimeSet.of(
-        np.concatenate([brackets["begin_ns"][rows], kernels["begin_ns"][own]]),
-        np.concatenate([brackets["end_ns"][rows], kernels["end_ns"][own]]),
-    )
+    return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, own)
 
 
 def _untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
     """Collectives given to a device without a time of it, by the window of their call."""
     found, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[found.given[rows] & ~found.timed[rows]]
-    call = index.trace.collectives["call_ns"][rows]
-    if not len(begin):
-        return int64([])
-    at = np.searchsorted(begin, call, side="right") - 1
-    inside = (at >= 0) & (call < end[np.maximum(at, 0)])
-    return int64(np.bincount(at[inside], minlength=len(begin)))
+    at = window_at(index.trace.collectives["call_ns"][rows], begin, end)
+    return GroupBy.numbered(at, len(begin)).sizes

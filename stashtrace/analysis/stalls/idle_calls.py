@@ -10,17 +10,14 @@ A call that lies beside the stall explains nothing of it, however long it is; so
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.hidden import painted
-from stashtrace.analysis.stalls.index import Layer, TraceIndex
+from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import DeviceCall, StallKind
 from stashtrace.schema.table import Table
@@ -71,7 +68,7 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     tables = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
         own = counted.take(counted["rank"] == thread.rank)
-        tables.append(_of_rank(index, thread, TimeSet.of(own["begin_ns"], own["end_ns"])))
+        tables.append(_of_rank(index, thread, TimeSet.of_rows(own)))
     return Table.concat(IDLE_CALLS, tables)
 
 
@@ -82,42 +79,44 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
     if not len(begin):
         return Table.empty(IDLE_CALLS)
     made = rank_layers(index, thread)
-    idle = painted(made, _HOST_KINDS) & window
+    idle = made.time_of(*_HOST_KINDS) & window
     possible = (made.beside.get("host_paced", TimeSet.empty()) & window) - idle
-    distinct, row = np.unique(np.stack((code, name, track)), axis=1, return_inverse=True)
-    row = row.reshape(-1)
-    count = distinct.shape[1]
-    spent = np.zeros((4, count), dtype=np.int64)
-    dry = _perhaps_idle(made.layers) & window
-    for at in range(count):
-        time = TimeSet.of(begin[row == at], end[row == at]) & window
-        drained = TimeSet.of(begin[row == at], end[row == at] + 1).within(dry.begin, dry.begin + 1) > 0
-        spent[:3, at] = [_length(part) for part in (time, time & idle, time & possible)]
+    callers = GroupBy(code, name, track)
+    codes, names, tracks = callers.keys
+    spent = np.zeros((4, len(callers)), dtype=np.int64)
+    dry = _perhaps_idle(made) & window
+    for at, rows in enumerate(callers):
+        time = TimeSet.of(begin[rows], end[rows]) & window
+        drained = TimeSet.of(begin[rows], end[rows] + 1).within(dry.begin, dry.begin + 1) > 0
+        spent[:3, at] = [part.total_ns for part in (time, time & idle, time & possible)]
         spent[3, at] = int((dry.end - dry.begin)[drained].sum())
-    texts = [_name(index.trace, int(c), int(n)) for c, n in zip(distinct[0], distinct[1], strict=True)]
-    order = np.lexsort((np.array(texts), -spent[0], -spent[2], -spent[1]))
+    texts = [
+        index.trace.text(name) or DeviceCall(code).name.lower()
+        for code, name in zip(codes.tolist(), names.tolist(), strict=True)
+    ]
+    order = order_by(-spent[1], -spent[2], -spent[0], np.array(texts))
     return Table(
         IDLE_CALLS,
         {
-            "rank": np.full(count, thread.rank),
+            "rank": np.full(len(callers), thread.rank),
             "call": np.array(texts, dtype="U48")[order],
-            "call_code": distinct[0][order],
-            "track_id": distinct[2][order],
-            "calls_count": np.bincount(row, minlength=count)[order],
+            "call_code": codes[order],
+            "track_id": tracks[order],
+            "calls_count": callers.sizes[order],
             "inside_ns": spent[0][order],
             "idle_ns": spent[1][order],
             "possible_ns": spent[2][order],
             "drained_ns": spent[3][order],
-            "share_ratio": spent[1][order] / max(_length(idle), 1),
+            "share_ratio": spent[1][order] / max(idle.total_ns, 1),
         },
     )
 
 
-def _perhaps_idle(layers: Sequence[Layer]) -> TimeSet:
+def _perhaps_idle(made: RankLayers) -> TimeSet:
     """Time that is, or may be, a device's waiting for its host."""
-    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-    may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in layers], dtype=bool)[layer]
-    return TimeSet.of(begin[may], end[may])
+    time = made.painted()
+    may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in made.layers], dtype=bool)[time.tag]
+    return TimeSet.of(time.begin[may], time.end[may])
 
 
 def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, Int64, Int64]:
@@ -129,7 +128,7 @@ def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, 
     launch, returned, track = (kernels[c][work] for c in ("launch_ns", "return_ns", "thread_track_id"))
     # The call of a copy or a graph, and in exports of Nsight each launch, has a row in device_calls already.
     new = ~np.isin(launch, columns[0])
-    _, first = np.unique(np.stack((launch, track)), axis=1, return_index=True)
+    first = GroupBy(launch, track).first
     kept = first[new[first]]
     launches = (
         launch[kept],
@@ -140,11 +139,3 @@ def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, 
     )
     begin, end, code, name, tracks = (int64(np.concatenate(pair)) for pair in zip(columns, launches, strict=True))
     return begin, end, code, name, tracks
-
-
-def _name(trace: Trace, code: int, name: int) -> str:
-    return trace.text(name) or DeviceCall(code).name.lower()
-
-
-def _length(time: TimeSet) -> int:
-    return int((time.end - time.begin).sum())

@@ -1,7 +1,4 @@
-"""Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers.
-
-Made by ``stalls`` and ``hidden``, read by the files that build layers (``*_layers``).
-"""
+"""Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -14,12 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.matching import Matched, match
 from stashtrace.analysis.collectives.shares import NetworkCuts, network_cuts
-from stashtrace.analysis.intervals import Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -87,6 +86,21 @@ class RankLayers:
     late: Tagged
     segments: tuple[tuple[str, TimeSet], ...] = ()
     beside: dict[str, TimeSet] = field(default_factory=dict)
+
+    def painted(self) -> Tagged:
+        """Time of the rank, cut by layers: the tag is the place of the layer that has it."""
+        return Tagged(*intervals.paint([(layer.time.begin, layer.time.end) for layer in self.layers]))
+
+    def painted_kinds(self) -> Tagged:
+        """Time of the rank by kind: the tag is a number of :class:`StallKind`."""
+        time = self.painted()
+        return Tagged(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
+
+    def time_of(self, *kinds: StallKind) -> TimeSet:
+        """Time that the budget gives to some kinds."""
+        time = self.painted_kinds()
+        chosen = np.isin(time.tag, kinds)
+        return TimeSet.of(time.begin[chosen], time.end[chosen])
 
     def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
         """Method at each moment."""
@@ -164,19 +178,7 @@ class TraceIndex:
     @cached_property
     def in_flight(self) -> Matched:
         """Collectives as their devices saw them, else as ``matched``: for a host that waits for its device."""
-        timed, host = self.timed_on_device, self.matched
-        if not timed.any():
-            return host
-        device = self.on_devices.matched
-        return Matched(
-            np.where(timed, self.on_devices.end_ns, host.end_ns),
-            np.where(timed, device.last_enter_ns, host.last_enter_ns),
-            np.where(timed, device.last_rank, host.last_rank),
-            np.where(timed, device.partial, host.partial),
-            host.link,
-            np.where(timed, device.by_clock, host.by_clock),
-            np.where(timed, device.ordered, host.ordered),
-        )
+        return self.on_devices.over(self.matched) if self.timed_on_device.any() else self.matched
 
     @cached_property
     def entered_ns(self) -> Int64:
@@ -259,13 +261,17 @@ class TraceIndex:
     def workers_end(self, track_id: int) -> TimeSet:
         """When a thread waited for the workers of a loader to end."""
         table = self.batches_of_phase(BatchPhase.WORKERS_END)
-        rows = table["track_id"] == track_id
-        return TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
+        return TimeSet.of_rows(table, table["track_id"] == track_id)
 
     @cached_property
     def fetches(self) -> RowsBy:
         """Rows of ``batches_of_phase(FETCH)`` by rank served."""
         return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
+
+    def making_beside(self, thread: StepThread) -> TimeSet:
+        """When any other thread or process made a batch for the rank."""
+        table, rows = self.batches_of_phase(BatchPhase.FETCH), self.fetches.rows(thread.rank)
+        return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])
 
     @cached_property
     def fetches_by_process(self) -> RowsBy:

@@ -1,7 +1,4 @@
-"""Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``.
-
-Called by ``stalls`` through its table of methods. A method for GPU ranks is another function with the same result.
-"""
+"""Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of, running_before
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_layers, batch_waits, beside_workers
 from stashtrace.analysis.stalls.collectives import (
     Blocked,
@@ -26,6 +23,7 @@ from stashtrace.analysis.stalls.collectives import (
 )
 from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
@@ -92,7 +90,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
             np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
         )
         - on_device,
-        TimeSet.of(waits["begin_ns"][held[~alien]], waits["end_ns"][held[~alien]]) - busy - annotated - on_device,
+        TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
         on_device,
     )
 
@@ -170,7 +168,7 @@ def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
     own = tracks["track_id"][tracks["process_id"] == thread.process_id]
     chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
     chosen &= np.isin(spans["track_id"], own)
-    return TimeSet.of(spans["begin_ns"][chosen], spans["end_ns"][chosen])
+    return TimeSet.of_rows(spans, chosen)
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
@@ -238,9 +236,7 @@ def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits
     queue_timed = (queue_begin >= 0) & (queue_end >= 0)
     ran = np.where(timed, cpu_end - cpu_begin, 0) + np.where(queue_timed, queue_end - queue_begin, 0)
     gap = np.searchsorted(begin, waits.begin, side="right") - 1
-    inside = gap >= 0
-    loaded = np.zeros(len(begin), dtype=np.int64)
-    np.add.at(loaded, gap[inside], waits.ran_ns[inside])
+    loaded = GroupBy.numbered(gap, len(begin)).sum(waits.ran_ns)
     keep = end > begin
     return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
 
@@ -249,14 +245,12 @@ def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer
     """Layers compute and other of the gaps; blocked time goes to pieces outside annotations first."""
     every = TimeSet(gaps.begin, gaps.end) - explained
     plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
-    plain_ns, named_ns = _per_gap(plain, len(gaps.begin)), _per_gap(named, len(gaps.begin))
+    plain_ns, named_ns = (GroupBy.numbered(row, len(gaps.begin)).sum(end - begin) for begin, end, row in (plain, named))
     blocked = np.maximum(plain_ns + named_ns - gaps.ran_ns, 0)
     other_ns = np.minimum(blocked, plain_ns)
-    cut, _ = _split(plain, plain_ns - other_ns)
+    cut = _split(plain, plain_ns - other_ns)
     timed, sure = gaps.timed[plain[2]], gaps.queue_timed[plain[2]]
-    named_cut, _ = _split(named, named_ns - (blocked - other_ns))
-    named_timed = gaps.timed[named[2]]
-    named_cut = np.where(named_timed, named_cut, named[1])
+    named_cut = np.where(gaps.timed[named[2]], _split(named, named_ns - (blocked - other_ns)), named[1])
     return [
         Layer(_COMPUTE, TimeSet.of(plain[0][timed], cut[timed])),
         Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
@@ -281,23 +275,15 @@ def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained
     ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
     begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
     free = (busy - explained).pieces(begin, end)
-    cut, _ = _split(free, np.maximum(ran, 0))
-    doubtful = TimeSet.of(cut, free[1])
+    doubtful = TimeSet.of(_split(free, np.maximum(ran, 0)), free[1])
     return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]
 
 
 Pieces = tuple[Int64, Int64, Int64]
 
 
-def _per_gap(pieces: Pieces, count: int) -> Int64:
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, pieces[2], pieces[1] - pieces[0])
-    return total
-
-
-def _split(pieces: Pieces, budget: Int64) -> tuple[Int64, Int64]:
-    """Where each piece changes sides when its gap's budget is spent on the pieces in order, and what was spent."""
+def _split(pieces: Pieces, budget: Int64) -> Int64:
+    """Where each piece changes sides when its gap's budget is spent on the pieces in order."""
     begin, end, gap = pieces
-    before = running_before(end - begin, gap)
-    spent = np.clip(budget[gap] - before, 0, end - begin)
-    return begin + spent, spent
+    before = GroupBy.runs(gap).sum_before(end - begin)
+    return int64(begin + np.clip(budget[gap] - before, 0, end - begin))

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.loop import StepColumns
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
 
@@ -57,9 +58,7 @@ class DeviceSteps:
     def marks(self, process_id: int) -> Marks:
         """Marks of a process, the last of each number."""
         table = self._marks.take(self._marks_by.rows(process_id)).sort_by("correlation_id", "call_ns", "begin_ns")
-        number = table["correlation_id"]
-        last = np.append(number[1:] != number[:-1], True) if len(number) else np.zeros(0, dtype=bool)
-        table = table.take(last).sort_by("call_ns", "begin_ns")
+        table = table.take(GroupBy.runs(table["correlation_id"]).last).sort_by("call_ns", "begin_ns")
         return Marks(table["call_ns"], int64(np.maximum.accumulate(table["begin_ns"])))
 
     def unaided(self, process_id: int) -> StepColumns:
@@ -70,16 +69,14 @@ class DeviceSteps:
     def thinned(self, process_id: int, begin: Int64, end: Int64) -> Int64:
         """1 for each step that the event budget left without events; steps are given as :meth:`on_device` does."""
         table, marks = self._optional.take(self._optional_by.rows(process_id)), self.marks(process_id)
-        if not len(table) or not len(marks.call_ns) or not len(begin):
+        if not len(table) or not len(marks.call_ns):
             return np.zeros(len(begin), dtype=np.int64)
         # The host decides at a mark; so what it calls behind that mark belongs to the step that begins there.
         before = np.searchsorted(marks.call_ns, table["call_ns"], side="right") - 1
-        moment = marks.device_ns[np.maximum(before, 0)]
-        at = np.searchsorted(begin, moment, side="right") - 1
-        inside = (before >= 0) & (at >= 0) & (moment < end[np.maximum(at, 0)])
-        without = (table["bracket_flags"] & BracketFlag.UNTIMED) != 0
-        untimed, timed = (np.bincount(at[inside & chosen], minlength=len(begin)) for chosen in (without, ~without))
-        return int64((untimed > 0) & (timed == 0))
+        at = np.where(before >= 0, window_at(marks.device_ns[before], begin, end), -1)
+        by_step = GroupBy.numbered(at, len(begin))
+        untimed = (table["bracket_flags"] & BracketFlag.UNTIMED) != 0
+        return int64(by_step.any(untimed) & ~by_step.any(~untimed))
 
     def on_device(self, process_id: int, host: StepColumns) -> tuple[Int64, Int64, int]:
         """Begin and end of each step, and the clock they are from: that of the device, or 0 for the host's."""

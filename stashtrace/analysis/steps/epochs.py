@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
@@ -52,14 +53,13 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     batches = trace.batches.take(trace.batches["rank"] == rank)
     waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], own["track_id"]))
-    at = np.searchsorted(own["begin_ns"], waits["begin_ns"], side="right") - 1
-    inside = (at >= 0) & (waits["begin_ns"] < own["end_ns"][np.maximum(at, 0)]) if len(own) else at >= 0
-    waits, at = waits.take(inside), at[inside]
+    at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
+    waits, at = waits.take(at >= 0), at[at >= 0]
     loaders, serves = _serves(waits, own["kind"][at])
     ends = batches.take(
         (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], own["track_id"])
     )
-    window = TimeSet.of(own["begin_ns"], own["end_ns"])
+    window = TimeSet.of_rows(own)
     made = batches.take((batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0))
     rows = []
     for code, name in enumerate(SERVES):
@@ -70,7 +70,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
             continue
         between = own_waits.take(own_waits["batch_index"] <= 0)
         of_mine = ends.take(np.isin(ends["loader_id"], mine))
-        ending = TimeSet.of(of_mine["begin_ns"], of_mine["end_ns"]) & window
+        ending = TimeSet.of_rows(of_mine) & window
         own_made = made.take(np.isin(made["loader_id"], mine))
         per_loader = [len(np.unique(own_made["worker_id"][own_made["loader_id"] == one])) for one in begun.tolist()]
         rows.append(
@@ -78,7 +78,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
                 rank,
                 name,
                 len(begun),
-                (TimeSet.of(between["begin_ns"], between["end_ns"]) | ending).total_ns,
+                (TimeSet.of_rows(between) | ending).total_ns,
                 ending.total_ns,
                 max(per_loader),
                 len(begun) if _anew(own_made, len(mine)) else 0,
@@ -88,16 +88,15 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
 
 
 def _serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[Int64, Int64]:
-    """Loaders, and of each what most of its batches were waited for in; index into ``SERVES``."""
+    """Loaders, and of each the kind of step in which most of its batches were waited for; index into ``SERVES``."""
     code = int64(np.select([kind_of_step == kind for kind in QUIET_KINDS], range(1, len(SERVES)), 0))
     given = waits["batch_index"] >= 0  # the end of an iterator lies in what comes after it
-    loaders, place = np.unique(waits["loader_id"][given], return_inverse=True)
-    votes = np.zeros((len(loaders), len(SERVES)), dtype=np.int64)
-    np.add.at(votes, (place, code[given]), 1)
-    return loaders, int64(votes.argmax(axis=1)) if len(loaders) else int64([])
+    loaders = GroupBy(waits["loader_id"][given])
+    votes = GroupBy.cells((loaders.number, code[given]), (len(loaders), len(SERVES))).sizes
+    return loaders.values, int64(votes.argmax(axis=1)) if len(loaders) else int64([])
 
 
 def _anew(made: Table, loaders_count: int) -> bool:
-    """A worker of a loader that keeps its workers makes batches under the numbers of several epochs."""
-    pairs = np.unique(np.stack([made["process_id"].astype(np.uint64), made["loader_id"].astype(np.uint64)]), axis=1)
-    return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs[0])) == pairs.shape[1]
+    """Whether each iterator starts workers: a worker that is kept makes batches under the numbers of several epochs."""
+    pairs = GroupBy(made["process_id"], made["loader_id"])
+    return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs.keys[0])) == len(pairs)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import RowsBy
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import Phase, PhaseFlag
 
 Bools = npt.NDArray[np.bool_]
@@ -105,7 +106,7 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
         np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
     )
-    order = np.lexsort((*reversed(columns[3:]), columns[1], columns[2], begin))
+    order = order_by(begin, columns[2], columns[1], *columns[3:])
     return Tokens(*(c[order] for c in columns))
 
 
@@ -126,8 +127,8 @@ def _closures(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Bools]:
     # One evaluation reaches up to the first backward, and without any to the first forward.
     backward = np.flatnonzero(kind[inner] == BACKWARD)
     last = np.searchsorted(around, calls, side="left")
-    found, first = np.unique(around[backward], return_index=True)
-    last[np.searchsorted(calls, found)] = backward[first]
+    ended = GroupBy(around[backward])
+    last[np.searchsorted(calls, ended.values)] = backward[ended.first]
     again[inner] = np.arange(len(inner)) > last[np.searchsorted(calls, around)]
     return at, again
 
@@ -232,7 +233,7 @@ def _quiet_runs(tokens: Tokens, last_update: Int64) -> _QuietRuns:
     fed = np.count_nonzero(training & (before == WAIT))
     trained = np.count_nonzero(training & (before != FORWARD))
     return _QuietRuns(
-        int64(np.bincount(segment[quiet], minlength=groups + 1)),
+        GroupBy.numbered(segment, groups + 1).count(quiet),
         bool(quiet.any() and waited >= _WAITS_PER_FORWARD * np.count_nonzero(quiet)),
         _mostly(tokens.training[quiet]) == _mostly(tokens.training[training]),
         2 * fed > trained,
@@ -247,14 +248,10 @@ def steps_of(tokens: Tokens) -> StepColumns:
     """Steps of one thread without step marks."""
     if len(tokens) == 0:
         return StepColumns.none()
-    starts = unit_starts(tokens)
-    first = np.flatnonzero(starts)
-    unit = np.cumsum(starts) - 1
-    count = len(first)
-    has_forward = np.bincount(unit, tokens.kind == FORWARD, count) > 0
-    has_backward = np.bincount(unit, tokens.kind == BACKWARD, count) > 0
-    has_update = np.bincount(unit, tokens.kind == UPDATE, count) > 0
-    has_grad = np.bincount(unit, (tokens.kind == FORWARD) & ~tokens.no_grad, count) > 0
+    units = GroupBy(np.cumsum(unit_starts(tokens)))
+    first = units.first
+    has_forward, has_backward, has_update = (units.any(tokens.kind == kind) for kind in (FORWARD, BACKWARD, UPDATE))
+    has_grad = units.any((tokens.kind == FORWARD) & ~tokens.no_grad)
     unit_begin = tokens.begin[first]
     latest = np.maximum.accumulate(tokens.end)
     unit_end = latest[np.append(first[1:], len(tokens)) - 1]
@@ -263,11 +260,11 @@ def steps_of(tokens: Tokens) -> StepColumns:
         return _without_updates(unit_begin[chosen], unit_end[chosen], has_backward[chosen])
 
     updates = np.flatnonzero(tokens.kind == UPDATE)
-    group = update_groups(tokens)
-    groups = int(group[-1]) + 1
-    last_update = updates[np.append(np.flatnonzero(np.diff(group)), len(updates) - 1)]
+    by_group = GroupBy(update_groups(tokens))
+    groups = len(by_group)
+    last_update = updates[by_group.last]
     train_end = latest[last_update]
-    skipped = np.bincount(group, ~tokens.skipped[updates], groups) == 0
+    skipped = by_group.all(tokens.skipped[updates])
 
     # Segment s = units after group s-1 up to group s; segment `groups` is what follows the last update.
     segment = np.searchsorted(last_update, first, side="left")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.intervals import window_at
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -57,13 +59,11 @@ def step_samples(
     """
     order = np.argsort(steps["begin_ns"], kind="stable")
     begin, end = steps["begin_ns"][order], steps["end_ns"][order]
-    at = np.searchsorted(begin, waits["begin_ns"], side="right") - 1
-    inside = (at >= 0) & (waits["begin_ns"] < end[np.maximum(at, 0)])
-    at, loaders = at[inside], waits["loader_id"][inside]
-    said = [told.get(loader, LoaderSamples()) for loader in loaders.tolist()]
-    if not said or not all(one.batch for one in said):
+    at = window_at(waits["begin_ns"], begin, end)
+    at, loaders = at[at >= 0], GroupBy(waits["loader_id"][at >= 0])
+    batch = loaders.map(lambda loader: told.get(loader, LoaderSamples()).batch)
+    if not len(batch) or not batch.all():
         return np.empty(0), LoaderSamples()
     samples = np.empty(len(begin))
-    samples[order] = np.bincount(at, weights=[one.batch for one in said], minlength=len(begin))
-    ids, counts = np.unique(loaders, return_counts=True)
-    return samples, told[int(ids[np.argmax(counts)])]
+    samples[order] = GroupBy.numbered(at, len(begin)).sum(batch)
+    return samples, told[int(loaders.values[loaders.sizes.argmax()])]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.device import DeviceSteps
 from stashtrace.analysis.steps.loop import (
     QUIET_KINDS,
@@ -22,6 +22,7 @@ from stashtrace.analysis.steps.loop import (
 )
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.events import STEPS
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, PhaseFlag, SpanKind
 from stashtrace.schema.table import Table
@@ -101,22 +102,22 @@ def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
     own, by_rank = RowsBy(table["rank"]), RowsBy(rank)
     for value in by_rank.values.tolist():
         rows, mine = by_rank.rows(value), own.rows(value)
-        if len(mine):
-            position = np.searchsorted(table["begin_ns"][mine], at_ns[rows], side="right") - 1
-            inside = (position >= 0) & (at_ns[rows] < table["end_ns"][mine][np.maximum(position, 0)])
-            out[rows[inside]] = table["step"][mine][position[inside]]
+        at = window_at(at_ns[rows], table["begin_ns"][mine], table["end_ns"][mine])
+        out[rows] = np.append(table["step"][mine], -1)[at]
     return out
+
+
+def step_at_any(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
+    """Step of each rank at a moment; -1 outside, and for all of them where no training loop was recorded."""
+    try:
+        return step_at(steps(trace), rank, at_ns)
+    except MissingDataError:
+        return np.full(len(rank), -1, dtype=np.int64)
 
 
 def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
     """Whether the rank and step of each row are those of one of the steps; both tables have these columns."""
-    if not len(steps):
-        return np.zeros(len(rows), dtype=bool)
-    # The steps of another tool may have any numbers: pairs are told apart by the places of these.
-    numbers, own = np.unique(steps["step"], return_inverse=True)
-    at = np.minimum(np.searchsorted(numbers, rows["step"]), len(numbers) - 1)
-    pairs = np.isin(rows["rank"] * len(numbers) + at, steps["rank"] * len(numbers) + own)
-    return np.asarray(pairs & (numbers[at] == rows["step"]), dtype=np.bool_)
+    return np.asarray(GroupBy(steps["rank"], steps["step"]).find(rows["rank"], rows["step"]) >= 0, dtype=np.bool_)
 
 
 @kept_with_trace
@@ -155,32 +156,32 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
         Number of the first step.
     """
     numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
-    found = list(ranks) if numbered else _number(ranks)
-    if not any(len(r.columns.begin) for r in found):
+    ranks = list(ranks) if numbered else _number(ranks)
+    if not any(len(r.columns.begin) for r in ranks):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
         )
-    found, matched = _check_by_collectives(collectives, found)
-    per_rank = [len(r.columns.begin) for r in found]
-    kind = np.concatenate([r.columns.kind for r in found])
-    ordinal = np.concatenate([r.ordinal for r in found])
-    begin = np.concatenate([r.begin_ns for r in found])
-    end = np.concatenate([r.end_ns for r in found])
+    ranks, matched = _check_by_collectives(collectives, ranks)
+    per_rank = [len(r.columns.begin) for r in ranks]
+    kind = np.concatenate([r.columns.kind for r in ranks])
+    ordinal = np.concatenate([r.ordinal for r in ranks])
+    begin = np.concatenate([r.begin_ns for r in ranks])
+    end = np.concatenate([r.end_ns for r in ranks])
     skipped = int(ordinal.min()) if numbered else first
     warmup = _warmup(ordinal, end - begin, np.isin(kind, QUIET_KINDS), max(0, WARMUP_STEPS - skipped))
     columns = {
-        "rank": np.repeat([r.thread.rank for r in found], per_rank),
+        "rank": np.repeat([r.thread.rank for r in ranks], per_rank),
         "step": ordinal + first,
         "begin_ns": begin,
         "end_ns": end,
-        "process_id": np.repeat([r.thread.process_id for r in found], per_rank),
-        "track_id": np.repeat([r.thread.track_id for r in found], per_rank),
-        "sub_steps_count": np.concatenate([r.sub_steps for r in found]),
+        "process_id": np.repeat([r.thread.process_id for r in ranks], per_rank),
+        "track_id": np.repeat([r.thread.track_id for r in ranks], per_rank),
+        "sub_steps_count": np.concatenate([r.sub_steps for r in ranks]),
         "kind": kind.astype("U16"),
         "warmup": warmup,
         "matched_code": matched,
-        "clock_code": np.repeat([r.clock_code for r in found], per_rank),
-        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in found]), warmup),
+        "clock_code": np.repeat([r.clock_code for r in ranks], per_rank),
+        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in ranks]), warmup),
     }
     return Table(STEPS, columns)
 
@@ -210,11 +211,11 @@ def _are_numbered(trace: Trace) -> bool:
 
 
 def _fact(trace: Trace, key: str) -> str:
-    """What the metadata of the whole run say, empty if nothing."""
+    """Value of a key in the metadata of the whole run; empty if it has none."""
     facts = trace.metadata
     code = trace.strings.find(key)
-    found = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
-    return trace.text(found[0]) if len(found) and code >= 0 else ""
+    values = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
+    return trace.text(values[0]) if len(values) and code >= 0 else ""
 
 
 def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
@@ -253,7 +254,7 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSt
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):
-        whole = whole.take(np.sort(np.unique(whole["value"], return_index=True)[1]))  # of equal numbers the first
+        whole = whole.take(np.sort(GroupBy(whole["value"]).first))
         # Rounded to microseconds, a step may seem to end after the next one begins.
         ends = np.minimum(whole["end_ns"], np.append(whole["begin_ns"][1:], whole["end_ns"][-1]))
         columns = StepColumns(whole["begin_ns"], ends, np.full(len(whole), "marked"))
@@ -292,7 +293,7 @@ def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     return numbered
 
 
-def _check_by_collectives(table: Table, ranks: list[RankSteps]) -> tuple[list[RankSteps], Int64]:
+def _check_by_collectives(table: Table, ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], Int64]:
     """Shift the ordinals of ranks whose collectives say so, and tell which steps agree.
 
     A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
@@ -300,33 +301,28 @@ def _check_by_collectives(table: Table, ranks: list[RankSteps]) -> tuple[list[Ra
     """
     shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     order = np.flatnonzero(shared)
-    order = order[np.lexsort([table[c][order] for c in ("call_ns", "rank", "sequence", "group_hash")])]
-    group, sequence = table["group_hash"][order], table["sequence"][order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    leader = np.flatnonzero(new)[np.cumsum(new) - 1] if len(order) else int64([])
+    order = order[order_by(*(table[c][order] for c in ("group_hash", "sequence", "rank", "call_ns")))]
+    operations = GroupBy.runs(table["group_hash"][order], table["sequence"][order])
+    leader = operations.first[operations.number]
     ordinal = np.full(len(order), -1, dtype=np.int64)
     by_rank = RowsBy(table["rank"][order])
     shifted, agreement = [], []
     for rank in ranks:
         columns, own_ordinal = rank.columns, rank.ordinal
         rows = by_rank.rows(rank.thread.rank)
-        call = table["call_ns"][order[rows]]
-        at = np.searchsorted(columns.begin, call, side="right") - 1
-        inside = (at >= 0) & (call < np.append(columns.end, 0)[at])
-        rows, at = rows[inside], at[inside]
+        at = window_at(table["call_ns"][order[rows]], columns.begin, columns.end)
+        rows, at = rows[at >= 0], at[at >= 0]
         ordinal[rows] = own_ordinal[at]
         voters = (leader[rows] != rows) & (ordinal[leader[rows]] >= 0)
         difference = (ordinal[leader[rows]] - ordinal[rows])[voters]
         matched = np.full(len(columns.begin), -1, dtype=np.int64)
         if len(difference):
-            values, votes = np.unique(difference, return_counts=True)
-            shift = int(values[votes.argmax()]) if 2 * votes.max() > votes.sum() else 0
+            votes = GroupBy(difference)
+            shift = int(votes.values[votes.sizes.argmax()]) if 2 * votes.sizes.max() > len(difference) else 0
             own_ordinal = own_ordinal + shift
             ordinal[rows] += shift
-            wrong = np.bincount(at[voters], difference != shift, len(matched)) > 0
             matched[at[voters]] = 1
-            matched[wrong] = 0
+            matched[at[voters][difference != shift]] = 0
         shifted.append(replace(rank, ordinal=own_ordinal))
         agreement.append(matched)
     lowest = min((int(r.ordinal.min()) for r in shifted if len(r.ordinal)), default=0)
@@ -341,14 +337,10 @@ def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
     matched = np.concatenate(agreement)
     if len(ordinals) == 0 or not (matched >= 0).any():
         return matched
-    # Steps that another tool numbered may have any number.
-    known, place = np.unique(ordinals, return_inverse=True)
-    voted = np.full(len(known), 2, dtype=np.int64)
-    np.minimum.at(voted, place[matched >= 0], matched[matched >= 0])
-    voted[voted == 2] = -1
-    first = np.zeros(len(ordinals), dtype=bool)
-    first[: len(ranks[0].ordinal)] = True
-    return np.where(first & (matched < 0), voted[place], matched)
+    by_step = GroupBy(ordinals)
+    voted = by_step.min(matched, where=matched >= 0, empty=-1)
+    first = np.arange(len(ordinals)) < len(ranks[0].ordinal)
+    return np.where(first & (matched < 0), voted[by_step.number], matched)
 
 
 def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
@@ -364,14 +356,13 @@ def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], upda
     """Mark the head of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
     for chosen, head in ((~quiet, updates_head), (quiet, 0)):
-        numbers, inverse = np.unique(ordinal[chosen], return_inverse=True)
-        if len(numbers) < 3:
+        by_step = GroupBy(ordinal[chosen])
+        if len(by_step) < 3:
             continue
-        slowest = np.zeros(len(numbers), dtype=np.int64)
-        np.maximum.at(slowest, inverse, length_ns[chosen])
-        keep = head if len(numbers) > 2 * head else 0
+        slowest = by_step.max(length_ns[chosen])
+        keep = head if len(by_step) > 2 * head else 0
         limit = WARMUP_FACTOR * int(np.median(slowest[keep:]))
-        while keep < len(numbers) - 1 and slowest[keep] > limit:
+        while keep < len(by_step) - 1 and slowest[keep] > limit:
             keep += 1
-        marks[chosen] = inverse < keep
+        marks[chosen] = by_step.number < keep
     return marks

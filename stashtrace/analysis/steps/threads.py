@@ -1,4 +1,4 @@
-"""Which process and thread drives the training loop of each rank. Used by every analysis that works per rank."""
+"""Which process and thread drives the training loop of each rank."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
@@ -41,17 +40,20 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
         If no rank has a single phase, batch wait or step mark, of host or device.
     """
     tracks, processes = trace.tracks, trace.processes
-    score = np.zeros(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, dtype=np.int64)
-    phases, batches, spans = trace.phases, trace.batches, trace.spans
+    phases, batches, spans, brackets = trace.phases, trace.batches, trace.spans, trace.device_brackets
     on_thread = (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
     update = on_thread & np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))
-    _count(score, phases["track_id"][update], _UPDATE)
-    _count(score, spans["track_id"][np.isin(spans["kind_code"], (SpanKind.STEP_MARK, SpanKind.STEP))], _MARK)
-    _count(score, phases["track_id"][on_thread], _OTHER)
-    _count(score, batches["track_id"][batches["phase_code"] == BatchPhase.WAIT], _OTHER)
-    brackets = trace.device_brackets
-    _count(score, brackets["thread_track_id"][brackets["bracket_code"] == Bracket.STEP], _OTHER)
-    _count(score, tracks["track_id"][tracks["role_code"] == ThreadRole.STEP], _ROLE)
+    evidence = (
+        (phases["track_id"][update], _UPDATE),
+        (spans["track_id"][np.isin(spans["kind_code"], (SpanKind.STEP_MARK, SpanKind.STEP))], _MARK),
+        (phases["track_id"][on_thread], _OTHER),
+        (batches["track_id"][batches["phase_code"] == BatchPhase.WAIT], _OTHER),
+        (brackets["thread_track_id"][brackets["bracket_code"] == Bracket.STEP], _OTHER),
+        (tracks["track_id"][tracks["role_code"] == ThreadRole.STEP], _ROLE),
+    )
+    score = np.zeros(int(tracks["track_id"].max(initial=-1)) + 1, dtype=np.int64)
+    for track, weight in evidence:
+        np.add.at(score, track[(track >= 0) & (track < len(score))], weight)
 
     is_rank = (processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0)
     rank_of = dict(zip(processes["process_id"][is_rank].tolist(), processes["rank"][is_rank].tolist(), strict=True))
@@ -67,21 +69,10 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
             "no rank has a step: no optimizer update, forward or batch wait was recorded",
             hint=how_to_get_steps(trace),
         )
-    lives = dict(
-        zip(
-            processes["process_id"].tolist(),
-            zip(processes["begin_ns"].tolist(), processes["end_ns"].tolist(), strict=True),
-            strict=True,
-        )
-    )
+    columns = (processes[name].tolist() for name in ("process_id", "begin_ns", "end_ns"))
+    lives = {process: (begin, end) for process, begin, end in zip(*columns, strict=True)}
     chosen = sorted(best.items())
     return tuple(StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen)
-
-
-def _count(score: npt.NDArray[np.int64], track_ids: npt.NDArray[np.int64], weight: int) -> None:
-    track_ids = track_ids[track_ids >= 0]
-    if len(track_ids):
-        score += weight * np.bincount(track_ids, minlength=len(score))[: len(score)]
 
 
 def how_to_get_steps(trace: Trace) -> str:

@@ -1,4 +1,4 @@
-"""Execution traces: PyTorch's JSON (schemas 1.0 and 1.1) and Chakra's protobuf (``.et``). They have an order, no times.
+"""Execution traces: PyTorch's JSON (schemas 1.0 and 1.1) and Chakra's protobuf (``.et``), with an order and no times.
 
     {"schema": "1.0.2-chakra.0.0.4", "pid": 3974, ..., "nodes": [{"id": 5, "name": "aten::empty", ...}, ...]}
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +21,20 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import LONGEST_LINE_BYTES, parse_next
+from stashtrace.importers.bounds import HIGHEST, LONGEST_LINE_BYTES, parse_next
 from stashtrace.importers.chakra.protobuf import looks_like_protobuf, nodes_of
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.context import ImportContext
-from stashtrace.importers.source import Source
+from stashtrace.importers.source import READ_ERRORS, Source
 from stashtrace.schema.chakra import SEQUENCE
 from stashtrace.schema.kinds import Severity
 
-#: What an analysis of times says of such a file.
+#: Error of an analysis of times on such a file.
 NO_TIMES = (
     "an execution trace holds operators, sizes and their order, and no times; "
     "give the torch.profiler trace of the same run, or see `stashtrace analyze operators`"
 )
+_RECORD = "record one with torch.profiler.ExecutionTraceObserver"
 _KNOWN_SCHEMAS = ("1.0.", "1.1.")
 _RANKS_IN_NAME = (
     re.compile(r"rank[_.\-]?(\d+)", re.IGNORECASE),
@@ -42,15 +42,15 @@ _RANKS_IN_NAME = (
     re.compile(r"\.(\d+)\.et$"),
 )
 _PIECE_BYTES = 1 << 20
-#: Characters of which no node has more.
+#: Bound of the characters of a node.
 _LARGEST_NODE = 16 << 20
-#: Nodes are handed over in pieces of this many.
+#: Nodes that are collected before they are added.
 _PIECE_NODES = 1 << 15
 _NOT_COLLECTIVES = frozenset(("wait", "init", "end", "coalesced"))
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether it is an execution trace, as JSON or as protobuf."""
+    """Return True for execution traces, as JSON or as protobuf."""
     start = head[:4096].lstrip()
     if start[:1] == b"{":
         return b'"nodes"' in start and b'"schema"' in start
@@ -59,29 +59,25 @@ def sniff(head: bytes, path: Path) -> bool:
 
 def load(source: Source, context: ImportContext) -> None:
     """Read the nodes of one process."""
-    named = (pattern.search(source.path.name) for pattern in _RANKS_IN_NAME)
-    rank = next((int(found[1]) for found in named if found and len(found[1]) < 8), -1)
+    matches = (pattern.search(source.path.name) for pattern in _RANKS_IN_NAME)
+    rank = next((int(match[1]) for match in matches if match and len(match[1]) < 8), -1)
     is_json = source.head.lstrip()[:1] == b"{"
     reader = _Json(source) if is_json else None
     nodes = reader.nodes() if reader else nodes_of(source)
     process_id = -1
     count = damaged = 0
     rows: list[dict[str, Any]] = []
-    cut = ""
+    cut_reason: str | None = None
     while True:
         try:
             node = next(nodes, None)
-        except (EOFError, OSError, zlib.error, ValueError) as error:
-            node, cut = None, str(error)
+        except (*READ_ERRORS, ValueError) as error:
+            node, cut_reason = None, str(error)
         if node is not None:
             try:
-                row = _row(node)
-            except (RecursionError, OverflowError, ValueError):  # deeper, or larger, than any tensor
-                row = None
-            if row is None:
+                rows.append(_row(node))
+            except (RecursionError, OverflowError, ValueError):
                 damaged += 1
-            else:
-                rows.append(row)
         if rows and (node is None or len(rows) >= _PIECE_NODES):
             if process_id < 0:
                 process_id = context.process(pid=reader.pid if reader else 0, rank=rank)
@@ -91,9 +87,10 @@ def load(source: Source, context: ImportContext) -> None:
         if node is None:
             break
     if not count:
-        raise ImporterError(f"{source.path} holds no node of an execution trace", hint=cut)
-    if cut:
-        context.lose("file_cut", advice=f"{source.path.name} ends early ({cut}); the {count} nodes before are used")
+        raise ImporterError(f"{source.path} holds no node of an execution trace", hint=cut_reason or _RECORD)
+    if cut_reason is not None:
+        advice = f"{source.path.name} ends early ({cut_reason}); the {count} nodes before are used"
+        context.lose("file_cut", advice=advice)
     if damaged:
         context.lose("damaged_nodes", damaged, advice=f"{source.path.name}: nodes without id or name")
     schema = reader.schema if reader else "chakra protobuf"
@@ -108,14 +105,14 @@ def load(source: Source, context: ImportContext) -> None:
 
 
 class _Json:
-    """Nodes one by one out of a JSON file of any size; ``pid`` and ``schema`` are known with the first."""
+    """Reads nodes one by one from a JSON file of any size; ``pid`` and ``schema`` are known with the first."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.pid, self.schema = 0, ""
 
     def nodes(self) -> Iterator[Mapping[str, Any]]:
-        """Objects of the list ``nodes``; raises ValueError where the text ends in the middle."""
+        """Yield the objects of the list ``nodes``; raise ValueError where the text ends in the middle."""
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with self.source.open() as stream:
             text, at = "", -1
@@ -126,8 +123,8 @@ class _Json:
                 text += utf8.decode(piece)
                 if len(text) > LONGEST_LINE_BYTES:
                     raise ValueError("no list of nodes in its first 16 MiB")
-                found = re.search(r'"nodes"\s*:\s*\[', text)
-                at = found.end() if found else -1
+                match = re.search(r'"nodes"\s*:\s*\[', text)
+                at = match.end() if match else -1
             self._head(text[:at])
             ended = False
             while True:
@@ -154,7 +151,7 @@ class _Json:
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """What ``record_param_comms`` says."""
+    """Arguments of ``record_param_comms``."""
 
     name: str = ""
     sequence: int = -1
@@ -162,18 +159,18 @@ class _Communication:
     group_size: int = -1
 
 
-def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Columns of one node of either schema; None if it has no id or name."""
+def _row(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of one node of either schema; raise ValueError if it has no id or name."""
     if not isinstance(node, dict) or not isinstance(node.get("id"), int) or not isinstance(node.get("name"), str):
-        return None
+        raise ValueError("a node without id or name")
     listed = node.get("attrs")
     attrs: Mapping[str, Any] = node
     if isinstance(listed, list) and listed:
         attrs = {a["name"]: a.get("value") for a in listed if isinstance(a, dict) and isinstance(a.get("name"), str)}
     inputs, outputs = _values(node.get("inputs")), _values(node.get("outputs"))
     comm = _communication(inputs, attrs) if node["name"] == "record_param_comms" else _Communication()
-    given = attrs.get("comm_bytes")
-    if isinstance(given, int) and "comm_name" in attrs:  # protobuf: the size alone, and the kind as a name
+    comm_bytes = attrs.get("comm_bytes")
+    if isinstance(comm_bytes, int) and "comm_name" in attrs:  # protobuf: the size alone, and the kind as a name
         comm = _Communication(str(attrs["comm_name"]), _number(attrs.get(SEQUENCE)), str(attrs.get("pg_name", "")))
     return {
         "node_id": _number(node["id"]),
@@ -182,14 +179,14 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any] | None:
         "sequence_id": _number(attrs.get("seq_id")),
         "native_thread_id": _number(attrs.get("tid")),
         "duration_ns": _number(node.get("duration_ns")),
-        "input_bytes": _size(given if isinstance(given, int) else _bytes(inputs)),
+        "input_bytes": _size(comm_bytes if isinstance(comm_bytes, int) else _bytes(inputs)),
         "output_bytes": _size(_bytes(outputs)),
         "name": node["name"],
         "op_code": int(collective_op(comm.name)) if comm.name and comm.name not in _NOT_COLLECTIVES else -1,
         "collective_sequence": comm.sequence,
         "group": comm.group,
         "group_size": comm.group_size,
-        "needed_node_ids": [_number(need) for need in _values(node.get("data_deps"))],
+        "needed_node_ids": [_number(node_id) for node_id in _values(node.get("data_deps"))],
     }
 
 
@@ -200,18 +197,18 @@ def _number(value: Any) -> int:
 
 
 def _size(count: int) -> int:
-    """Bytes; 0 for what no tensors can have."""
-    return count if 0 <= count < 1 << 62 else 0
+    """Return a number of bytes; 0 if no tensors can have it."""
+    return count if 0 <= count < HIGHEST else 0
 
 
-def _values(given: Any) -> Sequence[Any]:
-    """Inputs, outputs or dependencies of a node: a list, or since 1.0.2 a list inside an object; none if damaged."""
-    values = given.get("values") if isinstance(given, dict) else given
+def _values(field: Any) -> Sequence[Any]:
+    """Return inputs, outputs or dependencies of a node: a list, or since 1.0.2 a list in an object; none if damaged."""
+    values = field.get("values") if isinstance(field, dict) else field
     return values if isinstance(values, list) else ()
 
 
 def _bytes(values: Sequence[Any]) -> int:
-    """Bytes of all tensors: [tensor, storage, offset, elements, bytes of one, device], at any depth."""
+    """Return the bytes of all tensors, at any depth: [tensor, storage, offset, elements, bytes of one, device]."""
     total = 0
     for value in values:
         if not isinstance(value, list):
@@ -224,7 +221,7 @@ def _bytes(values: Sequence[Any]) -> int:
 
 
 def _communication(values: Sequence[Any], attrs: Mapping[str, Any]) -> _Communication:
-    """[tensors,] number, group, rank, name, splits...; the group is an address or (name, description)."""
+    """Read [tensors,] number, group, rank, name, splits...; the group is an address or (name, description)."""
     rest = list(values[1:] if values and isinstance(values[0], list) else values)
     if len(rest) < 4 or not isinstance(rest[3], str):
         return _Communication(str(attrs.get("collective_name", "")))

@@ -1,6 +1,6 @@
-"""Chakra's ``.et``: messages of ``et_def.proto`` one after the other, each after its length.
+"""Reads Chakra's ``.et``: messages of ``et_def.proto`` one after the other, each after its length.
 
-The few fields of use are read from the wire format directly; what is not known is skipped, as protobuf has it.
+The few fields of use are read from the wire format directly; unknown fields are skipped, as protobuf requires.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,15 +25,15 @@ _INTEGERS = tuple(
 )
 _COMMUNICATION = {NodeType.COMM_SEND_NODE: "send", NodeType.COMM_RECV_NODE: "recv", NodeType.COMM_COLL_NODE: ""}
 _COLLECTIVES = {int(kind): op.name.lower() for kind, op in COLLECTIVE_OPS.items()}
-#: The first message says a version, or the attributes of the trace that a converter read, or both.
+#: The first message holds a version, or attributes of the trace that a converter read, or both.
 _FIRST_FIELDS = tuple(field.number << 3 | _LENGTH for field in MESSAGES["GlobalMetadata"].values())
-#: No node is larger; a length beyond it is damage.
+#: Bound of the length of a message.
 _LARGEST_BYTES = 64 << 20
 _MASK = (1 << 64) - 1
 
 
 def looks_like_protobuf(head: bytes) -> bool:
-    """Whether a file begins with GlobalMetadata: a version such as 0.0.4, or an attribute with a name."""
+    """Return True if a file begins with GlobalMetadata: a version such as 0.0.4, or an attribute with a name."""
     try:
         length, at = _varint(head, 0)
         key, at = _varint(head, at)
@@ -48,7 +48,7 @@ def looks_like_protobuf(head: bytes) -> bool:
 
 
 def nodes_of(source: Source) -> Iterator[Mapping[str, Any]]:
-    """Nodes with the names that PyTorch's JSON has; raises ValueError where the file ends in the middle."""
+    """Yield nodes with the names of PyTorch's JSON; raise ValueError where the file ends in the middle."""
     with source.open() as stream:
         if not _message(stream):  # GlobalMetadata
             raise ImporterError(f"{source.path} holds no message of Chakra", hint=_CONVERT)
@@ -60,7 +60,7 @@ _CONVERT = "convert it to JSON with chakra_jsonizer, of the package chakra"
 
 
 def _message(stream: BinaryIO) -> bytes | None:
-    """The next message, None at the end."""
+    """Return the next message, None at the end."""
     length = shift = 0
     while True:
         byte = stream.read(1)
@@ -81,7 +81,7 @@ def _message(stream: BinaryIO) -> bytes | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field: an int, or bytes."""
+    """Yield (number, value) of each field: an int, or bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -117,7 +117,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 def _node(message: bytes) -> dict[str, Any]:
     node: dict[str, Any] = {"id": 0, "name": ""}
     attrs: dict[str, Any] = {}
-    needs: list[int] = []
+    data_deps: list[int] = []
     kind = 0
     for number, value in _fields(message):
         if number == _ID:
@@ -129,29 +129,29 @@ def _node(message: bytes) -> dict[str, Any]:
         elif number == _CTRL_DEPS and "ctrl_deps" not in node:
             node["ctrl_deps"] = _varint(value, 0)[0] if isinstance(value, bytes) else value
         elif number == _DATA_DEPS:
-            needs += _numbers(value)
+            data_deps += _numbers(value)
         elif number == _DURATION and isinstance(value, int):
             node["duration_ns"] = value * 1000
         elif number == _ATTRIBUTES and isinstance(value, bytes):
             attrs.update(_attribute(value))
     if kind in _COMMUNICATION:
-        which = attrs.get("comm_type", -1)
-        attrs["comm_name"] = _COMMUNICATION[NodeType(kind)] or _COLLECTIVES.get(which, node["name"])
+        collective = _COLLECTIVES.get(attrs.get("comm_type", -1), node["name"])
+        attrs["comm_name"] = _COMMUNICATION[NodeType(kind)] or collective
         attrs["comm_bytes"] = attrs.get("comm_size", 0)
-    node["data_deps"] = needs
+    node["data_deps"] = data_deps
     node["attrs"] = [{"name": name, "value": value} for name, value in attrs.items()]
     return node
 
 
 def _numbers(value: int | bytes) -> list[int]:
-    """Numbers of a repeated field: one, or packed."""
+    """Return the numbers of a repeated field: a single one, or packed ones."""
     if isinstance(value, int):
         return [value]
-    found, at = [], 0
+    numbers, at = [], 0
     while at < len(value):
         number, at = _varint(value, at)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def _attribute(message: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Darshan logs, through PyDarshan: calls with times where DXT was on, sums per file and process where it was not.
+"""Darshan logs, read with PyDarshan: calls with times where DXT was on, sums per file and process where it was not.
 
     DXT_POSIX            -> io, one row a read or write, with real times
     DXT_MPIIO            -> spans (the same bytes pass POSIX below, where io has them)
@@ -11,18 +11,15 @@ The page ``docs/importers/darshan.md`` says what cannot be known.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
-import shutil
 import struct
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,57 +27,42 @@ import numpy.typing as npt
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import HIGHEST, counted
 from stashtrace.importers.bounds import nanoseconds as as_ns
-from stashtrace.importers.context import BLOCKED_FROM, ImportContext, blocked_by_duration
+from stashtrace.importers.context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
 from stashtrace.importers.darshan.child import Item, Job, Segments, read_apart
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 
-#: Follows the version text in the header, in the order of bytes of the machine that wrote it.
+#: Follows the version text in the header, in the byte order of the machine that wrote it.
 _MAGIC = 6567223
 _MAGICS = (struct.pack("<q", _MAGIC), struct.pack(">q", _MAGIC))
-#: Kinds of file systems behind which there is a network.
+#: File systems behind a network.
 _NETWORK = frozenset(
-    (
-        "lustre",
-        "nfs",
-        "nfs4",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "cephfs",
-        "dvs",
-        "panfs",
-        "wekafs",
-        "pvfs2",
-        "orangefs",
-        "cifs",
-        "smb3",
-        "glusterfs",
-    )
+    ("lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "cephfs", "dvs", "panfs", "wekafs")
+    + ("pvfs2", "orangefs", "cifs", "smb3", "glusterfs")
 )
 _Columns = dict[str, npt.NDArray[Any]]
-#: Files of processes whose calls are handed over in one go.
+#: Pieces of calls that are collected before they are added.
 _PIECES = 1 << 12
 _PID_IN_NAME = re.compile(r"_id\d+-(\d+)_")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether it is a Darshan log."""
+    """Return True for Darshan logs."""
     return head[8:16] in _MAGICS
 
 
 def load(source: Source, context: ImportContext) -> None:
     """Read one log."""
     backend = _backend(source)
-    log, heard = _Log(source, context), list[str]()
-    with _plain_file(source) as path:
-        for item in read_apart(backend, path, heard):
+    log, complaints = _Log(source, context), list[str]()
+    with source.plain_file(".darshan") as path:
+        for item in read_apart(backend, os.fspath(path), complaints):
             log.take(item)
     log.finish()
-    for line in dict.fromkeys(heard):
+    for line in dict.fromkeys(complaints):
         context.lose("log_damaged", advice=f"{source.path.name}: {line}")
-    if not log.used:
-        reason = heard[0] if heard else "it holds no record of POSIX, STDIO or MPI-IO"
+    if not log.has_records:
+        reason = complaints[0] if complaints else "it holds no record of POSIX, STDIO or MPI-IO"
         raise ImporterError(
             f"{source.path} cannot be used: {reason}", hint="darshan-parser --total shows what it holds"
         )
@@ -91,22 +73,9 @@ def _backend(source: Source) -> Any:
         return importlib.import_module("darshan.backend.cffi_backend")
     except (ImportError, OSError, RuntimeError) as error:
         raise ImporterError(
-            f"{source.path} is a Darshan log, and PyDarshan is not here ({error})",
+            f"{source.path} is a Darshan log, and PyDarshan is not installed ({error})",
             hint="pip install 'stashtrace[darshan]'",
         ) from error
-
-
-@contextlib.contextmanager
-def _plain_file(source: Source) -> Iterator[str]:
-    """A path that the library can open: it cannot undo gzip."""
-    with source.path.open("rb") as stream:
-        if stream.read(16)[8:] in _MAGICS:
-            yield os.fspath(source.path)
-            return
-    with tempfile.NamedTemporaryFile(suffix=".darshan") as plain, source.open() as compressed:
-        shutil.copyfileobj(compressed, plain)
-        plain.flush()
-        yield plain.name
 
 
 class _Log:
@@ -115,23 +84,23 @@ class _Log:
     def __init__(self, source: Source, context: ImportContext) -> None:
         self.source, self.context = source, context
         self.head: Job | None = None
-        self.used = False
+        self.has_records = False
         self.start_ns = 0
-        self.network: Callable[[str], bool] = lambda path: False
+        self.is_on_network: Callable[[str], bool] = lambda path: False
         self.hosts: dict[int, str] = {}
         self.moved = Moved()
         self._calls: list[_Columns] = []
         self._spans: list[_Columns] = []
         self._sums: dict[str, list[tuple[int, int, Sums]]] = {}
-        self._codes: dict[int, tuple[int, int]] = {}
+        self._files: dict[int, tuple[int, int]] = {}
         self._process_ids: dict[int, int] = {}
 
     def take(self, item: Item) -> None:
-        """Keep what an item tells."""
+        """Add an item of the log."""
         if isinstance(item, Job):
             self._open(item)
             return
-        self.used = True
+        self.has_records = True
         if isinstance(item, Segments):
             self._take_segments(item)
         else:
@@ -141,28 +110,23 @@ class _Log:
                 self._sums.setdefault(item.module, []).append(row)
 
     def finish(self) -> None:
-        """Hand over what is kept, and tell what is missing."""
+        """Add the collected rows, and report what is missing."""
         self._flush()
-        for module, found in self._sums.items():
-            self._add_sums(module, found)
-        if self.moved.untimed_count:
-            self.context.lose(
-                "calls_without_times",
-                self.moved.untimed_count,
-                severity=Severity.INFO,
-                advice=f"{self.source.path.name}: Darshan kept sums of them; DXT_ENABLE_IO_TRACE=1 records each",
-            )
-        if self.moved.negative_count:
-            advice = f"{self.source.path.name}: records with negative times, taken as unknown"
-            self.context.lose("negative_times", self.moved.negative_count, advice=advice)
-
-        if self.moved.impossible_count:
-            advice = f"{self.source.path.name}: numbers that do not fit 62 bits, taken as unknown"
-            self.context.lose("impossible_numbers", self.moved.impossible_count, advice=advice)
+        for module, sums in self._sums.items():
+            self._add_sums(module, sums)
+        info, loss, moved = Severity.INFO, Severity.DATA_LOSS, self.moved
+        untimed = "Darshan kept sums of them; DXT_ENABLE_IO_TRACE=1 records each"
+        for reason, count, severity, advice in (
+            ("calls_without_times", moved.untimed_count, info, untimed),
+            ("negative_times", moved.negative_count, loss, "records with negative times, taken as unknown"),
+            ("impossible_numbers", moved.impossible_count, loss, "numbers that do not fit 62 bits, taken as unknown"),
+        ):
+            if count:
+                self.context.lose(reason, count, severity=severity, advice=f"{self.source.path.name}: {advice}")
 
     def _open(self, head: Job) -> None:
         self.head = head
-        self.network = _network(head.mounts)
+        self.is_on_network = _network_test(head.mounts)
         seconds = head.job.get("start_time_sec", head.job.get("start_time", 0))
         start_ns = int(seconds) * 1_000_000_000 + int(head.job.get("start_time_nsec", 0))
         if 0 <= start_ns < HIGHEST:
@@ -188,46 +152,48 @@ class _Log:
         return self.head.names if self.head else {}
 
     def _process(self, rank: int) -> int:
-        """Process of a rank; -1 is the row of what Darshan sums over all ranks."""
-        found = self._process_ids.get(rank)
-        if found is None:
-            found = self._process_ids[rank] = self._new_process(rank)
-            self.context.say(*BLOCKED_FROM, found)
-        return found
+        """Return the process of a rank; -1 stands for all ranks, over which Darshan sums some records."""
+        if rank not in self._process_ids:
+            self._process_ids[rank] = self._new_process(rank)
+            self.context.say(*BLOCKED_FROM, self._process_ids[rank])
+        return self._process_ids[rank]
 
     def _new_process(self, rank: int) -> int:
-        named = _PID_IN_NAME.search(self.source.path.name)
+        in_name = _PID_IN_NAME.search(self.source.path.name)
         count = int(self.head.job["nprocs"]) if self.head else 0
-        shared = rank < 0 or count == 1  # a process that ran without MPI does not know its rank
-        name = f"all {count} ranks" if rank < 0 else self.source.path.name if shared else ""
+        unranked = rank < 0 or count == 1  # a process that ran without MPI does not know its rank
+        name = f"all {count} ranks" if rank < 0 else self.source.path.name if unranked else ""
         return self.context.process(
-            pid=int(named[1]) if named else 0,
-            rank=-1 if shared else rank,
+            pid=int(in_name[1]) if in_name else 0,
+            rank=-1 if unranked else rank,
             host=self._host(rank),
-            role=ProcessRole.OTHER if shared else ProcessRole.RANK,
+            role=ProcessRole.OTHER if unranked else ProcessRole.RANK,
             name=name,
         )
 
     def _host(self, rank: int) -> str:
-        """Host of a rank, as far as DXT told it; of a row of all ranks, where they had only one."""
-        only = set(self.hosts.values()) if rank < 0 else ()
-        return next(iter(only)) if len(only) == 1 else self.hosts.get(rank, "")
+        """Return the host of a rank as DXT recorded it; of all ranks, their host if it is only one."""
+        hosts = set(self.hosts.values()) if rank < 0 else ()
+        return next(iter(hosts)) if len(hosts) == 1 else self.hosts.get(rank, "")
 
     def _file(self, record_id: int) -> tuple[int, int]:
-        """Code of a file's path, and the flags of its calls."""
-        found = self._codes.get(record_id)
-        if found is None:
+        """Return the code of a file's path, and the flags of its calls."""
+        if record_id not in self._files:
             path = self._names.get(record_id, "")
-            flags = int(IoFlag.NETWORK_FS) if self.network(path) else 0
-            found = self._codes[record_id] = (self.context.code(path), flags)
-        return found
+            flags = int(IoFlag.NETWORK_FS) if self.is_on_network(path) else 0
+            self._files[record_id] = (self.context.code(path), flags)
+        return self._files[record_id]
 
-    def _ns(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Seconds since the job's start -> ns since 1970; those that no job can have are taken as its start."""
+    def _ns(self, seconds: npt.NDArray[np.float64]) -> Int64:
+        """Convert seconds since the job's start to ns since 1970; impossible ones become the job's start."""
         since = np.asarray(seconds, dtype=np.float64) * 1e9
         fits = np.abs(since) < HIGHEST - self.start_ns  # false for what is no number
         self.moved.impossible_count += int(np.count_nonzero(~fits))
         return self.start_ns + np.rint(np.where(fits, since, 0.0)).astype(np.int64)
+
+    def _interval(self, rows: _Columns) -> tuple[Int64, Int64]:
+        """Return begin and end of calls of DXT in ns; the end may be before the begin."""
+        return self._ns(rows["start_time"]), self._ns(rows["end_time"])
 
     # DXT ------------------------------------------------------------------------------------------
 
@@ -242,8 +208,8 @@ class _Log:
             length, seconds = columns["length"], columns["end_time"] - columns["start_time"]
             if is_posix:
                 self.moved.add(item.record_id, item.rank, op, len(length), int(length.sum()), float(seconds.sum()))
-            same = {"track_id": track, "path_code": path_code, "op_code": int(op), "io_flags": flags}
-            rows = {**columns, **{name: np.full(len(length), value) for name, value in same.items()}}
+            facts = {"track_id": track, "path_code": path_code, "op_code": int(op), "io_flags": flags}
+            rows = {**columns, **{name: np.full(len(length), value) for name, value in facts.items()}}
             (self._calls if is_posix else self._spans).append(rows)
         if len(self._calls) + len(self._spans) >= _PIECES:
             self._flush()
@@ -256,7 +222,7 @@ class _Log:
         self._calls, self._spans = [], []
 
     def _add_calls(self, rows: _Columns) -> None:
-        begin, end = self._ns(rows["start_time"]), self._ns(rows["end_time"])
+        begin, end = self._interval(rows)
         self.context.add(
             "io",
             begin_ns=begin,
@@ -270,9 +236,8 @@ class _Log:
         )
 
     def _add_spans(self, rows: _Columns) -> None:
-        begin, end = self._ns(rows["start_time"]), self._ns(rows["end_time"])
-        texts = ("MPI read", "MPI write")
-        codes = self.context.codes(texts)
+        begin, end = self._interval(rows)
+        codes = self.context.codes(("MPI read", "MPI write"))
         self.context.add(
             "spans",
             begin_ns=begin,
@@ -285,11 +250,11 @@ class _Log:
 
     # Counters -------------------------------------------------------------------------------------
 
-    def _add_sums(self, module: str, found: list[tuple[int, int, Sums]]) -> None:
-        processes = np.array([process for process, _, _ in found], dtype=np.int64)
-        paths = np.array([self._file(record_id)[0] for _, record_id, _ in found], dtype=np.int64)
-        columns = {name: np.array([getattr(sums, name) for _, _, sums in found]) for name in Sums.COLUMNS}
-        begin, end = (np.array([getattr(sums, n) for _, _, sums in found]) for n in ("first_s", "last_s"))
+    def _add_sums(self, module: str, rows: list[tuple[int, int, Sums]]) -> None:
+        processes = np.array([process for process, _, _ in rows], dtype=np.int64)
+        paths = np.array([self._file(record_id)[0] for _, record_id, _ in rows], dtype=np.int64)
+        columns = {f.name: np.array([getattr(sums, f.name) for _, _, sums in rows]) for f in fields(Sums)}
+        begin, end, of_reads, of_writes = (columns.pop(n) for n in ("first_s", "last_s", "reads_s", "writes_s"))
         known = (begin > 0) & (end >= begin)
         self.context.add(
             "io_totals",
@@ -300,45 +265,42 @@ class _Log:
             layer_code=self.context.code(module.lower()),
             **columns,
         )
-        for index, word in enumerate(("reads", "writes")):
-            self._hulls([(p, i, s.hulls[index]) for p, i, s in found], word)
-
-    def _hulls(self, found: list[tuple[int, int, tuple[float, float, int]]], word: str) -> None:
-        """Spans from the first to the last call on a file; what lies between is not known."""
-        shown = [row for row in found if row[2][2] > 0 and row[2][1] >= row[2][0] > 0]
-        if not shown:
-            return
-        self.context.add(
-            "spans",
-            begin_ns=self._ns(np.array([hull[0] for _, _, hull in shown])),
-            end_ns=self._ns(np.array([hull[1] for _, _, hull in shown])),
-            track_id=np.array([self.context.tracks.thread(process, 0) for process, _, _ in shown]),
-            kind_code=int(SpanKind.USER),
-            name_code=self.context.codes([f"{word} of {self._names.get(i, 'a file')}" for _, i, _ in shown]),
-            value=np.array([hull[2] for _, _, hull in shown]),
-        )
+        moved = [columns[f"{call}_bytes"] * (columns[f"{call}s_count"] > 0) for call in ("read", "write")]
+        for word, (first, last), moved_bytes in zip(("reads", "writes"), (of_reads.T, of_writes.T), moved, strict=True):
+            # What lies between the first and the last call on a file is not known.
+            shown = np.flatnonzero((moved_bytes > 0) & (last >= first) & (first > 0))
+            files = [self._names.get(rows[at][1], "a file") for at in shown.tolist()]
+            self.context.add(
+                "spans",
+                begin_ns=self._ns(first[shown]),
+                end_ns=self._ns(last[shown]),
+                track_id=per_distinct(processes[shown], lambda process: self.context.tracks.thread(process, 0)),
+                kind_code=int(SpanKind.USER),
+                name_code=self.context.codes([f"{word} of {name}" for name in files]),
+                value=moved_bytes[shown],
+            )
 
 
 def _joined(pieces: list[_Columns]) -> _Columns:
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _network(mounts: list[tuple[str, str]]) -> Callable[[str], bool]:
-    """Whether a path lies on a network file system, by the longest mount point that leads to it."""
+def _network_test(mounts: list[tuple[str, str]]) -> Callable[[str], bool]:
+    """Return a test for paths on a network file system; the longest mount point that leads to a path decides."""
     longest = sorted(mounts, key=lambda mount: -len(mount[0]))
 
-    def on_network(path: str) -> bool:
+    def is_on_network(path: str) -> bool:
         for point, kind in longest:
             if path == point or path.startswith(point.rstrip("/") + "/"):
                 return kind in _NETWORK
         return False
 
-    return on_network
+    return is_on_network
 
 
-# One record of Darshan's counters as the sums that no call of DXT has.
+# A record of Darshan's counters, less the calls that DXT has.
 
-#: Counters of each module that are opens, reads, writes; the rest have one name in all modules.
+#: Counters of each module that count opens, reads and writes; the others have the same name in all modules.
 _COUNTERS: dict[str, dict[str, tuple[str, ...]]] = {
     "POSIX": {"opens": ("OPENS",), "reads": ("READS",), "writes": ("WRITES",)},
     "STDIO": {"opens": ("OPENS",), "reads": ("READS",), "writes": ("WRITES",)},
@@ -359,7 +321,7 @@ class _Timed:
 
 @dataclass(slots=True)
 class Moved:
-    """What DXT has of each file, by rank and (rank -1) of all ranks; and what is left without times."""
+    """Calls of DXT on each file, by rank and (rank -1) of all ranks; counts of calls without times and of damage."""
 
     by_file: dict[tuple[int, int, IoOp], _Timed] = field(default_factory=lambda: defaultdict(_Timed))
     untimed_count: int = 0
@@ -367,7 +329,7 @@ class Moved:
     impossible_count: int = 0
 
     def add(self, record_id: int, rank: int, op: IoOp, count: int, moved_bytes: int, seconds: float) -> None:
-        """Calls of DXT on a file."""
+        """Add calls of DXT on a file."""
         for key in {rank, -1}:
             timed = self.by_file[record_id, key, op]
             timed.count += count
@@ -375,26 +337,14 @@ class Moved:
             timed.seconds += seconds
 
     def of(self, record_id: int, rank: int, op: IoOp) -> _Timed:
-        """What DXT has of a record of counters."""
+        """Return what DXT has of a record of counters."""
         return self.by_file.get((record_id, rank, op), _Timed())
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Columns of ``io_totals``, and where the calls lie: (first, last, bytes) of the reads and of the writes."""
+    """Columns of ``io_totals``; first and last moment of all calls, of the reads and of the writes."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        "opens_count",
-        "reads_count",
-        "writes_count",
-        "read_bytes",
-        "write_bytes",
-        "read_ns",
-        "write_ns",
-        "other_ns",
-        "consecutive_reads_count",
-        "slowest_process_ns",
-    )
     opens_count: int
     reads_count: int
     writes_count: int
@@ -407,11 +357,12 @@ class Sums:
     slowest_process_ns: int
     first_s: float
     last_s: float
-    hulls: tuple[tuple[float, float, int], tuple[float, float, int]]
+    reads_s: tuple[float, float]
+    writes_s: tuple[float, float]
 
 
 def _known(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
-    """A counter, or 0 if it is a number that no file and no job can have."""
+    """Return a counter, or 0 if no file and no job can have this number."""
     try:
         return read(value)
     except (ValueError, OverflowError):
@@ -420,19 +371,19 @@ def _known(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
 
 
 def _seconds(value: Any, moved: Moved) -> float:
-    """A time, 0 for one that no job can have; negative ones are told apart by who reads them."""
+    """Return a time, 0 if no job can have it; the caller treats negative ones."""
     return float(value) if _known(as_ns, value, moved) or not value else 0.0
 
 
 def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None:
-    """Counters of one record less what DXT has of it; None if nothing is left."""
+    """Return the counters of one record less what DXT has of it; None if nothing is left."""
     prefix = module.replace("-", "") + "_"
     counters = {n.removeprefix(prefix): _known(counted, v, moved) for n, v in record["counters"].items()}
     times = {n.removeprefix(prefix + "F_"): _seconds(v, moved) for n, v in record["fcounters"].items()}
     names = _COUNTERS[module]
 
-    def count(what: str) -> int:
-        total = sum(max(counters.get(name, 0), 0) for name in names[what])
+    def count(calls: str) -> int:
+        total = sum(max(counters.get(name, 0), 0) for name in names[calls])
         return _known(counted, total, moved)
 
     def nanoseconds(name: str, less: float = 0.0) -> int:
@@ -441,6 +392,9 @@ def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None
             moved.negative_count += 1
             return 0
         return round(max(seconds - less, 0.0) * 1e9)
+
+    def hull(call: str) -> tuple[float, float]:
+        return times.get(f"{call}_START_TIMESTAMP", 0.0), times.get(f"{call}_END_TIMESTAMP", 0.0)
 
     record_id, rank = int(record["id"]), int(record["rank"])
     nothing = _Timed()
@@ -454,13 +408,10 @@ def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None
     if not (count("opens") or reads or writes or other_ns):
         return None
     moved.untimed_count += reads + writes
-    stamps = [
-        (times.get(f"{call}_START_TIMESTAMP", 0.0), times.get(f"{call}_END_TIMESTAMP", 0.0))
-        for call, present in (("OPEN", True), ("READ", reads), ("WRITE", writes), ("CLOSE", True))
-        if present
-    ]
+    calls = ["OPEN", *(["READ"] if reads else []), *(["WRITE"] if writes else []), "CLOSE"]
+    stamps = list(map(hull, calls))
     firsts = [first for first, _ in stamps if first > 0]
-    # A record that DXT has a part of no longer says which of its reads were consecutive.
+    # Where DXT has a part of a record, the counter of consecutive reads does not fit the rest.
     consecutive = counters.get("CONSEC_READS", -1) if not read.count else -1
     slowest = nanoseconds("SLOWEST_RANK_TIME") if rank < 0 and times.get("SLOWEST_RANK_TIME", 0.0) > 0 else -1
     return Sums(
@@ -476,12 +427,6 @@ def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None
         slowest_process_ns=slowest,
         first_s=min(firsts, default=0.0),
         last_s=max((last for _, last in stamps), default=0.0),
-        hulls=(
-            (times.get("READ_START_TIMESTAMP", 0.0), times.get("READ_END_TIMESTAMP", 0.0), read_bytes if reads else 0),
-            (
-                times.get("WRITE_START_TIMESTAMP", 0.0),
-                times.get("WRITE_END_TIMESTAMP", 0.0),
-                write_bytes if writes else 0,
-            ),
-        ),
+        reads_s=hull("READ"),
+        writes_s=hull("WRITE"),
     )

@@ -1,6 +1,6 @@
-"""Reads a Darshan log in a process of its own: its library may crash on a log that is cut, and talks on stderr.
+"""Reads a Darshan log in a process of its own: its library may crash on a log that is cut, and writes to stderr.
 
-A forked child, because importing PyDarshan anew takes a second for each log.
+The process is forked, because importing PyDarshan again takes a second for each log.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the head of a log says."""
+    """Head of a log."""
 
     job: Mapping[str, Any]
     modules: Mapping[str, Mapping[str, Any]]
@@ -55,15 +55,15 @@ class Counters:
 Item = Job | Segments | Counters
 
 
-def read_apart(backend: Any, path: str, heard: list[str]) -> Iterator[Item]:
-    """What a log holds: its head, then DXT, then counters. What the library complained about goes to ``heard``."""
-    with tempfile.TemporaryFile() as said:
+def read_apart(backend: Any, path: str, complaints: list[str]) -> Iterator[Item]:
+    """Yield the content of a log: its head, then DXT, then counters; append the library's ``complaints``."""
+    with tempfile.TemporaryFile() as stderr:
         receiver, sender = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads: the child touches nothing of theirs
             child = os.fork()
         if child == 0:
-            _child(backend, path, receiver, sender, said.fileno())
+            _child(backend, path, receiver, sender, stderr.fileno())
         os.close(sender)
         status = 0
         try:
@@ -71,10 +71,10 @@ def read_apart(backend: Any, path: str, heard: list[str]) -> Iterator[Item]:
                 yield from _received(stream)
         finally:
             _, status = os.waitpid(child, 0)
-            said.seek(0)
-            heard += [line.strip().rstrip(".") for line in said.read().decode(errors="replace").splitlines()]
+            stderr.seek(0)
+            complaints += [line.strip().rstrip(".") for line in stderr.read().decode(errors="replace").splitlines()]
         if status:
-            heard.append("PyDarshan crashed" if os.WIFSIGNALED(status) else "PyDarshan failed")
+            complaints.append("PyDarshan crashed" if os.WIFSIGNALED(status) else "PyDarshan failed")
 
 
 def _received(stream: BinaryIO) -> Iterator[Item]:
@@ -86,12 +86,12 @@ def _received(stream: BinaryIO) -> Iterator[Item]:
         yield item
 
 
-def _child(backend: Any, path: str, receiver: int, sender: int, said: int) -> None:
-    """Never returns."""
+def _child(backend: Any, path: str, receiver: int, sender: int, stderr: int) -> None:
+    """Send the items of a log, and end the process."""
     code = 1
     try:
         os.close(receiver)
-        os.dup2(said, 2)
+        os.dup2(stderr, 2)
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open(sender, "wb") as stream:
@@ -128,7 +128,7 @@ def _items(backend: Any, path: str) -> Iterator[Item]:
 
 @contextlib.contextmanager
 def _handle(backend: Any, path: str) -> Iterator[Any]:
-    """A handle for one module: one that goes back to an earlier module fails."""
+    """Open a log for one module: a handle that goes back to an earlier module fails."""
     log = backend.log_open(path)
     if not bool(log["handle"]):
         yield None

@@ -4,15 +4,14 @@
     {"name":"pread","cat":"POSIX","ph":"X","ts":us,"dur":us,"args":{"fhash":..,"ret":..,"offset":..}}   -> io
     {"name":"loop.iter","cat":"data_loader","ph":"X",...}   a function or a turn of a loop              -> spans
 
-What is known of the training loop (``loop``) becomes batches, phases and step marks. The page
-``docs/importers/dftracer.md`` says what cannot be known.
+``loop`` finds the training loop in them: batches, phases and step marks. The page ``docs/importers/dftracer.md`` says
+what cannot be known.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
-import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,26 +21,31 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import LONGEST_LINE_BYTES, parse_json
-from stashtrace.importers.context import BLOCKED_FROM, ImportContext, blocked_by_duration
+from stashtrace.importers.bounds import HIGHEST, LONGEST_LINE_BYTES, parse_json
+from stashtrace.importers.context import (
+    BLOCKED_FROM,
+    TRANSFERS,
+    Bools,
+    ImportContext,
+    Int64,
+    blocked_by_duration,
+    per_distinct,
+)
 from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 
-#: Lines are parsed in pieces of about this size.
-_PIECE_BYTES = 1 << 22
 #: ``trace-3-of-8.pfw``: rank 3 of 8, as DLIO names its files.
 _RANK_IN_NAME = re.compile(r"-(\d+)-of-(\d+)")
-#: Numbers from here on are damage; in microseconds, what fits 64 bits of nanoseconds.
-_HIGHEST = 1 << 62
-_LATEST_US = _HIGHEST // 1000
-#: Between two files of one hash.
+_LATEST_US = HIGHEST // 1000
+#: Between the names of two files with one hash.
 _EITHER = " or "
+_TRACERS = ("dftracer", "dlio_profiler")
 _SIGNATURE = re.compile(rb'"cat"\s*:\s*"(dftracer|dlio_profiler)"')
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether it is a trace of DFTracer or of the profiler it came from."""
+    """Return True for DFTracer and DLIO Profiler traces."""
     start = head.lstrip(b"\x00 \t\r\n")
     if not start.startswith((b"[", b"{")):
         return False
@@ -50,42 +54,38 @@ def sniff(head: bytes, path: Path) -> bool:
 
 def load(source: Source, context: ImportContext) -> None:
     """Read one file: its processes, their I/O calls and functions."""
-    events = _Events()
-    cut = events.read(source)
-    if not len(events.begin_us) and not events.counts:
-        reason = "is cut before its first event" if cut else "holds no event"
+    name, events = source.path.name, _Events()
+    for lines, too_long_count in source.lines(LONGEST_LINE_BYTES):
+        events.take(lines)
+        events.unreadable_count += too_long_count
+    cut = source.cut_reason
+    if not events.columns["pid"] and not events.counts:
+        reason = "holds no event" if cut is None else "is cut before its first event"
         raise ImporterError(f"{source.path} {reason}", hint="DFTracer writes its events when the process ends")
-    if cut:
-        context.lose("file_cut", advice=f"{source.path.name} ends early ({cut}); what came before is used")
-    if events.unreadable:
-        context.lose("lines_unreadable", events.unreadable, advice=f"{source.path.name}: lines that are not JSON")
-    if events.ambiguous:
-        context.lose(
-            "hashes_ambiguous",
-            events.ambiguous,
-            advice=f"{source.path.name}: a hash stands for two files; both are named",
-        )
-    if events.skipped:
-        context.lose("events_skipped", events.skipped, severity=Severity.INFO, advice="event types that have no place")
+    if cut is not None:
+        context.lose("file_cut", advice=f"{name} ends early ({cut}); what came before is used")
+    if events.unreadable_count:
+        context.lose("lines_unreadable", events.unreadable_count, advice=f"{name}: lines that are not JSON")
+    if events.ambiguous_count:
+        advice = f"{name}: a hash stands for two files; both are named"
+        context.lose("hashes_ambiguous", events.ambiguous_count, advice=advice)
+    if events.skipped_count:
+        advice = "event types that have no place"
+        context.lose("events_skipped", events.skipped_count, severity=Severity.INFO, advice=advice)
     _place(events, source, context)
 
 
 #: ("FH", hash), ("HH", hash), ("SH", hash), or ("", text).
 _Named = tuple[str, Any]
+#: Columns of the calls as read; function and file are places in ``functions`` and ``files``.
+_COLUMNS = ("function", "begin_us", "length_us", "pid", "tid", "file", "offset", "result")
 
 
 @dataclass(slots=True)
 class _Events:
-    """Columns of one file; what repeats (names, hashes) is kept once and numbered."""
+    """Columns of one file. Repeated values (names, hashes) are kept once and numbered."""
 
-    begin_us: array[int] = field(default_factory=lambda: array("q"))
-    length_us: array[int] = field(default_factory=lambda: array("q"))
-    pid: array[int] = field(default_factory=lambda: array("q"))
-    tid: array[int] = field(default_factory=lambda: array("q"))
-    function: array[int] = field(default_factory=lambda: array("q"))
-    file: array[int] = field(default_factory=lambda: array("q"))
-    offset: array[int] = field(default_factory=lambda: array("q"))
-    result: array[int] = field(default_factory=lambda: array("q"))
+    columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in _COLUMNS})
     functions: dict[tuple[str, str], int] = field(default_factory=dict)
     files: dict[_Named, int] = field(default_factory=dict)
     texts: dict[_Named, str] = field(default_factory=dict)
@@ -95,27 +95,14 @@ class _Events:
     forks: dict[int, int] = field(default_factory=dict)
     #: Process -> name of a counter -> its times and values.
     counts: dict[int, dict[str, tuple[array[int], array[float]]]] = field(default_factory=dict)
-    unreadable: int = 0
-    skipped: int = 0
-    ambiguous: int = 0
+    unreadable_count: int = 0
+    skipped_count: int = 0
+    ambiguous_count: int = 0
 
-    def read(self, source: Source) -> str:
-        """Take every line; returns why the file ends early, empty if it does not."""
-        torn, cut = b"", ""
-        with source.open() as stream:
-            while True:
-                try:
-                    piece = stream.read1(_PIECE_BYTES)  # type: ignore[attr-defined]
-                except (EOFError, OSError, zlib.error) as error:
-                    cut, piece = str(error), b""
-                *lines, torn = (torn + piece).split(b"\n")
-                if len(torn) > LONGEST_LINE_BYTES:  # no event is so long: what begins here is none
-                    self.unreadable += 1
-                    torn = b""
-                for event in self._parsed(lines if piece else [*lines, torn]):
-                    self._take(event)
-                if not piece:
-                    return cut
+    def take(self, lines: list[bytes]) -> None:
+        """Add the events of some lines."""
+        for event in self._parsed(lines):
+            self._take(event)
 
     def _parsed(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
         texts = [text for line in lines if (text := line.strip(b"\x00 \t\r\n,")).startswith(b"{")]
@@ -129,7 +116,7 @@ class _Events:
             try:
                 event = parse_json(text)
             except ValueError:
-                self.unreadable += 1
+                self.unreadable_count += 1
             else:
                 yield event
 
@@ -143,9 +130,9 @@ class _Events:
             elif kind == "C":
                 self._count(event)
             else:
-                self.skipped += 1
+                self.skipped_count += 1
         except (KeyError, TypeError, ValueError, OverflowError):
-            self.unreadable += 1
+            self.unreadable_count += 1
 
     def _call(self, event: dict[str, Any]) -> None:
         name, category, args = str(event["name"]), str(event["cat"]), event.get("args") or {}
@@ -154,7 +141,7 @@ class _Events:
         pid, tid, begin, length = int(event["pid"]), int(event["tid"]), int(event["ts"]), int(event.get("dur", 0))
         if "hhash" in args or "hostname" in args:
             self.host_of.setdefault(pid, ("HH", args["hhash"]) if "hhash" in args else ("", args["hostname"]))
-        if category in ("dftracer", "dlio_profiler"):
+        if category in _TRACERS:
             if name == "start":
                 self.started.setdefault(pid, args)
             return
@@ -167,14 +154,11 @@ class _Events:
                 result = result * int(args.get("size", 1)) if name in MOVES_BYTES else 0
         elif name in ("fork", "vfork", "clone") and int(args.get("ret") or 0) > 0:
             self.forks[int(args["ret"])] = pid
-        if not 0 <= begin < _LATEST_US > length or max(pid, tid, offset, result) >= _HIGHEST or min(pid, tid) < 0:
+        if not 0 <= begin < _LATEST_US > length or max(pid, tid, offset, result) >= HIGHEST or min(pid, tid) < 0:
             raise ValueError("a number that no call has")
-        self.function.append(self.functions.setdefault((category, name), len(self.functions)))
-        for column, value in zip(
-            (self.begin_us, self.length_us, self.pid, self.tid, self.file, self.offset, self.result),
-            (begin, max(length, 0), pid, tid, file, max(offset, -1), max(result, -1)),
-            strict=True,
-        ):
+        function = self.functions.setdefault((category, name), len(self.functions))
+        values = (function, begin, max(length, 0), pid, tid, file, max(offset, -1), max(result, -1))
+        for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
 
     def _definition(self, event: dict[str, Any]) -> None:
@@ -186,15 +170,15 @@ class _Events:
             known = self.texts.setdefault(key, text)
             if text not in known.split(_EITHER):  # early versions hash to 16 bits
                 self.texts[key] = known + _EITHER + text
-                self.ambiguous += 1
+                self.ambiguous_count += 1
 
     def text(self, key: _Named) -> str:
-        """What a key stands for: itself in older traces, its definition, or nothing."""
+        """Return the text of a key: the key itself in older traces, its definition, or an empty text."""
         return str(key[1]) if not key[0] else self.texts.get(key, "")
 
     def _count(self, event: dict[str, Any]) -> None:
         pid, when_us, args = int(event["pid"]), int(event["ts"]), event.get("args") or {}
-        if not isinstance(args, dict) or not 0 <= when_us < _LATEST_US or not 0 <= pid < _HIGHEST:
+        if not isinstance(args, dict) or not 0 <= when_us < _LATEST_US or not 0 <= pid < HIGHEST:
             raise ValueError("a number that no counter has")
         for key, value in args.items():
             if isinstance(value, int | float) and key != "hhash":
@@ -206,23 +190,22 @@ class _Events:
 
 
 def _signed(number: int) -> int:
-    """What a program meant that wrote -1 as a number without a sign."""
+    """Undo the conversion of -1 to an unsigned number."""
     return number - (1 << 64) if 1 << 63 <= number < 1 << 64 else number
 
 
 def _place(events: _Events, source: Source, context: ImportContext) -> None:
-    """Rows of one file, process by process."""
+    """Add the rows of one file, process by process."""
     names = list(events.functions)
     codes = context.codes([name for _, name in names])
     paths = context.codes([events.text(key) for key in events.files])
     if unknown := sum(1 for key in events.files if key[0] and not events.text(key)):
         context.lose("paths_unknown", unknown, advice=f"{source.path.name}: hashes of files without their text")
-    columns = {n: np.array(getattr(events, n)) for n in ("begin_us", "length_us", "pid", "tid", "function", "file")}
-    columns |= {"offset": np.array(events.offset), "result": np.array(events.result)}
-    calls = np.array([is_io(category, name) for category, name in names], dtype=bool)
+    columns = {name: np.array(values) for name, values in events.columns.items()}
+    is_call = np.array([is_io(category, name) for category, name in names], dtype=bool)
+    is_span = ~is_call & ~np.array([has_own_rows(category, name) for category, name in names], dtype=bool)
     ops = np.array([IO_OPS.get(name, 0) for _, name in names], dtype=np.int64)
-    stdio = np.array([category in STDIO_CATEGORIES for category, _ in names], dtype=bool)
-    elsewhere = np.array([has_own_rows(category, name) for category, name in names], dtype=bool)
+    is_stdio = np.array([category == _STDIO for category, _ in names], dtype=bool)
     pids = list(dict.fromkeys([*columns["pid"].tolist(), *events.counts]))
     for pid in pids:
         own = {name: column[columns["pid"] == pid] for name, column in columns.items()}
@@ -232,19 +215,19 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
         for tid in tracks:
             if not (name := events.threads.get((pid, tid), "")).isdigit():
                 context.tracks.describe_thread(process_id, tid, name=name)
-        own["track_id"] = np.array([tracks[tid] for tid in own["tid"].tolist()], dtype=np.int64)
+        own["track_id"] = per_distinct(own["tid"], tracks.__getitem__)
         own["begin_ns"] = own["begin_us"] * 1000
         own["end_ns"] = own["begin_ns"] + own["length_us"] * 1000
-        is_call = calls[own["function"]]
-        _add_calls({n: c[is_call] for n, c in own.items()}, ops, stdio, paths, context)
-        rest = {n: c[~is_call & ~elsewhere[own["function"]]] for n, c in own.items()}
+        calls = {name: column[is_call[own["function"]]] for name, column in own.items()}
+        _add_calls(calls, ops, is_stdio, paths, context)
+        spans = {name: column[is_span[own["function"]]] for name, column in own.items()}
         context.add(
             "spans",
-            begin_ns=rest["begin_ns"],
-            end_ns=rest["end_ns"],
-            track_id=rest["track_id"],
+            begin_ns=spans["begin_ns"],
+            end_ns=spans["end_ns"],
+            track_id=spans["track_id"],
             kind_code=int(SpanKind.USER),
-            name_code=codes[rest["function"]],
+            name_code=codes[spans["function"]],
         )
         loop.place(context, process_id, tracks)
         for name, (times_us, values) in events.counts.get(pid, {}).items():
@@ -252,35 +235,33 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
             context.add("counters", ts_ns=np.array(times_us) * 1000, track_id=track, value=np.array(values))
 
 
-def _add_calls(own: dict[str, Any], ops: Any, stdio: Any, paths: Any, context: ImportContext) -> None:
-    result = np.maximum(own["result"], -1)
-    flags = np.where(stdio[own["function"]], int(IoFlag.STDIO), 0)
-    flags |= blocked_by_duration(own["length_us"] * 1000, result)
+def _add_calls(calls: dict[str, Int64], ops: Int64, is_stdio: Bools, paths: Int64, context: ImportContext) -> None:
+    flags = np.where(is_stdio[calls["function"]], int(IoFlag.STDIO), 0)
     context.add(
         "io",
-        begin_ns=own["begin_ns"],
-        end_ns=own["end_ns"],
-        track_id=own["track_id"],
-        path_code=paths[own["file"]] if len(paths) else 0,
-        op_code=ops[own["function"]],
-        io_flags=flags,
-        offset_bytes=own["offset"],
-        result_bytes=result,
+        begin_ns=calls["begin_ns"],
+        end_ns=calls["end_ns"],
+        track_id=calls["track_id"],
+        path_code=paths[calls["file"]] if len(paths) else 0,
+        op_code=ops[calls["function"]],
+        io_flags=flags | blocked_by_duration(calls["length_us"] * 1000, calls["result"]),
+        offset_bytes=calls["offset"],
+        result_bytes=calls["result"],
     )
 
 
 def _process(events: _Events, pid: int, loop: Loop, source: Source, context: ImportContext) -> int:
-    """Who the process is: by the file's name, else numbered if it trains; a worker by who forked it."""
+    """Add a process. Its rank is that of the file's name, else the next if it trains; a worker has its parent's."""
     host = events.text(events.host_of.get(pid, ("", "")))
     start = events.started.get(pid, {})
-    named = _RANK_IN_NAME.search(source.path.name)
+    in_name = _RANK_IN_NAME.search(source.path.name)
     parent_pid = events.forks.get(pid, int(start.get("ppid") or 0))
     family = [i for i, p in enumerate(context.processes) if parent_pid and (p.host, p.pid) == (host, parent_pid)]
     parent = family[0] if family else -1
     rank = world = -1
     role, source_of_rank = ProcessRole.RANK, ""
-    if named and int(named[1]) < int(named[2]):
-        rank, world, source_of_rank = int(named[1]), int(named[2]), "file name"
+    if in_name and int(in_name[1]) < int(in_name[2]):
+        rank, world, source_of_rank = int(in_name[1]), int(in_name[2]), "file name"
         role = ProcessRole.WORKER if loop.loads else role
     elif parent >= 0 and not loop.trains:
         rank, role = context.processes[parent].rank, ProcessRole.WORKER
@@ -300,10 +281,9 @@ def _process(events: _Events, pid: int, loop: Loop, source: Source, context: Imp
     return process_id
 
 
-# Which of DFTracer's calls are I/O, and which operation each is.
+# DFTracer's I/O calls and their operations.
 
-STDIO_CATEGORIES = frozenset(("STDIO",))
-_CATEGORIES = STDIO_CATEGORIES | {"POSIX"}
+_STDIO = "STDIO"
 
 _FAMILIES: dict[IoOp, str] = {
     IoOp.READ: "read",
@@ -340,25 +320,9 @@ _FAMILIES: dict[IoOp, str] = {
 #: Name of the call -> IoOp.
 IO_OPS: dict[str, int] = {name: int(op) for op, names in _FAMILIES.items() for name in names.split()}
 #: Calls whose result is a number of bytes, or of items of ``size`` bytes.
-MOVES_BYTES = frozenset(
-    name
-    for op in (
-        IoOp.READ,
-        IoOp.WRITE,
-        IoOp.PREAD,
-        IoOp.PWRITE,
-        IoOp.READV,
-        IoOp.WRITEV,
-        IoOp.PREADV,
-        IoOp.PWRITEV,
-        IoOp.SENDFILE,
-        IoOp.FREAD,
-        IoOp.FWRITE,
-    )
-    for name in _FAMILIES[op].split()
-)
+MOVES_BYTES = frozenset(name for op in (*TRANSFERS, IoOp.FREAD, IoOp.FWRITE) for name in _FAMILIES[op].split())
 
 
 def is_io(category: str, name: str) -> bool:
-    """Whether the call has a row in ``io``; the others (fork, fcntl, access, ...) are spans."""
-    return category in _CATEGORIES and name in IO_OPS
+    """Return True for calls that are rows of ``io``; the others (fork, fcntl, access, ...) are spans."""
+    return category in ("POSIX", _STDIO) and name in IO_OPS

@@ -21,18 +21,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.importers.context import ImportContext
+from stashtrace.groupby import GroupBy
+from stashtrace.importers.context import Bools, ImportContext, Int64, per_distinct, stretches
 from stashtrace.schema.kinds import BatchPhase, Phase, SpanKind
 
-Int64 = npt.NDArray[np.int64]
+#: Columns of events of one role, in the order of their begins: begin_ns, end_ns, tid.
+_Rows = dict[str, Int64]
 
 _LOADERS = ("data_loader", "dataloader")
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
-#: ``worker_id`` of batches.
+#: ``worker_id`` of batches: made by the main process, or by a worker that the file does not show.
 _MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
-#: Fact of a process whose compute is a sleep in its place: name of the function.
+#: Fact of a process that sleeps instead of computing: name of the function.
 EMULATED = "emulated_compute"
 #: Items less than this apart belong to one batch where no turn of the loop tells.
 _ITEM_GAP_NS = 20_000_000
@@ -40,17 +41,17 @@ _ITEM_GAP_NS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """Events of one process by what their names say, ordered by begin: columns begin_ns, end_ns, tid.
+    """Events of one process by their role in the loop.
 
     ``emulated`` names the function of a benchmark that sleeps for as long as a model would compute, empty if none.
     """
 
-    rows: Mapping[str, dict[str, Int64]]
+    rows: Mapping[str, _Rows]
     emulated: str = ""
 
     @classmethod
     def of(cls, own: Mapping[str, Int64], names: Sequence[tuple[str, str]]) -> Functions:
-        """Sort the events of a process by role; ``own`` has begin_us, length_us, tid, function."""
+        """Group the events of a process by role; ``own`` has begin_us, length_us, tid, function."""
         roles = np.array([_ROLE_NUMBERS[_role(category, name)] for category, name in names], dtype=np.int64)
         role = roles[own["function"]] if len(names) else np.empty(0, dtype=np.int64)
         rows = {}
@@ -59,25 +60,21 @@ class Functions:
                 at = np.flatnonzero(role == number)
                 at = at[np.argsort(own["begin_us"][at], kind="stable")]
                 begin = own["begin_us"][at] * 1000
-                rows[name] = {
-                    "begin_ns": begin,
-                    "end_ns": begin + own["length_us"][at] * 1000,
-                    "tid": own["tid"][at],
-                }
+                rows[name] = {"begin_ns": begin, "end_ns": begin + own["length_us"][at] * 1000, "tid": own["tid"][at]}
         used = {names[n] for n in np.unique(own["function"]).tolist()}
         benchmark = any(category.lower() == "dlio_benchmark" for category, _ in used)
         sleeps = sorted(n for c, n in used if _role(c, n) == "compute" and (benchmark or c.lower() == "ai_framework"))
         return cls(rows, sleeps[0] if sleeps else "")
 
-    def __getitem__(self, role: str) -> dict[str, Int64]:
+    def __getitem__(self, role: str) -> _Rows:
         return self.rows[role]
 
     def count(self, role: str) -> int:
-        """Events of this role."""
+        """Return the number of events of this role."""
         return len(self.rows[role]["begin_ns"])
 
 
-#: What an event can be to the loop; "" is nothing.
+#: Roles of events in the loop; "" is none.
 _ROLE_NUMBERS = {
     role: number
     for number, role in enumerate(
@@ -106,36 +103,35 @@ def _role(category: str, name: str) -> str:
 
 
 def has_own_rows(category: str, name: str) -> bool:
-    """Whether it becomes a batch, a mark or a phase, each of it, and so is no annotation."""
+    """Return True for functions whose every event becomes a batch, a mark or a phase, and so is no annotation."""
     return _role(category, name) in ("wait", "body", *_PHASES)
 
 
 @dataclass(slots=True)
 class Loop:
-    """Rows to add for one process, and what is to be said of them.
+    """Rows to add for one process, and facts about them.
 
     Attributes
     ----------
     trains : bool
-        It waits for batches, has the body of a loop, or computes.
+        The process waits for batches, has the body of a loop, or computes.
     loads : bool
-        It makes items and does not train: a worker of another process.
+        The process makes items and does not train: a worker of another process.
     """
 
     trains: bool = False
     loads: bool = False
     facts: dict[str, str] = field(default_factory=dict)
     batches: list[tuple[BatchPhase, dict[str, Any]]] = field(default_factory=list)
-    phases: list[tuple[Phase, dict[str, Int64]]] = field(default_factory=list)
-    marks: dict[str, Int64] = field(default_factory=dict)
+    phases: list[tuple[Phase, _Rows]] = field(default_factory=list)
+    marks: _Rows = field(default_factory=dict)
 
     def place(self, context: ImportContext, process_id: int, tracks: Mapping[int, int]) -> None:
         """Add the rows."""
 
         def placed(rows: Mapping[str, Any]) -> dict[str, Any]:
-            tids = rows["tid"].tolist()
             rest = {name: column for name, column in rows.items() if name != "tid"}
-            return {**rest, "track_id": np.array([tracks[tid] for tid in tids], dtype=np.int64)}
+            return {**rest, "track_id": per_distinct(rows["tid"], tracks.__getitem__)}
 
         for batch_phase, rows in self.batches:
             context.add("batches", process_id=process_id, phase_code=int(batch_phase), **placed(rows))
@@ -173,106 +169,99 @@ def loop_of(functions: Functions) -> Loop:
     return loop
 
 
-def _batches(loop: Loop, functions: Functions, waits: dict[str, Int64]) -> None:
-    """Waits with the items made inside them; items of a turn that was not recorded make a wait of their own."""
+def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
+    """Add waits with the items made inside them; items of a turn that was not recorded make a wait of their own."""
     items = functions["item"]
     leads = next((functions[r]["tid"] for r in ("compute", *_PHASES, "body") if functions.count(r)), waits["tid"])
     main = (waits["tid"] if len(waits["tid"]) else leads)[0]
     turns = next((functions.count(r) for r in ("compute", "step", "body") if functions.count(r)), len(waits["tid"]))
-    _made_by_workers(loop, {name: column[items["tid"] != main] for name, column in items.items()}, turns)
-    items = {name: column[items["tid"] == main] for name, column in items.items()}
-    at = np.searchsorted(waits["begin_ns"], items["begin_ns"], side="right") - 1
-    inside = at >= 0
-    inside[inside] = items["end_ns"][inside] <= waits["end_ns"][at[inside]]
-    lone = {name: column[~inside] for name, column in items.items()}
-    hulls = _hulls(lone, functions["compute"]["begin_ns"])
+    _made_by_workers(loop, _where(items, items["tid"] != main), turns)
+    items = _where(items, items["tid"] == main)
+    wait = _containing(items, waits)
+    hulls = _hulls(_where(items, wait < 0), functions["compute"]["begin_ns"])
     if len(hulls["begin_ns"]):
         loop.facts["waits_from_items"] = str(len(hulls["begin_ns"]))
-    begin = np.concatenate([waits["begin_ns"], hulls["begin_ns"]])
-    order = np.argsort(begin, kind="stable")
+    rows = {name: np.concatenate([waits[name], hulls[name]]) for name in waits}
+    order = np.argsort(rows["begin_ns"], kind="stable")
     index = np.empty(len(order), dtype=np.int64)
     index[order] = np.arange(len(order))
-    end = np.concatenate([waits["end_ns"], hulls["end_ns"]])
-    tid = np.concatenate([waits["tid"], hulls["tid"]])
-    # What the main thread itself makes inside a wait: from the first item to the last.
-    made, first = np.unique(at[inside], return_index=True)
-    last = np.append(first[1:], inside.sum())[: len(first)] - 1
-    worker = np.full(len(begin), _UNSEEN_WORKER)
-    worker[made], worker[len(waits["begin_ns"]) :] = _MAIN_PROCESS, _MAIN_PROCESS
-    loop.batches.append(
-        (
-            BatchPhase.WAIT,
-            {"begin_ns": begin, "end_ns": end, "tid": tid, "batch_index": index, "worker_id": worker},
-        )
-    )
-    own = {name: column[inside] for name, column in items.items()}
-    made_begin = np.concatenate([own["begin_ns"][first], hulls["begin_ns"]])
-    made_end = np.concatenate([own["end_ns"][last], hulls["end_ns"]])
-    fetched = np.concatenate([index[made], index[len(waits["begin_ns"]) :]])
-    if len(made_begin):
-        rows = {"begin_ns": made_begin, "end_ns": made_end, "batch_index": fetched}
-        rows["worker_id"] = np.full(len(made_begin), _MAIN_PROCESS)
-        loop.batches.append((BatchPhase.FETCH, {**rows, "tid": np.full(len(made_begin), main)}))
+    # The main thread makes a batch inside its wait: from the first item to the last.
+    own = _where(items, wait >= 0)
+    by_wait = GroupBy(wait[wait >= 0])
+    fetched = np.append(by_wait.values, np.arange(len(waits["tid"]), len(order)))
+    worker = np.full(len(order), _UNSEEN_WORKER)
+    worker[fetched] = _MAIN_PROCESS
+    loop.batches.append((BatchPhase.WAIT, {**rows, "batch_index": index, "worker_id": worker}))
+    if len(fetched):
+        made = {
+            "begin_ns": np.concatenate([own["begin_ns"][by_wait.first], hulls["begin_ns"]]),
+            "end_ns": np.concatenate([own["end_ns"][by_wait.last], hulls["end_ns"]]),
+            "batch_index": index[fetched],
+            "worker_id": np.full(len(fetched), _MAIN_PROCESS),
+            "tid": np.full(len(fetched), main),
+        }
+        loop.batches.append((BatchPhase.FETCH, made))
 
 
-def _made_by_workers(loop: Loop, items: dict[str, Int64], turns: int) -> None:
-    """What threads beside the loop's, or a process that has no loop, made.
+def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
+    """Add the batches made by threads beside the loop's, or by a process without a loop.
 
-    Where there are k items to each turn of the loop, and of each thread a multiple of k, a batch is k items; else it is
-    taken to end where its thread pauses. Which turn got which batch is not told.
+    If the loop's turns divide the items into k each, and every thread made a multiple of k, a batch is k items; else
+    a batch ends where its thread pauses. The file does not tell which turn got which batch.
     """
-    of_threads = [items["tid"] == tid for tid in np.unique(items["tid"]).tolist()]
-    outer = [_outermost({name: column[own] for name, column in items.items()}) for own in of_threads]
-    counts = [len(own["begin_ns"]) for own in outer]
+    threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
+    counts = [len(own["begin_ns"]) for own in threads]
     count = sum(counts)
     size = count // turns if turns and count % turns == 0 else 0
-    if size and any(many % size for many in counts):
+    if size and any(of_thread % size for of_thread in counts):
         size = 0
-    for worker, own in enumerate(outer):
+    for worker, own in enumerate(threads):
         if size:
-            made = {
-                "begin_ns": own["begin_ns"][::size],
-                "end_ns": np.maximum.reduceat(own["end_ns"], np.arange(0, len(own["end_ns"]), size)),
-            }
+            by_batch = np.arange(len(own["end_ns"])) // size
+            made = {"begin_ns": own["begin_ns"][::size], "end_ns": GroupBy(by_batch).max(own["end_ns"])}
         else:
-            hulls = _hulls(own, np.empty(0, dtype=np.int64))
-            made = {"begin_ns": hulls["begin_ns"], "end_ns": hulls["end_ns"]}
-        many = len(made["begin_ns"])
-        nobody, who = np.full(many, -1), np.full(many, worker)
-        rows = {**made, "batch_index": nobody, "worker_id": who, "tid": np.full(many, own["tid"][0])}
+            made = _hulls(own, np.empty(0, dtype=np.int64))
+        made_count = len(made["begin_ns"])
+        unknown, maker = np.full(made_count, -1), np.full(made_count, worker)
+        rows = {**made, "batch_index": unknown, "worker_id": maker, "tid": np.full(made_count, own["tid"][0])}
         loop.batches.append((BatchPhase.FETCH, rows))
     if count:
         loop.facts["batches_of_workers"] = f"{size} items each" if size else "by pauses between items"
 
 
-def _hulls(items: dict[str, Int64], computes: Int64) -> dict[str, Int64]:
-    """One row per run of items with no long pause and no begin of a compute between them."""
-    begin, end = items["begin_ns"], items["end_ns"]
-    if not len(begin):
-        return items
-    turn = np.searchsorted(computes, begin)
-    latest = np.maximum.accumulate(end)
-    starts = np.append(True, (turn[1:] != turn[:-1]) | (begin[1:] - latest[:-1] > _ITEM_GAP_NS))
-    first = np.flatnonzero(starts)
-    last = np.append(first[1:], len(begin)) - 1
-    return {"begin_ns": begin[first], "end_ns": latest[last], "tid": items["tid"][first]}
+def _where(rows: _Rows, chosen: Bools) -> _Rows:
+    """Return the chosen rows."""
+    return {name: column[chosen] for name, column in rows.items()}
 
 
-def _outermost(rows: dict[str, Int64]) -> dict[str, Int64]:
-    """Rows that no earlier row of the same thread contains."""
+def _containing(rows: _Rows, outer: _Rows) -> Int64:
+    """Return the place of the last row of ``outer`` that began before each row, if it contains it; else -1."""
+    at = np.searchsorted(outer["begin_ns"], rows["begin_ns"], side="right") - 1
+    is_inside = at >= 0
+    is_inside[is_inside] = rows["end_ns"][is_inside] <= outer["end_ns"][at[is_inside]]
+    return np.where(is_inside, at, -1)
+
+
+def _hulls(items: _Rows, computes: Int64) -> _Rows:
+    """Return one row per run of items with no long pause and no begin of a compute between them."""
+    turn = np.searchsorted(computes, items["begin_ns"])
+    first, end = stretches(items["begin_ns"], items["end_ns"], _ITEM_GAP_NS, turn[1:] != turn[:-1])
+    return {"begin_ns": items["begin_ns"][first], "end_ns": end, "tid": items["tid"][first]}
+
+
+def _outermost(rows: _Rows) -> _Rows:
+    """Return the rows that no earlier row of the same thread contains."""
     if not len(rows["begin_ns"]):
         return rows
-    reach = np.append(np.int64(-1), np.maximum.accumulate(rows["end_ns"])[:-1])
-    return {name: column[rows["end_ns"] > reach] for name, column in rows.items()}
+    latest = np.append(np.int64(-1), np.maximum.accumulate(rows["end_ns"])[:-1])
+    return _where(rows, rows["end_ns"] > latest)
 
 
-def _marks(loop: Loop, bodies: dict[str, Int64], computes: dict[str, Int64]) -> None:
-    """A step ends where the body of its turn ends; without one, where its compute ends."""
-    at = np.searchsorted(bodies["begin_ns"], computes["begin_ns"], side="right") - 1
-    held = at >= 0
-    held[held] = computes["end_ns"][held] <= bodies["end_ns"][at[held]]
-    ends = np.concatenate([bodies["end_ns"], computes["end_ns"][~held]])
-    tids = np.concatenate([bodies["tid"], computes["tid"][~held]])
+def _marks(loop: Loop, bodies: _Rows, computes: _Rows) -> None:
+    """Add the ends of steps: where the body of a turn ends; without one, where its compute ends."""
+    lone = _where(computes, _containing(computes, bodies) < 0)
+    ends = np.concatenate([bodies["end_ns"], lone["end_ns"]])
+    tids = np.concatenate([bodies["tid"], lone["tid"]])
     order = np.argsort(ends, kind="stable")
     if len(ends):
         loop.marks = {"begin_ns": ends[order], "end_ns": ends[order], "tid": tids[order]}

@@ -1,8 +1,8 @@
 """Imports dumps of torch's Flight Recorder: the last collectives that one rank called, and which never ended.
 
-``torch._C._distributed_c10d._dump_nccl_trace`` and ``_dump_fr_trace`` give pickles, their ``_json`` forms JSON; a job
-that hangs writes one file a rank, whose name ends in the rank. Times are the host's wall clock: calls are exact, ends
-are when a polling thread noticed them.
+``torch._C._distributed_c10d._dump_nccl_trace`` and ``_dump_fr_trace`` give pickles, their ``_json`` forms JSON. A job
+that hangs writes one file per rank, whose name ends in the rank. Times are of the host's wall clock: calls are exact,
+ends are late, because a polling thread notices them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, parse_json, parse_next
-from stashtrace.importers.collective_names import collective_op, lane_hash
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.bounds import HIGHEST, integer_or, parse_json, parse_next
+from stashtrace.importers.collective_names import collective_op, element_bytes, lane_hash
+from stashtrace.importers.context import ImportContext, Int64
 from stashtrace.importers.flight_recorder.pickle import read_pickle
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, Severity
@@ -30,37 +30,16 @@ from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock,
 _LARGEST_BYTES = 256 << 20
 _NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _TRAILING_NUMBER = re.compile(r"(\d+)$")
-_ITEM_BYTES = {
-    "Byte": 1,
-    "Char": 1,
-    "Bool": 1,
-    "Short": 2,
-    "Half": 2,
-    "BFloat16": 2,
-    "Int": 4,
-    "Float": 4,
-    "Long": 8,
-    "Double": 8,
-    "ComplexHalf": 4,
-    "ComplexFloat": 8,
-    "ComplexDouble": 16,
-    "UInt16": 2,
-    "UInt32": 4,
-    "UInt64": 8,
-    "QInt8": 1,
-    "QUInt8": 1,
-    "QInt32": 4,
-}
-#: A damaged or hostile dump may name any number of tensors.
+#: Tensors of one operation that are read; a damaged or hostile dump may name any number.
 _MOST_TENSORS = 4096
 _MOST_RANKS = 1 << 20
 _KNOWN_MAJORS = ("1.", "2.")
-#: Unfinished operations that are told one by one.
-_TOLD = 8
+#: Unfinished operations that are reported one by one.
+_REPORTED_COUNT = 8
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether this is a dump, as pickle or JSON."""
+    """Return True for dumps, as pickle or JSON."""
     if head[:1] == b"\x80":
         return b"pg_config" in head or (b"profiling_name" in head and b"time_created_ns" in head)
     start = head.lstrip()[:1] == b"{"
@@ -68,7 +47,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def load(source: Source, context: ImportContext) -> None:
-    """Read one rank's dump."""
+    """Read the dump of one rank."""
     name = source.path.name
     with source.open() as stream:
         data = stream.read(_LARGEST_BYTES + 1)
@@ -81,17 +60,17 @@ def load(source: Source, context: ImportContext) -> None:
         context.lose("file_cut", advice=f"{name} is cut: its last operations, or its groups, are missing")
     groups = _groups(dump)
     raw = dump.get("entries")
-    made = [_entry(each, groups) for each in (raw if isinstance(raw, list | tuple) else ())]
-    entries = [each for each in made if each is not None]
-    if len(entries) < len(made):
-        damaged = len(made) - len(entries)
+    parsed = [_entry(entry, groups) for entry in (raw if isinstance(raw, list | tuple) else ())]
+    entries = [entry for entry in parsed if entry is not None]
+    if len(entries) < len(parsed):
+        damaged = len(parsed) - len(entries)
         context.lose("damaged_entries", damaged, advice=f"{name} has entries without their main fields")
     if not entries and not groups:
         raise ImporterError(
             f"{source.path} holds no operation",
             hint="set TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE for an older torch, to 2000",
         )
-    _version(dump, name, context)
+    _record_version(dump, name, context)
     rank = _rank_of(source.path)
     world = next((g for g in groups.values() if g.description == "default_pg"), None)
     process = context.process(
@@ -104,19 +83,19 @@ def load(source: Source, context: ImportContext) -> None:
             severity=Severity.ERROR,
             advice=f"a dump does not say its rank: let the name of {name} end in it, such as nccl_trace_rank_3",
         )
-    add_entries(entries, groups, _status(dump), process, rank, context)
-    _tell(entries, groups, process, context)
+    add_entries(entries, groups, _status(dump), process, context)
+    _report(entries, groups, process, context)
 
 
 def _read_json(text: str) -> tuple[Any, bool]:
-    """The dump, and whether it was whole; of a cut one the entries before the cut."""
+    """Return the dump, and whether it is whole; of a cut one the entries before the cut."""
     try:
         return parse_json(text), True
     except ValueError:
         pass
     entries = []
-    found = re.search(r'"entries"\s*:\s*\[', text)
-    at = found.end() if found else len(text)
+    match = re.search(r'"entries"\s*:\s*\[', text)
+    at = match.end() if match else len(text)
     while at < len(text):
         at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\r\t"))
         try:
@@ -131,13 +110,13 @@ def _rank_of(path: Path) -> int:
     stem = path.name
     for suffix in (".gz", ".zst", ".json", ".pickle", ".pkl", ".pt", ".bin"):
         stem = stem.removesuffix(suffix)
-    found = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
-    return int(found[-1]) if found and len(found[-1]) < 10 else -1
+    numbers = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else -1
 
 
 def _groups(dump: Mapping[Any, Any]) -> dict[str, Group]:
-    """Groups by name, as ``pg_config`` describes them."""
-    found = {}
+    """Return the groups by name, as ``pg_config`` describes them."""
+    groups = {}
     config = dump.get("pg_config")
     for name, row in config.items() if isinstance(config, dict) else ():
         if not isinstance(row, dict):
@@ -145,19 +124,19 @@ def _groups(dump: Mapping[Any, Any]) -> dict[str, Group]:
         listed = re.findall(r"\d+", str(row.get("ranks", "")))[:_MOST_RANKS]
         members = tuple(map(int, listed)) if all(len(rank) < 7 for rank in listed) else ()
         if str(name) or members:
-            found[str(name)] = Group(str(name), str(row.get("desc", "")), members)
-    return found
+            groups[str(name)] = Group(str(name), str(row.get("desc", "")), members)
+    return groups
 
 
 def _status(dump: Mapping[Any, Any]) -> dict[str, Mapping[str, Any]]:
-    """What ``pg_status`` says, by ``pg_id``."""
+    """Return the rows of ``pg_status`` by ``pg_id``."""
     status = dump.get("pg_status")
     rows = status.items() if isinstance(status, dict) else ()
     return {str(key): row for key, row in rows if isinstance(row, dict)}
 
 
 def _entry(raw: Any, groups: dict[str, Group]) -> Entry | None:
-    """One operation; None if it lacks what it is or when it was called."""
+    """Return one operation, and note its group; None if its name or its call is missing."""
     if not isinstance(raw, dict):
         return None
     called, sequence = _number(raw, "time_created_ns"), _number(raw, "collective_seq_id", _number(raw, "seq_id"))
@@ -194,23 +173,22 @@ def _entry(raw: Any, groups: dict[str, Group]) -> Entry | None:
 
 
 def _number(raw: Mapping[Any, Any], key: str, default: int = -1) -> int:
-    value = raw.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else default
+    return integer_or(raw.get(key), default)
 
 
 def _peer(name: str) -> int:
-    """Peer of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, -1 of others."""
-    found = re.search(r"\d+\s*(?:->|<-)\s*(\d+)", name)
-    return int(found.group(1)) if found and len(found.group(1)) < 10 else -1
+    """Return the peer of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, -1 of others."""
+    match = re.search(r"\d+\s*(?:->|<-)\s*(\d+)", name)
+    return int(match.group(1)) if match and len(match.group(1)) < 10 else -1
 
 
 def _bytes_of(sizes: Any, types: Any) -> int:
-    """Bytes of the inputs; 0 if a type is not known."""
+    """Return the bytes of the inputs; 0 if a type is unknown."""
     if not isinstance(sizes, list | tuple) or not isinstance(types, list | tuple):
         return 0
     total = 0
     for shape, kind in zip(sizes[:_MOST_TENSORS], types[:_MOST_TENSORS], strict=False):
-        item = _ITEM_BYTES.get(str(kind), 1 if str(kind).startswith("Float8") else 0)
+        item = element_bytes(str(kind))
         if not item or not isinstance(shape, list | tuple) or not all(isinstance(s, int) for s in shape[:64]):
             return 0
         total += item * math.prod(shape[:64])
@@ -220,7 +198,7 @@ def _bytes_of(sizes: Any, types: Any) -> int:
 
 
 def _place(frames: Any) -> str:
-    """Innermost frame of the user's own code: ``function at file:line``."""
+    """Return the innermost frame of the user's own code as ``function at file:line``; empty if there is none."""
     for frame in frames if isinstance(frames, list | tuple) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
         if file and "/torch/" not in file and "??" not in file:
@@ -228,21 +206,18 @@ def _place(frames: Any) -> str:
     return ""
 
 
-def _version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None:
+def _record_version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None:
     version = str(dump.get("version", ""))
     context.say("flight_recorder.version", version or "unknown")
     library = dump.get("comm_lib_version", dump.get("nccl_version"))
     if isinstance(library, str) and library:
         context.say("flight_recorder.library", library)
     if version and not version.startswith(_KNOWN_MAJORS):
-        context.doubt(
-            "newer_schema",
-            f"{name} is of version {version}, newer than 2.x, the newest tested: fields may mean something else",
-        )
+        context.doubt_newer(f"{name} is of version {version}", "2.x")
 
 
-def _tell(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, context: ImportContext) -> None:
-    """Count what was overwritten; name what never ended."""
+def _report(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, context: ImportContext) -> None:
+    """Report operations that were overwritten, and those that never ended."""
     first = min((e.record for e in entries if e.record >= 0), default=0)
     if first > 0:
         context.lose(
@@ -252,17 +227,15 @@ def _tell(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, c
             severity=Severity.INFO,
             advice="the recorder keeps the last operations only: TORCH_FR_BUFFER_SIZE says how many",
         )
-    open_ones = [e for e in entries if not e.finished]
-    context.say("flight_recorder.unfinished", str(len(open_ones)), process)
-    for each in open_ones[:_TOLD]:
-        place = f", called in {each.place}" if each.place else ""
-        what = f"{each.op.name.lower()} {each.sequence} of {groups[each.group].title}{place}"
-        context.say("flight_recorder.unfinished_operation", what, process)
+    unfinished = [e for e in entries if not e.finished]
+    context.say("flight_recorder.unfinished", str(len(unfinished)), process)
+    for entry in unfinished[:_REPORTED_COUNT]:
+        place = f", called in {entry.place}" if entry.place else ""
+        operation = f"{entry.op.name.lower()} {entry.sequence} of {groups[entry.group].title}{place}"
+        context.say("flight_recorder.unfinished_operation", operation, process)
 
 
-# Rows of the tables from the entries of a Flight Recorder dump.
-
-Int64 = npt.NDArray[np.int64]
+# Rows of the tables from the entries of a dump.
 
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 #: ``collectives.status_code``: the end was seen late, or not at all.
@@ -271,7 +244,7 @@ _LATE, _UNSEEN = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: torch's name of it, what the script called it, global ranks in its order if they are known."""
+    """A process group: torch's name, the script's description, global ranks in group order (empty if unknown)."""
 
     name: str
     description: str
@@ -279,7 +252,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Name for people."""
         described = self.description if self.description not in ("", "undefined") else ""
         return described or f"group {self.name}"
 
@@ -311,7 +284,6 @@ def add_entries(
     groups: Mapping[str, Group],
     status: Mapping[str, Mapping[str, Any]],
     process: int,
-    rank: int,
     context: ImportContext,
 ) -> None:
     """Fill ``collectives``, ``groups`` and ``device_clocks``."""
@@ -319,8 +291,8 @@ def add_entries(
     lanes = _lanes(listed)
     hashes = {lane: _hash(lane, groups) for lane in lanes}
     for lane in dict.fromkeys(lanes):
-        mine = [e for e, other in zip(listed, lanes, strict=True) if other == lane]
-        _add_group(lane, mine, groups[lane[0]], hashes[lane], status, (process, rank), context)
+        of_lane = [e for e, value in zip(listed, lanes, strict=True) if value == lane]
+        _add_group(lane, of_lane, groups[lane[0]], hashes[lane], status, process, context)
     if not listed:
         return
     called = _column([e.called_ns for e in listed])
@@ -367,25 +339,29 @@ def _column(values: Sequence[int]) -> Int64:
     return np.array(values, dtype=np.int64)
 
 
-def _lanes(entries: Sequence[Entry]) -> list[tuple[str, str, int]]:
-    """(group, kind, part) of each entry: messages count on their own; parts of a coalesced call share a number."""
-    seen: dict[tuple[str, int], int] = {}
-    found = []
-    for each in entries:
-        if each.messages:
-            found.append((each.group, "messages", 0))
+#: What numbers operations together: (group, "messages" or "", part of a coalesced call).
+_Lane = tuple[str, str, int]
+
+
+def _lanes(entries: Sequence[Entry]) -> list[_Lane]:
+    """Return the lane of each entry: messages count on their own; parts of a coalesced call share a number."""
+    parts: Counter[tuple[str, int]] = Counter()
+    lanes = []
+    for entry in entries:
+        if entry.messages:
+            lanes.append((entry.group, "messages", 0))
             continue
-        part = seen.get((each.group, each.sequence), 0)
-        seen[each.group, each.sequence] = part + 1
-        found.append((each.group, "", part))
-    return found
+        key = (entry.group, entry.sequence)
+        lanes.append((entry.group, "", parts[key]))
+        parts[key] += 1
+    return lanes
 
 
-def _hash(lane: tuple[str, str, int], groups: Mapping[str, Group]) -> int:
+def _hash(lane: _Lane, groups: Mapping[str, Group]) -> int:
     return lane_hash("torch", lane[0], ",".join(map(str, groups[lane[0]].members)), *lane[1:])
 
 
-def _title(lane: tuple[str, str, int], groups: Mapping[str, Group]) -> str:
+def _title(lane: _Lane, groups: Mapping[str, Group]) -> str:
     title = groups[lane[0]].title
     if lane[1]:
         return f"{title} · {lane[1]}"
@@ -393,49 +369,45 @@ def _title(lane: tuple[str, str, int], groups: Mapping[str, Group]) -> str:
 
 
 def _add_group(
-    lane: tuple[str, str, int],
+    lane: _Lane,
     entries: Sequence[Entry],
     group: Group,
-    value: int,
+    group_hash: int,
     status: Mapping[str, Mapping[str, Any]],
-    own: tuple[int, int],
+    process: int,
     context: ImportContext,
 ) -> None:
-    process, rank = own
     backend = next((e.name.partition(":")[0] for e in entries if ":" in e.name), "")
     row = status.get(entries[0].group_number, {}) if entries else {}
     counted = str(row.get("last_enqueued_collective", ""))
-    context.add(
-        "groups",
-        process_id=process,
-        group_hash=np.array([value], dtype=np.uint64),
-        name_code=context.code(_title(lane, {lane[0]: group})),
-        backend_code=context.code(backend),
-        members_code=context.code(",".join(map(str, group.members))),
-        group_rank=group.members.index(rank) if rank in group.members else -1,
+    context.add_group(
+        process,
+        group_hash,
+        _title(lane, {lane[0]: group}),
+        backend=backend,
+        members=group.members,
+        locality="a dump does not say",
         group_size=len(group.members) or -1,
         observed_count=len(entries),
         backend_count=int(counted) if _COUNT.fullmatch(counted) and not lane[1] and not lane[2] else -1,
-        crosses_hosts=-1,
-        locality_code=context.code("a dump does not say"),
     )
 
 
 def _ends(entries: Sequence[Entry]) -> Int64:
-    """When each operation was seen to have ended; -1 if it never was.
+    """Return when each operation was seen to have ended; -1 if it never was.
 
-    Backends without events (gloo) tell that an operation ended, but not when. Its end is taken to be the next call on
-    the group, which is right for calls that wait, and the last stamp of the dump where there is no next one.
+    Backends without events (gloo) tell that an operation ended, but not when. Then its end is taken to be the next call
+    on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
     """
     latest = max(max(e.called_ns, e.started_ns, e.ended_ns) for e in entries)
     following: dict[str, int] = {}
     ends = []
-    for each in reversed(entries):
-        if each.ended_ns:
-            ends.append(max(each.ended_ns, each.started_ns, each.called_ns))
+    for entry in reversed(entries):
+        if entry.ended_ns:
+            ends.append(max(entry.ended_ns, entry.started_ns, entry.called_ns))
         else:
-            ends.append(following.get(each.group, latest) if each.finished else -1)
-        following[each.group] = each.called_ns
+            ends.append(following.get(entry.group, latest) if entry.finished else -1)
+        following[entry.group] = entry.called_ns
     return _column(ends[::-1])
 
 

@@ -1,8 +1,8 @@
-"""Reads pickles of plain data without ever running what is in them.
+"""Reads pickles of plain data without running code from them.
 
 A pickle is a program for a stack machine, and its ``GLOBAL`` and ``REDUCE`` instructions call whatever they name. The
-machine here has neither: it knows numbers, texts, lists, tuples and dicts. A file that asks for more is refused. One
-that is cut gives what was complete before the cut, which no unpickler of the standard library does.
+machine here has neither: it knows numbers, texts, lists, tuples and dicts, and a file that asks for more is refused.
+Unlike the unpicklers of the standard library, it returns what is complete before a cut.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -32,7 +32,7 @@ _NEW: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "E
 
 
 def read_pickle(data: bytes, name: str) -> tuple[Any, bool]:
-    """Value of a pickle, and whether it was whole.
+    """Return the value of a pickle, and whether the pickle is whole.
 
     Raises
     ------
@@ -51,9 +51,9 @@ def _run(machine: _Machine, data: bytes, name: str) -> tuple[Any, bool]:
             if number > MOST_INSTRUCTIONS:
                 raise OutOfBoundsError(name, f"has more than {MOST_INSTRUCTIONS} instructions")
             if opcode.name in _CALLS:
-                wanted = " ".join([opcode.name, str(argument or "")[:60]]).strip()
+                instruction = " ".join([opcode.name, str(argument or "")[:60]]).strip()
                 raise ImporterError(
-                    f"{name} asks to run code while it is read ({wanted})",
+                    f"{name} asks to run code while it is read ({instruction})",
                     hint="a dump of the Flight Recorder holds plain data only: do not open this file with pickle",
                 )
             machine.run(opcode.name, argument)
@@ -70,11 +70,11 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def top(self) -> Any:
-        """What the pickle holds, once it has ended."""
+        """Return the value of the pickle, once it has ended."""
         return self._stack[-1]
 
     def unwound(self, name: str) -> Any:
-        """What was complete before the cut, put into the containers that were still open."""
+        """Return what is complete before a cut, put into the containers that are still open."""
         while any(item is _MARK for item in self._stack):
             items = self._popped()
             holder = self._stack[-1] if self._stack else None
@@ -114,16 +114,16 @@ class _Machine:
         stack = self._stack
         if name == "APPENDS":
             items = self._popped()
-            _list(stack).extend(items)
+            _top(stack, list).extend(items)
         elif name == "SETITEMS":
             items = self._popped()
-            _set(_dict(stack), items)
+            _set(_top(stack, dict), items)
         elif name == "APPEND":
             item = stack.pop()
-            _list(stack).append(item)
+            _top(stack, list).append(item)
         elif name == "SETITEM":
             items = [stack.pop(-2), stack.pop()]
-            _set(_dict(stack), items)
+            _set(_top(stack, dict), items)
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
             count = int(name[-1])
             items = stack[-count:]
@@ -131,16 +131,16 @@ class _Machine:
             stack.append(tuple(items))
         elif name in ("TUPLE", "LIST", "DICT"):
             items = self._popped()
-            made: Any = tuple(items) if name == "TUPLE" else items
+            container: Any = tuple(items) if name == "TUPLE" else items
             if name == "DICT":
-                made = {}
-                _set(made, items)
-            stack.append(made)
+                container = {}
+                _set(container, items)
+            stack.append(container)
         else:
             raise ValueError(name)
 
     def _popped(self) -> list[Any]:
-        """Items above the uppermost mark, which goes with them."""
+        """Remove the uppermost mark and the items above it; return the items."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:  # an IndexError where there is none
             at -= 1
@@ -149,18 +149,11 @@ class _Machine:
         return items
 
 
-def _list(stack: list[Any]) -> list[Any]:
-    if not isinstance(stack[-1], list):
-        raise TypeError("no list")
-    found: list[Any] = stack[-1]
-    return found
-
-
-def _dict(stack: list[Any]) -> dict[Any, Any]:
-    if not isinstance(stack[-1], dict):
-        raise TypeError("no dict")
-    found: dict[Any, Any] = stack[-1]
-    return found
+def _top(stack: list[Any], kind: type) -> Any:
+    """Return the uppermost value; raise TypeError if it is of another kind."""
+    if not isinstance(stack[-1], kind):
+        raise TypeError(f"no {kind.__name__}")
+    return stack[-1]
 
 
 def _set(holder: dict[Any, Any], items: list[Any]) -> None:

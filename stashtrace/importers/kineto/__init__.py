@@ -1,10 +1,10 @@
 """Kineto: what torch.profiler writes (``export_chrome_trace``, ``tensorboard_trace_handler``), one file per rank.
 
-    traceEvents  --scanner-->  columns   kernels, copies, launches -> kernels, streams, devices   (kineto_device)
-                                         NCCL's kernels, record_param_comms -> collectives        (kineto_collectives)
-                                         ProfilerStep#N, Optimizer.step, DataLoader -> steps ...  (kineto_host)
+    traceEvents  --scanner-->  columns   kernels, copies, launches -> kernels, streams, devices   (device)
+                                         NCCL's kernels, record_param_comms -> collectives        (collectives)
+                                         ProfilerStep#N, Optimizer.step, DataLoader -> steps ...  (host)
 
-What is read and what cannot be known: ``docs/importers/kineto.md``.
+``docs/importers/kineto.md`` says what is read and what cannot be known.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,12 +20,12 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives, add_operators
 from stashtrace.importers.kineto.device import add_device_work
-from stashtrace.importers.kineto.events import FileRows, KinetoFile, is_rank, read, read_operators
+from stashtrace.importers.kineto.events import FileRows, KinetoFile, extent_of, is_rank, read, read_operators
 from stashtrace.importers.kineto.host import add_host_side
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import Severity
 
-#: Any of these in the beginning of a JSON file means that Kineto wrote it.
+#: Texts that only Kineto writes at the beginning of a JSON file; those from the fifth on are also in bare lists.
 _MARKS = (
     b'"schemaVersion"',
     b'"deviceProperties"',
@@ -40,18 +40,18 @@ _MARKS = (
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker[-_]?(\d+)", re.IGNORECASE)
 #: tensorboard_trace_handler: HOST_PID.MILLISECONDS.pt.trace.json
 _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
-#: What is said of a file, if it says so.
+#: Top-level values that become facts.
 _FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "cupti_version")
-#: Of ``schemaVersion``; nobody has raised it since it was introduced.
+#: Newest tested ``schemaVersion``; it has not been raised since it was introduced.
 _NEWEST_SCHEMA = 1
-#: Tables that say nothing alone.
+#: Tables that are of no use alone.
 _NO_WORK = ("names", "window", "ends")
-#: Before this, times do not count from 1970 but from the file's own base.
+#: Times before this count from the file's own base, not from 1970.
 _FIRST_ABSOLUTE_NS = 10**17
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether a file begins as one of Kineto's."""
+    """Return True for JSON that begins as Kineto writes it."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if start == b"{":
         return any(mark in head for mark in _MARKS) and b'"nodes"' not in head[:4096]
@@ -59,7 +59,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def load(source: Source, context: ImportContext) -> None:
-    """Read one file of one rank."""
+    """Read the file of one rank."""
     file = read(source)
     if not any(len(rows) for name, rows in file.rows.items() if name not in _NO_WORK):
         raise ImporterError(
@@ -69,30 +69,29 @@ def load(source: Source, context: ImportContext) -> None:
     process_id = _process(file, source.path.name, context)
     _refuse_twins(file, source, context, process_id)
     rows = FileRows(file, context, process_id)
-    _say_facts(file, context, process_id)
+    _record_facts(file, context, process_id)
     work = add_device_work(rows)
     steps = add_host_side(rows, work)
     add_collectives(rows, work, steps)
     if add_host_collectives(rows, steps) and not len(file.rows["kernels"]):
         add_operators(rows, read_operators(source, file.base_ns), steps)
-    _tell_losses(file, source.path.name, context, process_id)
+    _report_losses(file, source.path.name, context, process_id)
 
 
 def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
-    """The process of this file: rank by ``distributedInfo``, else by the file's name, else 0."""
-    info: dict[str, Any] = file.top.get("distributedInfo") or {}
+    """Return the process of this file: its rank is that of ``distributedInfo``, else of the file's name, else 0."""
+    info = file.distributed_info
     pid = _host_pid(file)
     in_name = _RANK_IN_NAME.search(name)
-    rank = _count(info.get("rank"))
-    rank_from = "file"
+    rank, rank_from = _rank_or_unknown(info.get("rank")), "file"
     if rank < 0:
-        rank, rank_from = (_count(int(in_name[1] or in_name[2])), "name") if in_name else (0, "assumed")
+        rank, rank_from = (_rank_or_unknown(int(in_name[1] or in_name[2])), "name") if in_name else (0, "assumed")
     host = _HOST_IN_NAME.match(name)
     process_id = context.process(
         pid=pid,
         rank=rank,
         host=host["host"] if host and int(host["pid"]) == pid else "",
-        world_size=_count(info.get("world_size")),
+        world_size=_rank_or_unknown(info.get("world_size")),
         rank_from=rank_from,
     )
     relative = file.base_ns is None and _is_relative(file)
@@ -100,17 +99,17 @@ def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
     return process_id
 
 
-def _count(value: object) -> int:
-    """A rank, or a number of them; -1 for what is none."""
-    return value if isinstance(value, int) and is_rank(value) else -1
+def _rank_or_unknown(value: Any) -> int:
+    """Return a rank, or a number of ranks; -1 for anything else."""
+    return value if is_rank(value) else -1
 
 
 def _refuse_twins(file: KinetoFile, source: Source, context: ImportContext, process_id: int) -> None:
-    """The same recording under two names would count everything twice; another cycle of the profiler is welcome."""
+    """Raise if another file of the load holds the same recording; another cycle of the profiler is welcome."""
     work = [r for name in ("kernels", "talks", "copies", "calls", "notes") if len(r := file.rows[name])]
     if not work:
         return
-    begin, end = min(int(r.begin_ns.min()) for r in work), max(int(r.end_ns.max()) for r in work)
+    begin, end = extent_of(work)
     for first, last, name in context.recordings.setdefault(process_id, []):
         if 2 * (min(end, last) - max(begin, first)) > min(end - begin, last - first):
             raise ImporterError(
@@ -125,7 +124,7 @@ def _is_relative(file: KinetoFile) -> bool:
 
 
 def _host_pid(file: KinetoFile) -> int:
-    """Process that most calls, operators and annotations came from."""
+    """Return the pid that most calls, operators and annotations came from; 0 if unknown."""
     pids = np.concatenate([file.rows[name].pid for name in ("calls", "notes", "comms", "gradients")])
     if not len(pids):
         return 0
@@ -133,21 +132,16 @@ def _host_pid(file: KinetoFile) -> int:
     return int(numbers[counts.argmax()])
 
 
-def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> None:
+def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> None:
     for key in _FACTS:
         if key in file.top:
             context.say(key, str(file.top[key]), process_id)
     context.say_once("not_recorded", "files, other processes, how batches are made")
-    info = file.top.get("distributedInfo") or {}
-    if "nccl_version" in info:
-        context.say("nccl_version", str(info["nccl_version"]), process_id)
+    if "nccl_version" in file.distributed_info:
+        context.say("nccl_version", str(file.distributed_info["nccl_version"]), process_id)
     version = file.top.get("schemaVersion")
     if isinstance(version, int) and version > _NEWEST_SCHEMA:
-        context.doubt(
-            "newer_schema",
-            f"schemaVersion {version} is newer than {_NEWEST_SCHEMA}, the newest tested: names may mean something else",
-            process_id,
-        )
+        context.doubt_newer(f"schemaVersion is {version}", str(_NEWEST_SCHEMA), "names", process_id)
     if _has_stacks(file):
         context.doubt(
             "python_stacks",
@@ -160,24 +154,25 @@ def _say_facts(file: KinetoFile, context: ImportContext, process_id: int) -> Non
 
 
 def _has_stacks(file: KinetoFile) -> bool:
-    """Whether each call of a Python function was recorded too."""
+    """Return True if the calls of Python functions were recorded too."""
     return bool(file.categories.get("python_function") or file.top.get("with_stack") in (1, True))
 
 
-def _tell_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:
-    """What the scanner met."""
+def _report_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:
+    """Report what the scanner left out."""
     counts = file.counts
     if counts["truncated"]:
-        # Kineto writes the host's events first, so that a cut takes the work on devices.
+        # Kineto writes the host's events first, so a cut removes the work on devices.
         advice = f"{name} ends early: what stands before is used; its compute may be waits that the cut took"
         context.lose("file_cut", process_id=process_id, advice=advice)
-    for key, what in (
-        ("damaged", "are no JSON and were left out"),
-        ("oversized", "are larger than 64 MiB and were left out"),
-        ("timeless", "have no time stamp and were left out"),
+    for key, fault in (
+        ("damaged", "are no JSON"),
+        ("oversized", "are larger than 64 MiB"),
+        ("timeless", "have no time stamp"),
     ):
         if counts[key]:
-            context.lose(f"{key}_events", counts[key], process_id=process_id, advice=f"events of {name} {what}")
+            advice = f"events of {name} {fault} and were left out"
+            context.lose(f"{key}_events", counts[key], process_id=process_id, advice=advice)
     if file.base_ns is None and _is_relative(file):
         context.lose(
             "time_base_unknown",

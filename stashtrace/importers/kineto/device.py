@@ -1,4 +1,4 @@
-"""What ran on the devices of a Kineto file, and who launched it."""
+"""Device work of a Kineto file, and the host calls that launched it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.kineto.events import ABSENT, EventRows, FileRows, Int64
+from stashtrace.importers.context import Int64
+from stashtrace.importers.kineto.events import EventRows, FileRows
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, Severity, StreamFlag
 
 _WORK = {
@@ -28,7 +29,7 @@ _DIRECTIONS = (
     ("devicetodevice", CopyDirection.DEVICE_TO_DEVICE),
     ("peer", CopyDirection.PEER),
 )
-#: Calls that block or allocate, by what their names begin with after cuda, cu or hip; the first fits.
+#: Calls that block or allocate, by the beginning of their names after cuda, cu or hip; the first that fits decides.
 _CALLS = (
     ("streamsynchronize", DeviceCall.STREAM_SYNCHRONIZE),
     ("devicesynchronize", DeviceCall.DEVICE_SYNCHRONIZE),
@@ -51,22 +52,19 @@ _CALLS = (
     ("libraryload", DeviceCall.MODULE_LOAD),
 )
 #: Copies that return when they are done.
-_BLOCKING_COPIES = (
-    "memcpy",
-    "memcpy2d",
-    "memcpytosymbol",
-    "memcpyfromsymbol",
-    "memcpywithstream",
-    "memcpydtoh",
-    "memcpyhtod",
+_BLOCKING_COPIES = frozenset(
+    ["memcpy", "memcpy2d", "memcpytosymbol", "memcpyfromsymbol", "memcpywithstream", "memcpydtoh", "memcpyhtod"]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The launching call of each row of a table of device work; -1 where none is in the file."""
+    """The launching call of each row of device work; -1 where it is not in the file.
 
-    row: Int64  # of the file's ``calls``
+    ``row`` is the call's place among the timed ``calls`` of the file, ``thread`` its track.
+    """
+
+    row: Int64
     launch_ns: Int64
     return_ns: Int64
     thread: Int64
@@ -74,7 +72,7 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Kernels that communicate, for the collectives, and where launches were seen."""
+    """Kernels that communicate, with their launches and stream tracks, and the threads of all launches."""
 
     talks: EventRows
     talk_launches: Launches
@@ -83,11 +81,10 @@ class DeviceRows:
 
 
 class _Calls:
-    """Runtime and driver calls of a file, found by correlation."""
+    """Runtime and driver calls of a file, by correlation."""
 
     def __init__(self, rows: FileRows) -> None:
-        calls = rows.file.rows["calls"]
-        self.rows = calls.take(calls.begin_ns != ABSENT)
+        self.rows = rows.file.rows["calls"].timed()
         self.track = rows.threads(self.rows.tid)
         correlation = self.rows.ints["correlation"]
         self._order = np.lexsort((self.rows.begin_ns, correlation))
@@ -95,7 +92,7 @@ class _Calls:
         self._begin = self.rows.begin_ns[self._order]
 
     def launches(self, work: EventRows) -> Launches:
-        """The last call before the work began that has its correlation."""
+        """Return for each row of work the last call with its correlation that began before it."""
         wanted = work.ints["correlation"]
         if not len(self._sorted) or not len(wanted):
             none = np.full(len(wanted), -1, dtype=np.int64)
@@ -103,7 +100,7 @@ class _Calls:
         first = np.searchsorted(self._sorted, wanted, side="left")
         after = np.where(wanted > 0, np.searchsorted(self._sorted, wanted, side="right"), first)
         hit = after > first
-        # Numbers are used again in long recordings: an earlier call of the same number may be the one.
+        # Long recordings reuse numbers: an earlier call with the same number may have launched the work.
         low, high = first + 1, after
         while (searched := np.flatnonzero(low < high)).size:
             middle = (low[searched] + high[searched]) // 2
@@ -140,14 +137,12 @@ def add_device_work(rows: FileRows) -> DeviceRows:
         threads.append(launches.thread[launches.thread >= 0])
         extra: dict[str, Any] = {}
         if table == "copies":
-            extra["copy_code"] = rows.coded(work.name, _direction)
-            is_pageable = rows.coded(work.name, lambda name: int("pageable" in name.lower())) == 1
+            extra["copy_code"] = rows.file.coded(work.name, _direction)
+            is_pageable = rows.file.matching(work.name, lambda name: "pageable" in name.lower())
             pageable.append(launches.row[is_pageable & (launches.row >= 0)])
-        if "bytes" in work.ints:
-            extra["size_bytes"] = np.maximum(work.ints["bytes"], 0)
-        node = work.ints.get("graph node id")
-        if node is not None:
-            extra["graph_key"] = np.maximum(node, 0)
+        for argument, column in (("bytes", "size_bytes"), ("graph node id", "graph_key")):
+            if argument in work.ints:
+                extra[column] = np.maximum(work.ints[argument], 0)
         rows.context.add(
             "kernels",
             begin_ns=work.begin_ns,
@@ -169,8 +164,8 @@ def add_device_work(rows: FileRows) -> DeviceRows:
             seen_streams[track] = (first, computes)
     _add_streams(rows, seen_streams)
     _add_devices(rows, {device for device, _ in seen_streams.values()})
-    _add_calls(rows, calls, np.concatenate(pageable) if pageable else np.empty(0, dtype=np.int64))
-    _tell(rows, timeless, orphans)
+    _add_calls(rows, calls, np.concatenate(pageable))
+    _report(rows, timeless, orphans)
     talks, launches, stream = kept["talks"]
     return DeviceRows(talks, launches, stream, np.concatenate(threads))
 
@@ -189,27 +184,24 @@ def _add_streams(rows: FileRows, seen: dict[int, tuple[int, bool]]) -> None:
 
 
 def _add_devices(rows: FileRows, used: set[int]) -> None:
-    """Devices that did something, with what the file says of them."""
-    listed = rows.file.top.get("deviceProperties") or rows.file.top.get("computeProperties") or []
-    known = {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
+    """Add the devices that did work, described as far as the file describes them."""
+    known = {d["id"]: d for d in rows.file.described_devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
     for index in sorted(used):
         device = known.get(index, {})
-        name = str(device.get("name", ""))
-        rows.context.add(
-            "devices",
-            process_id=rows.process_id,
-            device_index=index,
-            track_id=rows.context.tracks.device(rows.process_id, index, f"GPU {index}"),
-            name_code=rows.context.code(name),
-            memory_bytes=_whole(device.get("totalGlobalMem"), -1),
-            multiprocessors_count=_whole(device.get("numSms"), -1),
-            capability_code=10 * _whole(device.get("computeMajor"), 0) + _whole(device.get("computeMinor"), 0),
+        rows.context.add_device(
+            rows.process_id,
+            index,
+            f"GPU {index}",
+            name=str(device.get("name", "")),
+            memory_bytes=device.get("totalGlobalMem"),
+            multiprocessors_count=device.get("numSms"),
+            capability=(device.get("computeMajor"), device.get("computeMinor")),
         )
 
 
 def _add_calls(rows: FileRows, calls: _Calls, pageable: Int64) -> None:
-    """Calls that can leave a device without work; a copy from pageable memory returns when it is done."""
-    code = rows.coded(calls.rows.name, _call)
+    """Add the calls that can leave a device without work; a copy from pageable memory returns when it is done."""
+    code = rows.file.coded(calls.rows.name, _call)
     code[pageable] = int(DeviceCall.COPY)
     chosen = np.flatnonzero(code > 0)
     rows.context.add(
@@ -223,7 +215,7 @@ def _add_calls(rows: FileRows, calls: _Calls, pageable: Int64) -> None:
     )
 
 
-def _tell(rows: FileRows, timeless: int, orphans: int) -> None:
+def _report(rows: FileRows, timeless: int, orphans: int) -> None:
     if timeless:
         rows.context.lose(
             "kernels_without_times", timeless, process_id=rows.process_id, advice="their time stamp is 0 or missing"
@@ -254,7 +246,3 @@ def _call(name: str) -> int:
                 return 0
             return next((int(code) for mark, code in _CALLS if verb.startswith(mark)), 0)
     return 0
-
-
-def _whole(value: object, default: int) -> int:
-    return value if isinstance(value, int) and abs(value) < 1 << 62 else default

@@ -1,11 +1,11 @@
 """Imports reports of Nsight Systems that were exported to SQLite (``nsys export --type sqlite``).
 
-    CUPTI_ACTIVITY_KIND_*   kernels, device_calls, streams, devices         (nsys_device)
-    NVTX_EVENTS             spans, step marks, phases, waits for batches    (nsys_nvtx, nsys_payloads)
-    both                    collectives, groups                             (nsys_collectives)
-    OSRT_API                waits, io                                       (nsys_osrt)
+    CUPTI_ACTIVITY_KIND_*   kernels, device_calls, streams, devices         (device)
+    NVTX_EVENTS             spans, step marks, phases, waits for batches    (nvtx)
+    both                    collectives, groups                             (collectives)
+    OSRT_API                waits, io                                       (osrt)
 
-Versions of the schema differ in tables and columns; what is missing costs only what it held.
+Versions of the schema differ in tables and columns; a missing one costs only the rows it would hold.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,7 +26,7 @@ from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING
 
-#: Tables that are read, by how many rows they may have.
+#: Tables that are read.
 _READ = (
     device.KERNELS,
     device.COPIES,
@@ -37,27 +37,27 @@ _READ = (
     nvtx.EVENTS,
     osrt.CALLS,
 )
-#: Tables of measurements that would be of use and are not read.
-_LEFT = ("GPU_METRICS", "NET_NIC_METRIC", "CUDA_GPU_MEMORY_USAGE_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS")
-#: Major and minor number of the newest schema that the tests have.
+#: Tables with measurements that are not read, and are reported.
+_UNREAD = ("GPU_METRICS", "NET_NIC_METRIC", "CUDA_GPU_MEMORY_USAGE_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS")
+#: Major and minor number of the newest tested schema.
 _NEWEST_SCHEMA = (3, 25)
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Whether this is an SQLite file; whether it is of Nsight Systems stands further inside."""
+    """Return True for SQLite files; ``load`` finds out if it is an export of Nsight Systems."""
     return head.startswith(MAGIC)
 
 
 def load(source: Source, context: ImportContext) -> None:
     """Read one export."""
     with opened(source, _READ) as database:
-        there = [name for name in _READ if database.has(name)]
-        if not there and not database.has("TARGET_INFO_SESSION_START_TIME"):
+        present = [name for name in _READ if database.has(name)]
+        if not present and not database.has("TARGET_INFO_SESSION_START_TIME"):
             raise ImporterError(
                 f"{source.path} is an SQLite file, but no export of Nsight Systems",
                 hint="nsys export --type sqlite REPORT.nsys-rep",
             )
-        if not any(database.rows_count(table) for table in there):
+        if not any(database.rows_count(table) for table in present):
             raise ImporterError(
                 f"{source.path} holds no kernel, call or range",
                 hint="record with nsys profile --trace=cuda,nvtx,osrt, and export without --tables",
@@ -66,17 +66,17 @@ def load(source: Source, context: ImportContext) -> None:
         calls = device.read_calls(database, processes)
         work = device.add_work(database, calls, processes, context)
         device.add_calls(calls, processes, context)
-        ranges, told = nvtx.add_ranges(database, processes, context)
-        _whole_recording(work, processes, told, context)
+        ranges, with_steps = nvtx.add_ranges(database, processes, context)
+        _whole_recording(work, processes, with_steps, context)
         add_collectives(ranges, work, processes, source.path.name, context)
         osrt.add_library_calls(database, processes, context)
         _report(database, source.path.name, context)
 
 
-def _whole_recording(work: Work, processes: Processes, told: set[int], context: ImportContext) -> None:
-    """Step marks around all the work of each process whose ranges tell of no step."""
+def _whole_recording(work: Work, processes: Processes, with_steps: set[int], context: ImportContext) -> None:
+    """Add step marks around all the work of each process whose ranges name no step."""
     for process, extent in work.extents.items():
-        if process in told:
+        if process in with_steps:
             continue
         process_id = int(processes.ids[process])
         marks = np.array(extent, dtype=np.int64)
@@ -100,11 +100,7 @@ def _report(database: Database, name: str, context: ImportContext) -> None:
     context.say("nsys.schema", schema)
     numbers = re.match(r"(\d{1,6})\.(\d{1,6})", schema)
     if numbers and (int(numbers[1]), int(numbers[2])) > _NEWEST_SCHEMA:
-        tested = ".".join(map(str, _NEWEST_SCHEMA))
-        context.doubt(
-            "newer_schema",
-            f"{name} has schema {schema}, newer than {tested}, the newest tested: columns may mean something else",
-        )
-    left = [table for table in _LEFT if database.rows_count(table)]
-    if left:
-        context.say("nsys.not_read", ", ".join(left))
+        context.doubt_newer(f"{name} has schema {schema}", ".".join(map(str, _NEWEST_SCHEMA)), "columns")
+    unread = [table for table in _UNREAD if database.rows_count(table)]
+    if unread:
+        context.say("nsys.not_read", ", ".join(unread))

@@ -1,10 +1,10 @@
 """Collectives of an Nsight Systems export, from NCCL's ranges and kernels.
 
     ranges with a communicator    ncclGroupStart  ncclAllReduce  ncclGroupEnd[launch]      one row per call of NCCL
-    kernels alone                 one row per kernel; which processes belong together is told by common ends
+    kernels alone                 one row per kernel; common ends tell which processes belong together
 
-A recording begins at some time, not at some operation: of processes that share a clock, numbers are moved against each
-other until operations that belong together end together.
+A recording begins at some time, not at some operation. Therefore the numbers of processes that share a clock are
+shifted against each other until the parts of one operation end together.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.importers.collective_names import PER_PEER, algorithm_and_protocol, collective_op, lane_hash
-from stashtrace.importers.context import ImportContext
-from stashtrace.importers.nsys.database import Int64, Processes
+from stashtrace.importers.context import ImportContext, Int64
+from stashtrace.importers.nsys.database import Processes
 from stashtrace.importers.nsys.device import Work
 from stashtrace.importers.nsys.nvtx import CollectiveRanges
 from stashtrace.schema.kernel_names import is_nccl_kernel, plain_kernel_name
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
 
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
-#: Calls of NCCL that are collectives, by what their names hold.
+#: Parts of the names of NCCL's calls that are no collectives.
 _NO_OPERATIONS = ("Group", "Comm", "GetUniqueId", "Mem", "RedOp", "Init")
-#: How far the beginnings of recordings may be apart, in operations.
-_MOST_APART = 64
-#: Ends of one operation differ by less than this share of its length, or this much.
-_END_SHARE, _END_NS = 0.2, 100_000
+#: Largest shift between the beginnings of two recordings, in operations.
+_MOST_SHIFT = 64
+#: Ends of one operation differ by less than this share of its length, or less than this many ns.
+_END_RATIO, _END_NS = 0.2, 100_000
 
 
 @dataclass(slots=True)
@@ -52,12 +51,18 @@ class _Rows:
     batch: Int64
 
     def take(self, rows: Int64) -> _Rows:
-        """Chosen rows."""
+        """Return the chosen rows."""
         values: list[Any] = []
         for name in self.__slots__:
             value = getattr(self, name)
             values.append([value[r] for r in rows.tolist()] if isinstance(value, list) else value[rows])
         return _Rows(*values)
+
+
+#: What numbers operations together: ("nccl", communicator, kind) or ("stream", place, kind).
+_Lane = tuple[str, int, str]
+#: (number of the process, its rows, (its rank in the communicator, the communicator's size)).
+_Member = tuple[int, _Rows, tuple[int, int]]
 
 
 def add_collectives(
@@ -66,7 +71,7 @@ def add_collectives(
     """Fill ``collectives``, ``collective_details`` and ``groups``."""
     talks = np.flatnonzero(work.rows["work_code"] == DeviceWork.COMMUNICATION)
     unknown = 0
-    lanes: dict[tuple[object, ...], list[tuple[int, _Rows, tuple[int, int]]]] = {}
+    lanes: dict[_Lane, list[_Member]] = {}
     for process, process_id in enumerate(processes.ids.tolist()):
         own = np.flatnonzero(ranges.process == process)
         kernels = talks[work.rows["process_id"][talks] == process_id]
@@ -76,16 +81,16 @@ def add_collectives(
             of_nccl = np.array([is_nccl_kernel(work.names.get(n, "")) for n in work.name[kernels].tolist()], dtype=bool)
             for key, rows, place in _from_ranges(ranges, own, calls, work, kernels[of_nccl], processes):
                 lanes.setdefault(key, []).append((process, rows, place))
-            kernels = kernels[~of_nccl]  # NCCL's ranges say nothing of these
+            kernels = kernels[~of_nccl]  # NCCL has no ranges for these
         unknown += len(kernels)
         for key, rows in _from_kernels(work, kernels):
             lanes.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
     for key, members in lanes.items():
-        for title, value, numbered in _numbered(key, members, source):
+        for title, group_hash, numbered in _numbered(key, members, source):
             for (process, rows, place), first in numbered:
                 keys = np.arange(added, added + len(rows.call), dtype=np.int64)
-                _add(title, value, rows, first, keys, int(processes.ids[process]), place, context)
+                _add(title, group_hash, rows, first, keys, int(processes.ids[process]), place, context)
                 added += len(keys)
     if unknown:
         context.lose(
@@ -102,8 +107,8 @@ def _is_operation(name: str) -> bool:
 
 def _from_ranges(
     ranges: CollectiveRanges, own: Int64, calls: list[int], work: Work, kernels: Int64, processes: Processes
-) -> list[tuple[tuple[object, ...], _Rows, tuple[int, int]]]:
-    """(lane, rows, (rank in the communicator, its size)) of one process from NCCL's own ranges."""
+) -> list[tuple[_Lane, _Rows, tuple[int, int]]]:
+    """Return (lane, rows, (rank in the communicator, its size)) of one process from NCCL's own ranges."""
     places: dict[int, tuple[int, int]] = {}
     for row in own.tolist():
         payload = ranges.payloads[row]
@@ -111,45 +116,45 @@ def _from_ranges(
             places[payload.communicator] = (payload.rank, payload.ranks)
     chosen = np.array([row for row in calls if ranges.payloads[row].communicator >= 0], dtype=np.int64)
     batch, kernel = _launched(ranges, own, chosen, work, kernels)
-    known = kernel >= 0
-    at = np.where(known, kernel, 0)
+
+    def of_kernel(column: str) -> Int64:
+        return np.where(kernel >= 0, work.rows[column][kernel], -1) if len(kernels) else np.full(len(kernel), -1)
+
     op = np.array([int(collective_op(ranges.names[row])) for row in chosen.tolist()], dtype=np.int64)
     payloads = [ranges.payloads[row] for row in chosen.tolist()]
     size = np.array([p.size_bytes for p in payloads], dtype=np.int64)
     spread = np.array([max(places.get(p.communicator, (-1, 1))[1], 1) for p in payloads], dtype=np.int64)
-    peers = [p.peer if p.peer >= 0 else p.root for p in payloads]
-    columns = work.rows
     rows = _Rows(
-        ranges.begin[chosen],
-        ranges.end[chosen],
-        np.where(known, columns["begin_ns"][at] if len(kernels) else -1, -1),
-        np.where(known, columns["end_ns"][at] if len(kernels) else -1, -1),
-        op,
-        processes.threads(ranges.process[chosen], ranges.tid[chosen]),
-        np.where(known, columns["track_id"][at] if len(kernels) else -1, -1),
-        np.where(size >= 0, size, 0) * np.where(np.isin(op, PER_PEER), spread, 1),
-        np.array(peers, dtype=np.int64),
-        [ranges.names[row] for row in chosen.tolist()],
-        [work.names.get(int(work.name[k]), "") if k >= 0 else "" for k in kernel.tolist()],
-        np.array([max(p.channels, 0) for p in payloads], dtype=np.int64),
-        batch,
+        call=ranges.begin[chosen],
+        returned=ranges.end[chosen],
+        begin=of_kernel("begin_ns"),
+        end=of_kernel("end_ns"),
+        op=op,
+        track=processes.threads(ranges.process[chosen], ranges.tid[chosen]),
+        stream=of_kernel("track_id"),
+        size=np.maximum(size, 0) * np.where(np.isin(op, PER_PEER), spread, 1),
+        peer=np.array([p.peer if p.peer >= 0 else p.root for p in payloads], dtype=np.int64),
+        name=[ranges.names[row] for row in chosen.tolist()],
+        kernel=[work.names.get(int(work.name[k]), "") if k >= 0 else "" for k in kernel.tolist()],
+        channels=np.array([max(p.channels, 0) for p in payloads], dtype=np.int64),
+        batch=batch,
     )
     keys = np.array([p.communicator % (1 << 64) for p in payloads], dtype=np.uint64)
-    message = np.isin(op, _MESSAGES)
-    found: list[tuple[tuple[object, ...], _Rows, tuple[int, int]]] = []
-    for value in np.unique(keys).tolist():
-        for kind, mask in (("", ~message), ("messages", message)):
-            mine = np.flatnonzero((keys == np.uint64(value)) & mask)
-            if len(mine):
-                found.append((("nccl", value, kind), rows.take(mine), places.get(value, (-1, -1))))
-    return found
+    is_message = np.isin(op, _MESSAGES)
+    lanes: list[tuple[_Lane, _Rows, tuple[int, int]]] = []
+    for communicator in np.unique(keys).tolist():
+        for kind, of_kind in (("", ~is_message), ("messages", is_message)):
+            members = np.flatnonzero((keys == np.uint64(communicator)) & of_kind)
+            if len(members):
+                lanes.append((("nccl", communicator, kind), rows.take(members), places.get(communicator, (-1, -1))))
+    return lanes
 
 
 def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64) -> tuple[Int64, Int64]:
-    """Number of the group that each call was part of, 0 if none, and the kernel that carried it out, -1 if unknown.
+    """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
 
-    A call outside a group launches inside its own range. Inside a group the end of the outermost group launches: its
-    kernels are those of its calls one by one if there are as many, else one kernel carried out all of a kind.
+    A call outside a group launches inside its own range. The calls inside a group are launched at the end of the
+    outermost group: by a kernel each if there are as many, else by one kernel for all.
     """
     batch, kernel = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
     launch = work.rows["launch_ns"][kernels]
@@ -166,20 +171,20 @@ def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, k
     at = of_launch[np.searchsorted(launch, ranges.end[chosen[waiting]]).clip(max=len(launch) - 1)]
     fits = (at >= 0) & (ranges.begin[ends[at]] >= ranges.end[chosen[waiting]])
     for number in np.unique(at[fits]).tolist():
-        mine = waiting[fits & (at == number)]
-        its = kernels[(launch >= ranges.begin[ends[number]]) & (launch <= ranges.end[ends[number]])]
-        batch[mine] = number + 1
-        if len(its) == len(mine):
-            kernel[mine] = its
-        elif len(its):
-            kernel[mine] = its[0]
+        grouped = waiting[fits & (at == number)]
+        launched = kernels[(launch >= ranges.begin[ends[number]]) & (launch <= ranges.end[ends[number]])]
+        batch[grouped] = number + 1
+        if len(launched) == len(grouped):
+            kernel[grouped] = launched
+        elif len(launched):
+            kernel[grouped] = launched[0]
     return batch, kernel
 
 
-def _from_kernels(work: Work, kernels: Int64) -> list[tuple[tuple[object, ...], _Rows]]:
-    """(lane, rows) of one process from its kernels alone: by their stream's place among those of NCCL, and by kind."""
+def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Lane, _Rows]]:
+    """Return (lane, rows) of one process from its kernels alone, by the place of their stream and by kind."""
     columns = work.rows
-    found: list[tuple[tuple[object, ...], _Rows]] = []
+    lanes: list[tuple[_Lane, _Rows]] = []
     streams = columns["track_id"][kernels]
     _, first = np.unique(streams, return_index=True)
     for place, stream in enumerate(streams[np.sort(first)].tolist()):
@@ -188,45 +193,41 @@ def _from_kernels(work: Work, kernels: Int64) -> list[tuple[tuple[object, ...], 
         op = np.array([int(collective_op(name)) for name in names], dtype=np.int64)
         launch = columns["launch_ns"][own]
         for kind in np.unique(op).tolist():
-            mine = np.flatnonzero(op == kind)
-            rows = own[mine]
-            nothing = np.full(len(rows), -1, dtype=np.int64)
-            kernel_names = [names[m] for m in mine.tolist()]
-            call = np.where(launch[mine] >= 0, launch[mine], columns["begin_ns"][rows])
-            made = _Rows(
-                call,
-                columns["return_ns"][rows],
-                columns["begin_ns"][rows],
-                columns["end_ns"][rows],
-                op[mine],
-                columns["thread_track_id"][rows],
-                columns["track_id"][rows],
-                nothing + 1,
-                nothing,
-                [plain_kernel_name(name) for name in kernel_names],
-                kernel_names,
-                nothing + 1,
-                nothing + 1,
+            at = np.flatnonzero(op == kind)
+            rows = own[at]
+            zeros = np.zeros(len(rows), dtype=np.int64)
+            kernel_names = [names[row] for row in at.tolist()]
+            call = np.where(launch[at] >= 0, launch[at], columns["begin_ns"][rows])
+            operations = _Rows(
+                call=call,
+                returned=columns["return_ns"][rows],
+                begin=columns["begin_ns"][rows],
+                end=columns["end_ns"][rows],
+                op=op[at],
+                track=columns["thread_track_id"][rows],
+                stream=columns["track_id"][rows],
+                size=zeros,
+                peer=zeros - 1,
+                name=[plain_kernel_name(name) for name in kernel_names],
+                kernel=kernel_names,
+                channels=zeros,
+                batch=zeros,
             )
             key = ("stream", place, CollectiveOp(kind).name.lower())
-            found.append((key, made.take(np.argsort(call, kind="stable"))))
-    return found
+            lanes.append((key, operations.take(np.argsort(call, kind="stable"))))
+    return lanes
 
 
-_Member = tuple[int, _Rows, tuple[int, int]]
-
-
-def _numbered(
-    key: tuple[object, ...], members: list[_Member], source: str
-) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
-    """(title, hash, [(member, number of its first operation)]) of each communicator behind a lane."""
-    if key[0] == "nccl":
-        title = f"nccl {key[1]:x}" + (f" · {key[2]}" if key[2] else "")
+def _numbered(key: _Lane, members: list[_Member], source: str) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
+    """Return (title, hash, [(member, number of its first operation)]) of each communicator of a lane."""
+    form, number_of_lane, kind = key
+    if form == "nccl":
+        title = f"nccl {number_of_lane:x}" + (f" · {kind}" if kind else "")
         reference = max(members, key=lambda m: len(m[1].call))[1]
-        firsts = [0 if key[2] else _shift(reference, rows)[0] for _, rows, _ in members]
+        firsts = [0 if kind else _shift(reference, rows)[0] for _, rows, _ in members]
         lowest = min(firsts)
-        value = int(str(key[1])) if not key[2] else lane_hash(*key)
-        return [(title, value, [(m, first - lowest) for m, first in zip(members, firsts, strict=True)])]
+        group_hash = lane_hash(*key) if kind else number_of_lane
+        return [(title, group_hash, [(m, first - lowest) for m, first in zip(members, firsts, strict=True)])]
     clusters: list[list[tuple[_Member, int]]] = []
     for member in sorted(members, key=lambda m: -len(m[1].call)):
         for cluster in clusters:
@@ -236,41 +237,42 @@ def _numbered(
                 break
         else:
             clusters.append([(member, 0)])
-    found = []
+    communicators = []
     for number, cluster in enumerate(clusters):
         lowest = min(first for _, first in cluster)
-        which = f" · communicator {number + 1}" if len(clusters) > 1 else ""
-        title = f"NCCL stream {int(str(key[1])) + 1} · {key[2]}{which}"
-        # Of other files nothing is known that would tell which of theirs is the same.
-        found.append((title, lane_hash("nsys", source, *key, number), [(m, first - lowest) for m, first in cluster]))
-    return found
+        suffix = f" · communicator {number + 1}" if len(clusters) > 1 else ""
+        title = f"NCCL stream {number_of_lane + 1} · {kind}{suffix}"
+        # The hash is of this file alone: nothing tells which communicator of another file is the same.
+        numbered = [(member, first - lowest) for member, first in cluster]
+        communicators.append((title, lane_hash("nsys", source, *key, number), numbered))
+    return communicators
 
 
 def _shift(reference: _Rows, rows: _Rows) -> tuple[int, bool]:
-    """Number of the first of ``rows`` in the count of ``reference``, and whether their ends are then common."""
+    """Return the number of the first of ``rows`` in the count of ``reference``, and whether their ends then agree."""
     if rows is reference:
         return 0, True
-    one, other = reference.end, rows.end
-    if not (one >= 0).any() or not (other >= 0).any():
+    expected, end = reference.end, rows.end
+    if not (expected >= 0).any() or not (end >= 0).any():
         return 0, False
-    best, best_apart = 0, np.inf
-    for shift in sorted(range(-_MOST_APART, _MOST_APART + 1), key=abs):
-        low, high = max(shift, 0), min(len(one), len(other) + shift)
-        if high - low < max(1, min(len(one), len(other)) // 2):
+    best, best_difference_ns = 0, np.inf
+    for shift in sorted(range(-_MOST_SHIFT, _MOST_SHIFT + 1), key=abs):
+        low, high = max(shift, 0), min(len(expected), len(end) + shift)
+        if high - low < max(1, min(len(expected), len(end)) // 2):
             continue
-        a, b = one[low:high], other[low - shift : high - shift]
+        a, b = expected[low:high], end[low - shift : high - shift]
         both = (a >= 0) & (b >= 0)
         if both.any():
-            apart = float(np.median(np.abs(a - b)[both]))
-            if apart < best_apart:
-                best, best_apart = shift, apart
-    length = float(np.median((other - rows.begin)[other >= 0]))
-    return best, bool(best_apart <= max(_END_SHARE * length, _END_NS))
+            difference_ns = float(np.median(np.abs(a - b)[both]))
+            if difference_ns < best_difference_ns:
+                best, best_difference_ns = shift, difference_ns
+    length_ns = float(np.median((end - rows.begin)[end >= 0]))
+    return best, bool(best_difference_ns <= max(_END_RATIO * length_ns, _END_NS))
 
 
 def _add(
     title: str,
-    value: int,
+    group_hash: int,
     rows: _Rows,
     first: int,
     keys: Int64,
@@ -278,17 +280,15 @@ def _add(
     place: tuple[int, int],
     context: ImportContext,
 ) -> None:
-    count = len(keys)
     known = rows.end >= 0
-    hashes: npt.NDArray[np.uint64] = np.full(count, value, dtype=np.uint64)
     context.add(
         "collectives",
         collective_key=keys,
         process_id=process_id,
         track_id=rows.track,
-        communicator_track_id=context.tracks.communicator(process_id, value, title),
-        group_hash=hashes,
-        sequence=first + np.arange(count),
+        communicator_track_id=context.tracks.communicator(process_id, group_hash, title),
+        group_hash=np.full(len(keys), group_hash, dtype=np.uint64),
+        sequence=first + np.arange(len(keys)),
         op_code=rows.op,
         name_code=context.codes(rows.name),
         message_bytes=rows.size,
@@ -303,26 +303,23 @@ def _add(
         device_end_ns=rows.end,
         stream_track_id=rows.stream,
     )
-    how = [algorithm_and_protocol(name) for name in rows.kernel]
+    ways = [algorithm_and_protocol(name) for name in rows.kernel]
     context.add(
         "collective_details",
         collective_key=keys,
         process_id=process_id,
-        algorithm_code=context.codes(a for a, _ in how),
-        protocol_code=context.codes(p for _, p in how),
+        algorithm_code=context.codes(algorithm for algorithm, _ in ways),
+        protocol_code=context.codes(protocol for _, protocol in ways),
         channels_count=rows.channels,
         nccl_flags=np.where(rows.batch > 0, int(NcclFlag.GROUPED), 0),
         batch_key=rows.batch,
     )
-    context.add(
-        "groups",
-        process_id=process_id,
-        group_hash=hashes[:1],
-        name_code=context.code(title),
-        backend_code=context.code("nccl"),
+    context.add_group(
+        process_id,
+        group_hash,
+        title,
+        locality="an export does not say",
         group_rank=place[0],
         group_size=place[1],
-        observed_count=count,
-        crosses_hosts=-1,
-        locality_code=context.code("an export does not say"),
+        observed_count=len(keys),
     )

@@ -1,7 +1,7 @@
-"""The database of an Nsight Systems export: columns as arrays, read in blocks.
+"""Reads the database of an Nsight Systems export: columns as arrays, in blocks.
 
-Versions differ in tables and columns, so each read names what it wants and what stands for a column, or a value, that
-is not there. A database that is damaged gives the rows before the damage.
+Versions differ in tables and columns, so each read names its columns and a default for a missing column or value.
+Of a damaged table, the rows before the damage are read.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sqlite3
-import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -20,20 +18,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import bound_queries
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.context import ImportContext, Int64, per_distinct
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import ProcessRole
 
-Int64 = npt.NDArray[np.int64]
-
 MAGIC = b"SQLite format 3\x00"
 _BLOCK_ROWS = 1 << 16
-#: Texts that one question asks for; SQLite takes no more than 999 in old versions.
-_TEXTS_AT_ONCE = 500
+#: Ids in one query; old versions of SQLite take no more than 999.
+_IDS_PER_QUERY = 500
 
 
 class Database:
@@ -45,34 +40,34 @@ class Database:
         Tables that could not be read to their end.
     """
 
-    def __init__(self, connection: sqlite3.Connection, read: Callable[[int], None]) -> None:
+    def __init__(self, connection: sqlite3.Connection, on_rows: Callable[[int], None]) -> None:
         self._connection = connection
-        self._read = read
+        self._on_rows = on_rows
         self.damaged: list[str] = []
-        # Views of a stranger's database are programs: only its tables are read.
-        question = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        # Views of a foreign database are programs: only its tables are read.
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
         try:
-            names = connection.execute(question).fetchall()
+            names = connection.execute(query).fetchall()
         except sqlite3.DatabaseError:
             # SQLite refuses a file that is shorter than its head says, unless it is told that repair is under way.
             connection.execute("PRAGMA writable_schema = ON")
-            names = connection.execute(question).fetchall()
+            names = connection.execute(query).fetchall()
         self.columns: dict[str, set[str]] = {}
         for (name,) in names:
             described = connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
             self.columns[str(name)] = {str(row[1]) for row in described}
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether a table is there with these columns."""
-        return set(columns) <= self.columns.get(table, set()) if table in self.columns else False
+        """Return True if a table exists and has these columns."""
+        return table in self.columns and self.columns[table].issuperset(columns)
 
     def rows_count(self, table: str) -> int:
-        """Rows of a table, about: the last row's number, which costs nothing to find."""
-        found = self.small(f"SELECT max(rowid) FROM {_quoted(table)}") if table in self.columns else []
-        return int(found[0][0] or 0) if found and isinstance(found[0][0], int | None) else 0
+        """Return the approximate number of rows of a table: the last row's number, which is cheap to find."""
+        rows = self.small(f"SELECT max(rowid) FROM {_quoted(table)}") if table in self.columns else []
+        return int(rows[0][0] or 0) if rows and isinstance(rows[0][0], int | None) else 0
 
     def integers(self, table: str, **columns: int) -> dict[str, Int64]:
-        """Columns of whole numbers; the given value stands for a missing column and for NULL."""
+        """Return columns of whole numbers, each named with its default for a missing column and for NULL."""
         pieces = [rows for rows, _ in self.blocks(table, (), **columns)]
         empty = np.empty(0, dtype=np.int64)
         return {name: np.concatenate([piece[name] for piece in pieces]) if pieces else empty for name in columns}
@@ -80,54 +75,57 @@ class Database:
     def blocks(
         self, table: str, others: Sequence[str], **columns: int
     ) -> Iterator[tuple[dict[str, Int64], list[tuple[Any, ...]]]]:
-        """The same in blocks, each with its values of other columns by row; None where one is not there."""
-        there = self.columns.get(table)
-        if there is None:
+        """Yield the columns of :meth:`integers` in blocks, each with its values of ``others`` by row.
+
+        The value of a missing column is None.
+        """
+        present = self.columns.get(table)
+        if present is None:
             return
-        asked = [self._expression(name, default, name in there) for name, default in columns.items()]
-        asked += [_quoted(name) if name in there else "NULL" for name in others]
+        expressions = [self._expression(name, default, name in present) for name, default in columns.items()]
+        expressions += [_quoted(name) if name in present else "NULL" for name in others]
         count = len(columns)
-        for block in self._blocks(table, f"SELECT {', '.join(asked)} FROM {_quoted(table)}"):
+        for block in self._blocks(table, f"SELECT {', '.join(expressions)} FROM {_quoted(table)}"):
             values = np.array([row[:count] for row in block], dtype=np.int64).reshape(len(block), count)
             rows = {name: np.ascontiguousarray(values[:, at]) for at, name in enumerate(columns)}
             yield rows, [row[count:] for row in block] if others else []
 
-    def texts(self, ids: npt.NDArray[np.int64]) -> dict[int, str]:
-        """Texts of ``StringIds`` by id; those that are not there are absent."""
-        found: dict[int, str] = {}
+    def texts(self, ids: Int64) -> dict[int, str]:
+        """Return the texts of ``StringIds`` by id; unknown ids are absent."""
+        texts: dict[int, str] = {}
         wanted = np.unique(ids).tolist()
         if not self.has("StringIds", "id", "value"):
-            return found
-        for at in range(0, len(wanted), _TEXTS_AT_ONCE):
-            listed = ",".join(map(str, wanted[at : at + _TEXTS_AT_ONCE]))
+            return texts
+        for at in range(0, len(wanted), _IDS_PER_QUERY):
+            listed = ",".join(map(str, wanted[at : at + _IDS_PER_QUERY]))
             for number, text in self.small(f"SELECT id, value FROM StringIds WHERE id IN ({listed})", "StringIds"):
-                found[number] = str(text)
-        return found
+                texts[number] = str(text)
+        return texts
 
-    def small(self, question: str, table: str = "") -> list[tuple[Any, ...]]:
-        """All rows of a question that has few, none if it cannot be answered."""
+    def small(self, query: str, table: str = "") -> list[tuple[Any, ...]]:
+        """Return all rows of a query with few; none if it fails, and the table then counts as damaged."""
         try:
-            return self._connection.execute(question).fetchall()
+            return self._connection.execute(query).fetchall()
         except sqlite3.DatabaseError:
             if table and table not in self.damaged:
                 self.damaged.append(table)
             return []
 
     def pairs(self, table: str, key: str = "name", value: str = "value") -> dict[str, str]:
-        """A table of names and values."""
+        """Return a table of names and values as a dict."""
         if not self.has(table, key, value):
             return {}
-        question = f"SELECT {_quoted(key)}, {_quoted(value)} FROM {_quoted(table)}"
-        return {str(k): str(v) for k, v in self.small(question, table)}
+        query = f"SELECT {_quoted(key)}, {_quoted(value)} FROM {_quoted(table)}"
+        return {str(k): str(v) for k, v in self.small(query, table)}
 
-    def _expression(self, name: str, default: int, there: bool) -> str:
-        return f"ifnull(CAST({_quoted(name)} AS INTEGER), {default})" if there else str(default)
+    def _expression(self, name: str, default: int, is_present: bool) -> str:
+        return f"ifnull(CAST({_quoted(name)} AS INTEGER), {default})" if is_present else str(default)
 
-    def _blocks(self, table: str, question: str) -> Iterator[list[tuple[Any, ...]]]:
+    def _blocks(self, table: str, query: str) -> Iterator[list[tuple[Any, ...]]]:
         try:
-            cursor = self._connection.execute(question)
+            cursor = self._connection.execute(query)
             while block := cursor.fetchmany(_BLOCK_ROWS):
-                self._read(len(block))
+                self._on_rows(len(block))
                 yield block
         except (sqlite3.DatabaseError, OverflowError):
             self.damaged.append(table)
@@ -135,30 +133,28 @@ class Database:
 
 @contextmanager
 def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
-    """The database of a file, unpacked to a temporary place if it is compressed.
+    """Open the database of a file.
 
     Parameters
     ----------
     tables : sequence of str
-        What will be read; progress counts their rows.
+        Tables that will be read; progress counts their rows.
+
+    Raises
+    ------
+    ImporterError
+        If SQLite cannot read it.
     """
-    with tempfile.TemporaryDirectory(prefix="stashtrace-nsys-") as folder:
-        path = source.path
-        with path.open("rb") as stream:
-            packed = stream.read(len(MAGIC)) != MAGIC
-        if packed:
-            path = Path(folder, "export.sqlite")
-            with source.open() as stream, path.open("wb") as out:
-                shutil.copyfileobj(stream, out, 1 << 20)
-        # immutable: no lock or journal is made beside a file that may lie where nothing can be written
+    with source.plain_file(".sqlite") as path:
+        # immutable: SQLite makes no lock or journal, also where nothing can be written
         address = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
         try:
             with closing(sqlite3.connect(address, uri=True)) as connection:
                 connection.text_factory = partial(str, encoding="utf-8", errors="replace")
                 bound_queries(connection, os.stat(path).st_size)
-                meter = _Meter(0 if packed else source.size_bytes, source)
-                database = Database(connection, meter.rows)
-                meter.total = sum(database.rows_count(name) for name in tables)
+                meter = _Meter(source)
+                database = Database(connection, meter.advance)
+                meter.rows_total = sum(database.rows_count(name) for name in tables)
                 yield database
         except sqlite3.DatabaseError as error:
             raise ImporterError(
@@ -168,29 +164,29 @@ def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
 
 
 class _Meter:
-    """Tells the progress bar about rows as if each were as large as any other."""
+    """Reports progress in bytes, as if all rows had the same size. Unpacking has reported that of a compressed file."""
 
-    def __init__(self, size_bytes: int, source: Source) -> None:
-        self.total = 0
-        self._size_bytes = size_bytes
+    def __init__(self, source: Source) -> None:
+        self.rows_total = 0
+        self._size_bytes = 0 if source.is_compressed else source.size_bytes
         self._source = source
-        self._rows = self._told = 0
+        self._rows = self._reported_bytes = 0
 
-    def rows(self, count: int) -> None:
-        """So many more rows were read."""
-        self._rows += count
-        reached = self._size_bytes * min(self._rows, self.total) // max(self.total, 1)
-        self._source.passed(reached - self._told)
-        self._told = reached
+    def advance(self, rows_count: int) -> None:
+        """Add rows that were read."""
+        self._rows += rows_count
+        read_bytes = self._size_bytes * min(self._rows, self.rows_total) // max(self.rows_total, 1)
+        self._source.passed(read_bytes - self._reported_bytes)
+        self._reported_bytes = read_bytes
 
 
 def _quoted(name: str) -> str:
     return '"' + str(name).replace('"', '""') + '"'
 
 
-# Processes of an Nsight Systems export: who they are, which rank, on which clock.
+# Processes of an Nsight Systems export: identity, rank, clock.
 
-#: Tables whose rows belong to a process, and the column that says which; those of devices first.
+#: Tables whose rows belong to a process, and the column with its serialized id; those of devices first.
 _OWNERS = (
     ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
     ("CUPTI_ACTIVITY_KIND_MEMCPY", "globalPid"),
@@ -200,14 +196,14 @@ _OWNERS = (
     ("NVTX_EVENTS", "globalTid"),
     ("OSRT_API", "globalTid"),
 )
-#: Only tables of the first kind make a process a user of a device.
+#: Number of tables of devices: only these make a process a user of a device.
 _OF_DEVICES = 4
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _NODES = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
 _WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _MPI_RANK = re.compile(r"MPI Rank (\d+)$")
 _NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
-#: Stamps above this are no times since the start of a recording, but since 1970.
+#: Stamps from here on count from 1970, smaller ones from the start of the recording.
 _SINCE_1970_NS = 1 << 58
 
 
@@ -222,7 +218,7 @@ class Processes:
     base_ns : int
         Added to each time of the file.
     until_ns : int
-        End of what was recorded, in the file's own times; -1 if nothing says when.
+        End of the recording, in the file's own times; -1 if unknown.
     session_ends : bool
         Whether the export says when its session ended. Else ``until_ns`` is the end of the last work or call.
     """
@@ -241,10 +237,9 @@ class Processes:
         environment = _environment(database)
         host = database.pairs("TARGET_INFO_SYSTEM_ENV").get("Hostname", "")
         main = [k for k in keys if k in devices] or keys
-        ranks, rank_from = _ranks(main, devices, _told_ranks(database), environment, path, context)
-        told = [int(environment[name]) for name in _WORLDS if environment.get(name, "").isdecimal()]
-        # The command line's world is that of tasks; where one task has several processes, it is not the job's.
-        world = told[0] if told and len(main) == 1 else -1
+        ranks, rank_from = _ranks(main, devices, _mpi_ranks(database), environment, path, context)
+        # The environment counts tasks; where one task has several processes, that is not the size of the job.
+        world = _number_of(environment, _WORLDS, -1) if len(main) == 1 else -1
         ids = [
             context.process(
                 pid=pid,
@@ -261,14 +256,14 @@ class Processes:
         self._name_threads(database)
 
     def of(self, serialized: Int64) -> Int64:
-        """Number of the process of each serialized pid or tid."""
+        """Return the number of the process of each serialized pid or tid."""
         return np.minimum(np.searchsorted(self._keys, serialized >> 24), len(self._keys) - 1).astype(np.int64)
 
     def threads(self, process: Int64, tid: Int64) -> Int64:
-        """Track of each row's thread."""
-        distinct, inverse = np.unique((process << 24) | (tid & 0xFFFFFF), return_inverse=True)
-        tracks = [self._context.tracks.thread(int(self.ids[k >> 24]), k & 0xFFFFFF) for k in distinct.tolist()]
-        return np.array(tracks, dtype=np.int64)[inverse]
+        """Return the track of each row's thread."""
+        thread = self._context.tracks.thread
+        keys = (process << 24) | (tid & 0xFFFFFF)
+        return per_distinct(keys, lambda key: thread(int(self.ids[key >> 24]), key & 0xFFFFFF))
 
     def _name_threads(self, database: Database) -> None:
         rows = database.integers("ThreadNames", nameId=0, globalTid=0)
@@ -284,14 +279,9 @@ class Processes:
 
 
 def _base(database: Database, context: ImportContext) -> tuple[int, int]:
-    """What makes times count from 1970 that count from the start of the recording, 0 if the export moved them; and one
-    of the times."""
+    """Return what to add to times so that they count from 1970, 0 if the export did that; and the latest of some."""
     session = database.integers("TARGET_INFO_SESSION_START_TIME", utcEpochNs=0)["utcEpochNs"]
-    latest = 0
-    for table, _ in _OWNERS:
-        if database.has(table, "start"):
-            row = database.small(f"SELECT start FROM {table} LIMIT 1", table)
-            latest = max([latest, *(value for (value,) in row if isinstance(value, int))])
+    latest = _latest(database, "start", "SELECT start FROM {table} LIMIT 1", 0)
     if latest >= _SINCE_1970_NS:
         return 0, latest
     if len(session) and int(session[0]) > 0:
@@ -301,17 +291,21 @@ def _base(database: Database, context: ImportContext) -> tuple[int, int]:
 
 
 def _last_end(database: Database) -> int:
-    """When the last work or call ended, -1 if there is none."""
-    latest = -1
+    """Return when the last work or call ended, -1 if there is none."""
+    return _latest(database, "end", 'SELECT max("end") FROM {table}', -1)
+
+
+def _latest(database: Database, column: str, query: str, least: int) -> int:
+    """Return the largest answer of the tables that have a column."""
     for table, _ in _OWNERS:
-        if database.has(table, "end"):
-            row = database.small(f'SELECT max("end") FROM {table}', table)
-            latest = max([latest, *(value for (value,) in row if isinstance(value, int))])
-    return latest
+        if database.has(table, column):
+            answer = database.small(query.format(table=table), table)
+            least = max([least, *(value for (value,) in answer if isinstance(value, int))])
+    return least
 
 
 def _owners(database: Database) -> tuple[set[int], dict[int, int]]:
-    """Serialized processes that have rows; of those that use devices, the first device."""
+    """Return the serialized processes with rows, and the first device of those that use devices."""
     seen: set[int] = set()
     devices: dict[int, int] = {}
     for number, (table, column) in enumerate(_OWNERS):
@@ -320,8 +314,8 @@ def _owners(database: Database) -> tuple[set[int], dict[int, int]]:
         # A damaged export holds NULL, text or bytes where numbers belong.
         known = number < _OF_DEVICES and database.has(table, "deviceId")
         device = "CAST(ifnull(deviceId, -1) AS INTEGER)" if known else "-1"
-        question = f"SELECT ifnull({column}, 0) >> 24 AS owner, min({device}) FROM {table} GROUP BY owner"
-        for owner, first in database.small(question, table):
+        query = f"SELECT ifnull({column}, 0) >> 24 AS owner, min({device}) FROM {table} GROUP BY owner"
+        for owner, first in database.small(query, table):
             if not isinstance(owner, int):
                 continue
             seen.add(owner)
@@ -338,40 +332,47 @@ def _named(database: Database) -> list[tuple[int, int, str]]:
 
 
 def _environment(database: Database) -> dict[str, str]:
-    """Environment of the command that recorded."""
+    """Return the environment of the command that recorded."""
     text = database.pairs("TARGET_INFO_SYSTEM_ENV").get("DeviceEnvironment", "")
     return {name: value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
 
 
-def _told_ranks(database: Database) -> dict[int, int]:
-    """Ranks that MPI's interceptor wrote down as names of threads."""
+def _number_of(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    """Return the number in the first of these variables that holds one."""
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), default)
+
+
+def _mpi_ranks(database: Database) -> dict[int, int]:
+    """Return the ranks of processes that MPI's interceptor noted in names of threads."""
     if not database.has("NVTX_EVENTS", "text", "globalTid"):
         return {}
-    question = "SELECT globalTid >> 24, text FROM NVTX_EVENTS WHERE eventType = 39 AND text LIKE 'MPI Rank %'"
-    found = [(owner, _MPI_RANK.match(str(text))) for owner, text in database.small(question, "NVTX_EVENTS")]
-    return {owner: int(match.group(1)) for owner, match in found if match}
+    query = "SELECT globalTid >> 24, text FROM NVTX_EVENTS WHERE eventType = 39 AND text LIKE 'MPI Rank %'"
+    matches = [(owner, _MPI_RANK.match(str(text))) for owner, text in database.small(query, "NVTX_EVENTS")]
+    return {owner: int(match.group(1)) for owner, match in matches if match}
 
 
 def _ranks(
     main: list[int],
     devices: Mapping[int, int],
-    told: Mapping[int, int],
+    mpi_ranks: Mapping[int, int],
     environment: Mapping[str, str],
     path: Path,
     context: ImportContext,
 ) -> tuple[dict[int, int], str]:
-    """Rank of each main process, and from where: as told, by the environment, by the file's name, at last by their
-    order of devices."""
-    if set(main) <= set(told):
-        return {key: told[key] for key in main}, "file"
+    """Return the rank of each main process, and ``rank_from``.
+
+    Sources in this order: MPI, the environment, the name of the file, the order of devices.
+    """
+    if mpi_ranks.keys() >= set(main):
+        return {key: mpi_ranks[key] for key in main}, "file"
     if len(main) == 1:
-        for name in _RANKS:
-            if environment.get(name, "").isdecimal():
-                return {main[0]: int(environment[name])}, "file"
+        rank = _number_of(environment, _RANKS, -1)
+        if rank >= 0:
+            return {main[0]: rank}, "file"
         named = _NAMED_RANK.findall(path.stem)
         context.say("nsys.ranks", "by the file's name" if named else "assumed: the file tells none")
         return {main[0]: int(named[-1]) if named else 0}, "name" if named else "assumed"
-    node = next((int(environment[n]) for n in _NODES if environment.get(n, "").isdecimal()), 0)
+    node = _number_of(environment, _NODES, 0)
     ordered = sorted(main, key=lambda key: (devices.get(key, -1), key & 0xFFFFFF))
     context.say("nsys.ranks", "assumed: by the order of devices")
     return {key: node * len(ordered) + at for at, key in enumerate(ordered)}, "assumed"

@@ -1,4 +1,4 @@
-"""What ran on devices in an Nsight Systems export, and the calls that launched it.
+"""Device work of an Nsight Systems export, and the calls that launched it.
 
 RUNTIME   |launch|        |synchronize ..........|      device_calls; launch_ns and return_ns by correlationId
 stream        #### kernel ####  ~~ copy ~~              kernels
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.collective_names import is_collective_kernel
-from stashtrace.importers.context import ImportContext
-from stashtrace.importers.nsys.database import Database, Int64, Processes
+from stashtrace.importers.context import ImportContext, Int64, per_distinct
+from stashtrace.importers.nsys.database import Database, Processes
+from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, StreamFlag
 
 KERNELS, COPIES, SETS, GRAPHS, WAITS, CALLS = (
@@ -28,7 +28,7 @@ KERNELS, COPIES, SETS, GRAPHS, WAITS, CALLS = (
     "CUPTI_ACTIVITY_KIND_RUNTIME",
 )
 _WORK = {"start": 0, "end": 0, "deviceId": -1, "contextId": 0, "streamId": 0, "correlationId": 0, "globalPid": 0}
-#: CUPTI's kinds of copies -> (direction, as the profilers write it).
+#: CUPTI's kinds of copies -> (direction, name as the profilers write it).
 _COPIES = {
     1: (CopyDirection.HOST_TO_DEVICE, "HtoD"),
     2: (CopyDirection.DEVICE_TO_HOST, "DtoH"),
@@ -46,7 +46,7 @@ _COPIES = {
 }
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
 _SYNCHRONISATIONS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-#: Names of calls, without prefix and version -> what they are; the first that fits.
+#: Names of calls, without prefix and version, and their kinds; the first pattern that fits decides.
 _CALLS = (
     (re.compile(r"StreamSynchronize$"), DeviceCall.STREAM_SYNCHRONIZE),
     (re.compile(r"(Device|Ctx)Synchronize$"), DeviceCall.DEVICE_SYNCHRONIZE),
@@ -59,15 +59,15 @@ _CALLS = (
     (re.compile(r"Launch"), DeviceCall.LAUNCH),
     (re.compile(r"(ModuleLoad|LibraryLoad)"), DeviceCall.MODULE_LOAD),
 )
-#: What follows the name of a function: its version, and which default stream it means.
+#: Suffixes of a function's name: its version, and its kind of default stream.
 _VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d+)?(_ptsz|_ptds)?$")
-#: A stream or event that is none: the wait was for a device, or for a stream.
+#: Id for no stream or no event: the wait was for a device, or for a stream.
 _NO_STREAM = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Rows of the calls into CUDA, in the order of ``key``: process and correlation id."""
+    """Calls into CUDA, sorted by ``key``: process and correlation id."""
 
     begin: Int64
     end: Int64
@@ -79,7 +79,7 @@ class Calls:
     names: Mapping[int, str]
 
     def launching(self, process: Int64, correlation: Int64) -> Int64:
-        """Row of the call behind each piece of work, -1 if it is not in the file."""
+        """Return the row of the call that launched each piece of work, -1 if it is not in the file."""
         if not len(self.key):
             return np.full(len(process), -1, dtype=np.int64)
         wanted = _key(process, correlation)
@@ -93,9 +93,18 @@ def _key(process: Int64, correlation: Int64) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Kernels of one file: columns as in the table ``kernels``, and their names.
+    """Kernels of one file.
 
-    ``extents`` holds the first and last moment of all work of each process, its launches included.
+    Attributes
+    ----------
+    rows : dict of str to int64 array
+        Columns as in the table ``kernels``.
+    names : dict of int to str
+        Texts of the ids in ``name``.
+    name : int64 array
+        Id of each kernel's name.
+    extents : dict of int to (int, int)
+        First and last moment of all work of each process, launches included.
     """
 
     rows: dict[str, Int64]
@@ -105,15 +114,15 @@ class Work:
 
 
 def read_calls(database: Database, processes: Processes) -> Calls:
-    """Calls of runtime and driver. Of a call that was recorded twice (with its call chain) the outer one counts."""
+    """Read the calls of runtime and driver. Of a call recorded twice (with its call chain) the outer one counts."""
     rows = database.integers(CALLS, start=0, end=0, globalTid=0, correlationId=0, nameId=0, returnValue=0)
     process = processes.of(rows["globalTid"])
     key = _key(process, rows["correlationId"])
     order = np.lexsort((-rows["end"], rows["start"], key))
     if len(order):
         numbered = rows["correlationId"][order] > 0
-        again = np.append(False, (key[order][1:] == key[order][:-1]) & numbered[1:])
-        order = order[~again]
+        is_repeated = np.append(False, (key[order][1:] == key[order][:-1]) & numbered[1:])
+        order = order[~is_repeated]
     return Calls(
         rows["start"][order] + processes.base_ns,
         np.maximum(rows["end"], rows["start"])[order] + processes.base_ns,
@@ -127,14 +136,10 @@ def read_calls(database: Database, processes: Processes) -> Calls:
 
 
 def add_calls(calls: Calls, processes: Processes, context: ImportContext) -> None:
-    """Fill ``device_calls`` with those that block, allocate or launch."""
-    distinct, inverse = np.unique(calls.name, return_inverse=True)
-    codes = np.array([_call_code(calls.names.get(n, "")) for n in distinct.tolist()], dtype=np.int64)
-    code = codes[inverse] if len(distinct) else np.empty(0, dtype=np.int64)
-    names = context.codes(_VERSION.sub("", calls.names.get(n, "")) for n in distinct.tolist())
+    """Fill ``device_calls`` with the calls that block, allocate or launch."""
+    code = per_distinct(calls.name, lambda name: _call_code(calls.names.get(name, "")))
+    name_code = per_distinct(calls.name, lambda name: context.code(_VERSION.sub("", calls.names.get(name, ""))))
     rows = np.flatnonzero(code > 0)
-    if not len(rows):
-        return
     context.add(
         "device_calls",
         begin_ns=calls.begin[rows],
@@ -144,7 +149,7 @@ def add_calls(calls: Calls, processes: Processes, context: ImportContext) -> Non
         stream_track_id=-1,
         device_index=-1,
         call_code=code[rows],
-        name_code=names[inverse[rows]],
+        name_code=name_code[rows],
         status_code=calls.status[rows],
     )
 
@@ -155,16 +160,15 @@ def _call_code(name: str) -> int:
 
 
 def add_work(database: Database, calls: Calls, processes: Processes, context: ImportContext) -> Work:
-    """Fill ``kernels``, ``devices`` and ``streams``; give back the kernels."""
+    """Fill ``kernels``, ``devices`` and ``streams``; return the kernels."""
     add = _Adder(calls, processes, context)
     rows = database.integers(KERNELS, **_WORK, demangledName=0, shortName=0, graphNodeId=0)
     name = np.where(rows["demangledName"] > 0, rows["demangledName"], rows["shortName"])
     names = database.texts(name)
-    distinct, inverse = np.unique(name, return_inverse=True)
-    listed = [names.get(n, "unknown kernel") for n in distinct.tolist()]
-    talks = np.array([is_collective_kernel(text) for text in listed], dtype=bool)
-    work = np.where(np.append(talks, False)[inverse], int(DeviceWork.COMMUNICATION), int(DeviceWork.KERNEL))
-    kernels = add(rows, context.codes(listed)[inverse], work, graph_key=rows["graphNodeId"])
+    is_talk = per_distinct(name, lambda n: communicates(names.get(n, "")))
+    work = np.where(is_talk, int(DeviceWork.COMMUNICATION), int(DeviceWork.KERNEL))
+    name_code = per_distinct(name, lambda n: context.code(names.get(n, "unknown kernel")))
+    kernels = add(rows, name_code, work, graph_key=rows["graphNodeId"])
     add.copies(
         database.integers(
             COPIES, **_WORK, bytes=0, copyKind=0, srcKind=-1, dstKind=-1, srcDeviceId=-1, dstDeviceId=-1, graphNodeId=0
@@ -180,7 +184,7 @@ def add_work(database: Database, calls: Calls, processes: Processes, context: Im
 
 
 class _Adder:
-    """Adds rows of ``kernels`` and remembers the streams and devices that they ran on."""
+    """Adds rows of ``kernels`` and collects the streams and devices that they ran on."""
 
     def __init__(self, calls: Calls, processes: Processes, context: ImportContext) -> None:
         self._calls, self._processes, self._context = calls, processes, context
@@ -193,7 +197,7 @@ class _Adder:
     def __call__(
         self, rows: Mapping[str, Int64], name: Int64 | int, work: Int64 | int, **more: Int64
     ) -> dict[str, Int64]:
-        """Rows of one table of the export; gives back those of ``kernels``."""
+        """Add the rows of one table of the export; return them as columns of ``kernels``."""
         process = self._processes.of(rows["globalPid"])
         at = self._calls.launching(process, rows["correlationId"])
         known = at >= 0
@@ -228,19 +232,17 @@ class _Adder:
             self.extents[owner] = (min(low, first), max(high, last))
 
     def copies(self, rows: Mapping[str, Int64]) -> None:
-        """Copies with their direction, and the kinds of memory in their name."""
-        shape = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
-        distinct, inverse = np.unique(shape, axis=0, return_inverse=True)
+        """Add copies, with their direction, and the kinds of memory in their name."""
+        kinds = np.stack([rows["copyKind"], rows["srcKind"], rows["dstKind"]], axis=1)
+        distinct, inverse = np.unique(kinds, axis=0, return_inverse=True)
         listed = [_copy_name(*each) for each in distinct.tolist()]
         inverse = inverse.reshape(-1)
-        directions = np.array([int(d) for d, _ in listed], dtype=np.int64)
-        direction = directions[inverse] if len(listed) else np.empty(0, dtype=np.int64)
+        direction = np.array([int(d) for d, _ in listed], dtype=np.int64)[inverse]
         apart = (rows["srcDeviceId"] >= 0) & (rows["dstDeviceId"] >= 0) & (rows["srcDeviceId"] != rows["dstDeviceId"])
         direction = np.where(apart & (direction == CopyDirection.DEVICE_TO_DEVICE), int(CopyDirection.PEER), direction)
-        codes = self._context.codes([name for _, name in listed])
         self(
             rows,
-            codes[inverse] if len(listed) else 0,
+            self._context.codes([name for _, name in listed])[inverse],
             int(DeviceWork.COPY),
             copy_code=direction,
             size_bytes=rows["bytes"],
@@ -248,26 +250,24 @@ class _Adder:
         )
 
     def waits(self, rows: dict[str, Int64]) -> None:
-        """Waits of host and streams, which the export puts on device 0; those for streams pass as waits for events."""
+        """Add waits of host and streams. The export puts all on device 0, and calls waits for streams event waits."""
         owners = self._processes.of(rows["globalPid"])
         pairs = zip(owners.tolist(), rows["contextId"].tolist(), rows["deviceId"].tolist(), strict=True)
         device = np.array([self._devices.get((o, c), d) for o, c, d in pairs], dtype=np.int64)
         kind = np.where((rows["syncType"] == 2) & (rows["eventId"] == _NO_STREAM), 3, rows["syncType"])
-        kinds, inverse = np.unique(kind, return_inverse=True)
-        codes = self._context.codes([_SYNCHRONISATIONS.get(k, "Sync") for k in kinds.tolist()])
-        name = codes[inverse] if len(kinds) else 0
+        name = per_distinct(kind, lambda k: self._context.code(_SYNCHRONISATIONS.get(k, "Sync")))
         self({**rows, "deviceId": device}, name, int(DeviceWork.SYNCHRONIZATION))
 
     def _tracks(self, process: Int64, rows: Mapping[str, Int64]) -> Int64:
-        """Track of the stream of each row. Contexts of one device number their streams apart."""
+        """Return the track of the stream of each row. Contexts of one device number their streams apart."""
         key = np.stack([process, rows["deviceId"], rows["contextId"], rows["streamId"] & 0xFFFFFFFF], axis=1)
         distinct, inverse = np.unique(key, axis=0, return_inverse=True)
         tracks = []
         for owner, device, cuda_context, stream in distinct.tolist():
             process_id = int(self._processes.ids[owner])
-            what = "no stream" if stream == _NO_STREAM else f"stream {stream}"
-            native = ((device & 0xFFF) << 48) | ((cuda_context & 0xFFFF) << 32) | stream
-            track = self._context.tracks.stream(process_id, native, f"{what} · GPU {device}")
+            name = "no stream" if stream == _NO_STREAM else f"stream {stream}"
+            native_id = ((device & 0xFFF) << 48) | ((cuda_context & 0xFFFF) << 32) | stream
+            track = self._context.tracks.stream(process_id, native_id, f"{name} · GPU {device}")
             if stream != _NO_STREAM:
                 self._streams[track] = (owner, device, stream)
                 self._devices.setdefault((owner, cuda_context), device)
@@ -276,8 +276,8 @@ class _Adder:
 
     def describe(self, database: Database) -> None:
         """Fill ``streams``, and ``devices`` as far as the export describes them."""
-        told = database.integers("TARGET_INFO_CUDA_STREAM", streamId=0, processId=0, priority=0, flag=0)
-        columns = (told[name].tolist() for name in ("processId", "streamId", "priority", "flag"))
+        described = database.integers("TARGET_INFO_CUDA_STREAM", streamId=0, processId=0, priority=0, flag=0)
+        columns = (described[name].tolist() for name in ("processId", "streamId", "priority", "flag"))
         known = {(pid, stream): (priority, flag) for pid, stream, priority, flag in zip(*columns, strict=True)}
         for track, (owner, device, stream) in sorted(self._streams.items()):
             priority, flag = known.get((self._processes.pids[owner], stream), (0, 0))
@@ -297,38 +297,32 @@ class _Adder:
             process_id = int(self._processes.ids[owner])
             name = str(gpu.get("name") or "")
             title = f"GPU {device} · {name}" if name else f"GPU {device}"
-            self._context.add(
-                "devices",
-                process_id=process_id,
-                device_index=device,
-                track_id=self._context.tracks.device(process_id, device, title),
-                uuid_code=self._context.code(str(gpu.get("uuid") or "")),
-                name_code=self._context.code(name),
-                bus_code=self._context.code(str(gpu.get("busLocation") or "")),
-                memory_bytes=_whole(gpu.get("totalMemory"), -1),
-                multiprocessors_count=_whole(gpu.get("smCount"), -1),
-                capability_code=10 * _whole(gpu.get("computeMajor"), 0) + _whole(gpu.get("computeMinor"), 0),
+            self._context.add_device(
+                process_id,
+                device,
+                title,
+                name=name,
+                uuid=str(gpu.get("uuid") or ""),
+                bus=str(gpu.get("busLocation") or ""),
+                memory_bytes=gpu.get("totalMemory"),
+                multiprocessors_count=gpu.get("smCount"),
+                capability=(gpu.get("computeMajor"), gpu.get("computeMinor")),
             )
 
 
-def _whole(value: object, default: int) -> int:
-    """A number of a cell, which may hold anything."""
-    return value if isinstance(value, int) and 0 < value < 1 << 58 else default
-
-
 def _gpus(database: Database) -> dict[int, dict[str, Any]]:
-    """What is told of each GPU, by CUDA's ordinal."""
+    """Return the description of each GPU, by CUDA's ordinal."""
     wanted = ("id", "cuDevice", "name", "uuid", "busLocation", "totalMemory", "smCount", "computeMajor", "computeMinor")
-    there = [name for name in wanted if database.has("TARGET_INFO_GPU", name)]
-    if "id" not in there:
+    present = [name for name in wanted if database.has("TARGET_INFO_GPU", name)]
+    if "id" not in present:
         return {}
-    found = {}
-    for row in database.small(f"SELECT {', '.join(there)} FROM TARGET_INFO_GPU", "TARGET_INFO_GPU"):
-        gpu = dict(zip(there, row, strict=True))
+    gpus = {}
+    for row in database.small(f"SELECT {', '.join(present)} FROM TARGET_INFO_GPU", "TARGET_INFO_GPU"):
+        gpu = dict(zip(present, row, strict=True))
         ordinal = gpu["id"] if gpu.get("cuDevice") is None else gpu["cuDevice"]
         if isinstance(ordinal, int):
-            found[ordinal] = gpu
-    return found
+            gpus[ordinal] = gpu
+    return gpus
 
 
 def _copy_name(kind: int, source: int, target: int) -> tuple[CopyDirection, str]:

@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.importers.bounds import MOST_DIGITS, parse_json
-from stashtrace.importers.context import ImportContext
-from stashtrace.importers.nsys.database import Database, Int64, Processes
+from stashtrace.importers.context import Bools, ImportContext, Int64, is_nested
+from stashtrace.importers.nsys.database import Database, Processes
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
-from stashtrace.units import duration_text
 
 EVENTS = "NVTX_EVENTS"
 _NCCL = "nccl"
-#: A range that ends by so much behind the session was open when it ended.
+#: A range that ends later than this after the session was open when the session ended.
 _SLACK_NS = 100_000
 _MARKS = (34, 65)
 _RANGES = (59, 60, 70, 71)
-#: "step 12", "iteration=3", "train_step#7", "ProfilerStep#5"; the family is what stands before the number.
+#: "step 12", "iteration=3", "train_step#7", "ProfilerStep#5"; the text before the number is the family.
 _NUMBERED = re.compile(r"^((?:\w+[ _./:-])*(?:profiler)?(?:step|iteration|iter))[ _#:=-]*(\d+)$", re.IGNORECASE)
 _PLAIN = re.compile(r"^(?:(?:train|training|global)[ _-]?)?(?:step|iteration|iter)$", re.IGNORECASE)
 _OTHER_STEPS = re.compile(r"val|eval|test|optim|sched|lr", re.IGNORECASE)
@@ -44,7 +42,7 @@ _BATCH_WAIT = re.compile(
     r"^enumerate\(DataLoader\)|^(data[ _-]?load(er|ing)?|(load|get|next|fetch)[ _-]?(data|batch)|batch[ _-]?wait)$",
     re.IGNORECASE,
 )
-#: What torch's emit_nvtx adds to the name of an operator: the number of the call, which would make each name another.
+#: The number of the call, which torch's emit_nvtx adds to the name of an operator, so that no two names are equal.
 _OPERATION = re.compile(r"(?:, seq = \d+)?, op_id = (\d{1,18})(?=, |$)")
 
 
@@ -61,7 +59,7 @@ class CollectiveRanges:
 
 
 def add_ranges(database: Database, processes: Processes, context: ImportContext) -> tuple[CollectiveRanges, set[int]]:
-    """Fill ``spans``, ``phases`` and ``batches``; give back NCCL's calls, and the processes whose steps are told."""
+    """Fill ``spans``, ``phases`` and ``batches``; return NCCL's calls, and the processes whose ranges show steps."""
     rows, names, number, attached = _read(database)
     operation = rows["operation"]
     latest = processes.until_ns + _SLACK_NS if processes.session_ends else np.iinfo(np.int64).max
@@ -80,50 +78,49 @@ def add_ranges(database: Database, processes: Processes, context: ImportContext)
         )
     codes = context.codes(names)
     kept = np.flatnonzero(whole)
-    if len(kept):
-        context.add(
-            "spans",
-            begin_ns=begin[kept],
-            end_ns=end[kept],
-            track_id=processes.threads(process[kept], tid[kept]),
-            kind_code=int(SpanKind.USER),
-            name_code=codes[number[kept]],
-            correlation_id=operation[kept],
-        )
+    context.add(
+        "spans",
+        begin_ns=begin[kept],
+        end_ns=end[kept],
+        track_id=processes.threads(process[kept], tid[kept]),
+        kind_code=int(SpanKind.USER),
+        name_code=codes[number[kept]],
+        correlation_id=operation[kept],
+    )
     table = _Ranges(begin, end, process, tid, number, whole, names, codes)
-    told = _add_phases(table, processes, context) | _add_steps(table, processes, context)
-    return _collective_ranges(database, table, rows["jsonTextId"], attached), told
+    with_steps = _add_phases(table, processes, context) | _add_steps(table, processes, context)
+    return _collective_ranges(database, table, rows["jsonTextId"], attached), with_steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """All ranges; ``number`` is the place of each one's name in ``names``."""
+    """All ranges. ``number`` is the place of a range's name in ``names``; ``whole`` tells if the range has an end."""
 
     begin: Int64
     end: Int64
     process: Int64
     tid: Int64
     number: Int64
-    whole: npt.NDArray[np.bool_]
+    whole: Bools
     names: list[str]
     codes: Int64
 
     def of(self, numbers: list[int]) -> Int64:
-        """Rows with these names that have an end."""
+        """Return the rows with these names that have an end."""
         return np.flatnonzero(self._named(numbers) & self.whole)
 
     def cut(self, numbers: list[int]) -> Int64:
-        """Rows with these names that were open when the recording ended."""
+        """Return the rows with these names that were open when the recording ended."""
         return np.flatnonzero(self._named(numbers) & ~self.whole)
 
-    def _named(self, numbers: list[int]) -> npt.NDArray[np.bool_]:
+    def _named(self, numbers: list[int]) -> Bools:
         return np.isin(self.number, np.array(numbers, dtype=np.int64))
 
 
 def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[int, tuple[Any, Any]]]:
-    """Ranges and marks: columns, distinct names, the place of each row's name, and by row what NCCL attached.
+    """Read ranges and marks: columns, distinct names, the place of each row's name, and NCCL's payloads by row.
 
-    A text stands in the row, or its id does. Texts are many and few are distinct, so only these are kept.
+    A row has a text or the id of one. Only distinct texts are kept, because they are few.
     """
     wanted = {"start": 0, "end": -1, "eventType": 0, "globalTid": 0, "textId": -1, "jsonTextId": -1}
     pieces: list[dict[str, Int64]] = []
@@ -143,7 +140,7 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
             if text.startswith(_NCCL):
                 of_nccl.add(by_id[number])
         unnamed = places.setdefault("", len(places))
-        found = np.empty(len(own), dtype=np.int64)
+        number_of_row = np.empty(len(own), dtype=np.int64)
         for at, (row, number) in enumerate(zip(own.tolist(), ids.tolist(), strict=True)):
             text, *payload = others[row]
             operation = _OPERATION.search(text) if isinstance(text, str) and ", op_id = " in text else None
@@ -151,11 +148,11 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
                 text = text[: operation.start()]
             operations.append(int(operation.group(1)) if operation is not None else 0)
             place = by_id.get(number, unnamed) if text is None else places.setdefault(str(text), len(places))
-            found[at] = place
+            number_of_row[at] = place
             if payload != [None, None] and (place in of_nccl if text is None else str(text).startswith(_NCCL)):
                 attached[total + at] = (payload[0], payload[1])
         total += len(own)
-        numbers.append(found)
+        numbers.append(number_of_row)
         pieces.append({name: values[own] for name, values in rows.items()})
     empty = np.empty(0, dtype=np.int64)
     columns = {name: np.concatenate([p[name] for p in pieces]) if pieces else empty for name in wanted}
@@ -167,47 +164,35 @@ def _add_phases(table: _Ranges, processes: Processes, context: ImportContext) ->
     codes = [next((int(p) for pattern, p in _PHASES if pattern.match(name)), 0) for name in table.names]
     code = np.array([*codes, 0], dtype=np.int64)[table.number]
     rows = np.flatnonzero((code > 0) & table.whole)
-    if len(rows):
-        rows = rows[np.lexsort((-table.end[rows], table.begin[rows], table.tid[rows], table.process[rows]))]
-        track = processes.threads(table.process[rows], table.tid[rows])
-        context.add(
-            "phases",
-            begin_ns=table.begin[rows],
-            end_ns=table.end[rows],
-            track_id=track,
-            process_id=processes.ids[table.process[rows]],
-            phase_code=code[rows],
-            phase_flags=_nested(track, table.begin[rows], table.end[rows]) * int(PhaseFlag.NESTED),
-            name_code=table.codes[table.number[rows]],
-        )
-    told = set(table.process[rows].tolist())
+    rows = rows[np.lexsort((-table.end[rows], table.begin[rows], table.tid[rows], table.process[rows]))]
+    track = processes.threads(table.process[rows], table.tid[rows])
+    context.add(
+        "phases",
+        begin_ns=table.begin[rows],
+        end_ns=table.end[rows],
+        track_id=track,
+        process_id=processes.ids[table.process[rows]],
+        phase_code=code[rows],
+        phase_flags=is_nested(track, table.begin[rows], table.end[rows]) * int(PhaseFlag.NESTED),
+        name_code=table.codes[table.number[rows]],
+    )
+    with_phases = set(table.process[rows].tolist())
     rows = table.of([n for n, name in enumerate(table.names) if _BATCH_WAIT.match(name)])
-    if len(rows):
-        context.add(
-            "batches",
-            begin_ns=table.begin[rows],
-            end_ns=table.end[rows],
-            track_id=processes.threads(table.process[rows], table.tid[rows]),
-            process_id=processes.ids[table.process[rows]],
-            batch_index=-1,
-            worker_id=-1,
-            phase_code=int(BatchPhase.WAIT),
-        )
-    return told | set(table.process[rows].tolist())
-
-
-def _nested(track: Int64, begin: Int64, end: Int64) -> npt.NDArray[np.bool_]:
-    """Which rows lie inside an earlier one of the same track; rows are ordered by track and begin."""
-    out = np.zeros(len(track), dtype=bool)
-    for value in np.unique(track).tolist():
-        rows = np.flatnonzero(track == value)
-        before = np.maximum.accumulate(end[rows])
-        out[rows[1:]] = begin[rows[1:]] < before[:-1]
-    return out
+    context.add(
+        "batches",
+        begin_ns=table.begin[rows],
+        end_ns=table.end[rows],
+        track_id=processes.threads(table.process[rows], table.tid[rows]),
+        process_id=processes.ids[table.process[rows]],
+        batch_index=-1,
+        worker_id=-1,
+        phase_code=int(BatchPhase.WAIT),
+    )
+    return with_phases | set(table.process[rows].tolist())
 
 
 def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> set[int]:
-    """Step marks of each process, from the family of ranges that covers most of its time."""
+    """Add the step marks of each process, from the family of ranges that covers most of its time."""
     families: dict[str, list[int]] = {}
     ordinal: dict[int, int] = {}
     for place, name in enumerate(table.names):
@@ -231,7 +216,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
         marks = np.append(table.begin[own], table.end[own].max())
         first = ordinal[int(table.number[own[0]])]
         firsts.append((first, len(own)))
-        _tell_cut_step(table, families[family], own, ordinal, processes, context)
+        _report_cut_step(table, families[family], own, ordinal, processes, context)
         names = np.append(table.codes[table.number[own]], context.code(f"end of {family}"))
         context.add(
             "spans",
@@ -249,7 +234,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
     return set(best)
 
 
-def _tell_cut_step(
+def _report_cut_step(
     table: _Ranges,
     places: list[int],
     own: Int64,
@@ -257,7 +242,7 @@ def _tell_cut_step(
     processes: Processes,
     context: ImportContext,
 ) -> None:
-    """Say that a step behind the whole ones ``own`` was open when the recording ended."""
+    """Report a step after the whole ones ``own`` that was open when the recording ended."""
     process, tid = int(table.process[own[-1]]), int(table.tid[own[-1]])
     cut = table.cut(places)
     cut = cut[(table.process[cut] == process) & (table.tid[cut] == tid) & (table.begin[cut] > table.begin[own[-1]])]
@@ -265,15 +250,9 @@ def _tell_cut_step(
         return
     first = cut[int(table.begin[cut].argmin())]
     number = ordinal[int(table.number[first])]
-    step = f"step {number if number >= 0 else len(own)}"
-    into = max(processes.until_ns + processes.base_ns - int(table.begin[first]), 0)
-    process_id = int(processes.ids[process])
-    context.doubt(
-        "step_cut_off",
-        f"the recording of rank {context.processes[process_id].rank} ends {duration_text(into)} into {step}:"
-        " that step is not counted",
-        process_id,
-    )
+    elapsed_ns = max(processes.until_ns + processes.base_ns - int(table.begin[first]), 0)
+    step = f"step {number if number >= 0 else len(own)}: that step is not counted"
+    context.doubt_cut_step(int(processes.ids[process]), elapsed_ns, step)
 
 
 def _collective_ranges(
@@ -296,34 +275,14 @@ def _collective_ranges(
     )
 
 
-# What NCCL attaches to its NVTX ranges: communicator, bytes, peer.
+# Payloads that NCCL attaches to its NVTX ranges: communicator, bytes, peer.
 #
-# An export holds it as JSON (``nsys export --include-json true``) or as bytes (``--include-blobs true``): a head of
-# 32 bytes with the number of the schema and the length, then the fields where the tables of schemas say.
+# An export holds them as JSON (``nsys export --include-json true``) or as bytes (``--include-blobs true``): a head of
+# 32 bytes with the number of the schema and the length, then the fields at the offsets that the schema gives.
 
 _HEAD = struct.Struct("<QQQQ")
-#: NVTX's predefined types of fields that are whole numbers -> how they lie in the bytes.
-_TYPES = {
-    1: "b",
-    2: "B",
-    3: "h",
-    4: "H",
-    5: "i",
-    6: "I",
-    7: "q",
-    8: "Q",
-    9: "q",
-    10: "Q",
-    11: "b",
-    12: "B",
-    13: "h",
-    14: "H",
-    15: "i",
-    16: "I",
-    17: "q",
-    18: "Q",
-    22: "Q",
-}
+#: NVTX's predefined types of fields that are whole numbers, in their order from 1, as formats of ``struct``.
+_TYPES = {**dict(enumerate("bBhHiIqQqQbBhHiIqQ", start=1)), 22: "Q"}
 _FIELDS = {
     "NCCL communicator ID": "communicator",
     "Message size [bytes]": "size_bytes",
@@ -350,23 +309,23 @@ class Payload:
 
 
 def read_payloads(database: Database, texts: Sequence[object], blobs: Sequence[object]) -> list[Payload]:
-    """Payload of each range, from whichever form there is."""
+    """Return the payload of each range, from its text or else its bytes."""
     schemas = _schemas(database) if any(isinstance(blob, bytes) for blob in blobs) else {}
-    found = []
+    payloads = []
     for text, blob in zip(texts, blobs, strict=True):
         if isinstance(text, str):
-            found.append(_from_text(text))
+            payloads.append(_from_text(text))
         else:
-            found.append(_from_bytes(blob, schemas) if isinstance(blob, bytes) else Payload())
-    return found
+            payloads.append(_from_bytes(blob, schemas) if isinstance(blob, bytes) else Payload())
+    return payloads
 
 
 def _from_text(text: str) -> Payload:
     try:
-        found = parse_json(text)
+        fields = parse_json(text)
     except ValueError:
         return Payload()
-    return _payload(found) if isinstance(found, dict) else Payload()
+    return _payload(fields) if isinstance(fields, dict) else Payload()
 
 
 def _from_bytes(blob: bytes, schemas: Mapping[int, list[tuple[str, str, int]]]) -> Payload:
@@ -404,13 +363,13 @@ def _number(value: object) -> int | None:
 
 
 def _schemas(database: Database) -> dict[int, list[tuple[str, str, int]]]:
-    """Schema -> (name, form, offset) of its numbers that are wanted here."""
+    """Return (name, format, offset) of the fields that are used here, by schema."""
     table = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
     if not database.has(table, "schemaId", "type", "name", "offset"):
         return {}
-    found: dict[int, list[tuple[str, str, int]]] = {}
-    question = f"SELECT DISTINCT schemaId, idx, type, name, ifnull(offset, 0) FROM {table}"
-    for schema, _, kind, name, offset in database.small(question, table):
+    schemas: dict[int, list[tuple[str, str, int]]] = {}
+    query = f"SELECT DISTINCT schemaId, idx, type, name, ifnull(offset, 0) FROM {table}"
+    for schema, _, kind, name, offset in database.small(query, table):
         if name in _FIELDS and kind in _TYPES and isinstance(schema, int) and isinstance(offset, int):
-            found.setdefault(schema, []).append((name, _TYPES[kind], offset))
-    return found
+            schemas.setdefault(schema, []).append((name, _TYPES[kind], offset))
+    return schemas

@@ -1,6 +1,6 @@
 """Calls into the C library that Nsight Systems traced: waits and I/O.
 
-It knows how long a call took and what it returned, but not which file it was for.
+An export has the duration and the result of a call, but not the file.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,8 +10,8 @@ import re
 
 import numpy as np
 
-from stashtrace.importers.context import ImportContext
-from stashtrace.importers.nsys.database import Database, Int64, Processes
+from stashtrace.importers.context import TRANSFERS, ImportContext, Int64, per_distinct
+from stashtrace.importers.nsys.database import Database, Processes
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 
 CALLS = "OSRT_API"
@@ -54,62 +54,44 @@ _IO = {op.name.lower(): op for op in IoOp} | {
 }
 _STDIO = (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSEEK, IoOp.FFLUSH)
 _SOCKETS = (IoOp.RECV, IoOp.SEND, IoOp.CONNECT)
-_MOVES = (
-    IoOp.READ,
-    IoOp.WRITE,
-    IoOp.PREAD,
-    IoOp.PWRITE,
-    IoOp.READV,
-    IoOp.WRITEV,
-    IoOp.PREADV,
-    IoOp.PWRITEV,
-    IoOp.SENDFILE,
-    IoOp.RECV,
-    IoOp.SEND,
-)
+_MOVES = (*TRANSFERS, IoOp.RECV, IoOp.SEND)
 
 
 def add_library_calls(database: Database, processes: Processes, context: ImportContext) -> None:
     """Fill ``waits`` and ``io``."""
     rows = database.integers(CALLS, start=0, end=0, globalTid=0, nameId=0, returnValue=0)
-    distinct, inverse = np.unique(rows["nameId"], return_inverse=True)
-    if not len(distinct):
-        return
-    texts = database.texts(rows["nameId"])
-    names = [re.sub(r"^_+|(64|_2)$", "", texts.get(n, "")) for n in distinct.tolist()]
+    names = {n: re.sub(r"^_+|(64|_2)$", "", text) for n, text in database.texts(rows["nameId"]).items()}
     process, tid = processes.of(rows["globalTid"]), rows["globalTid"] & 0xFFFFFF
-    wait = np.array([int(_WAITS.get(name, 0)) for name in names], dtype=np.int64)[inverse]
-    op = np.array([int(_IO.get(name, 0)) for name in names], dtype=np.int64)[inverse]
+    wait = per_distinct(rows["nameId"], lambda n: _WAITS.get(names.get(n, ""), 0))
+    op = per_distinct(rows["nameId"], lambda n: _IO.get(names.get(n, ""), 0))
     begin = rows["start"] + processes.base_ns
     end = np.maximum(rows["end"], rows["start"]) + processes.base_ns
     chosen = np.flatnonzero(wait)
-    if len(chosen):
-        context.add(
-            "waits",
-            begin_ns=begin[chosen],
-            end_ns=end[chosen],
-            track_id=processes.threads(process[chosen], tid[chosen]),
-            process_id=processes.ids[process[chosen]],
-            wait_code=wait[chosen],
-        )
+    context.add(
+        "waits",
+        begin_ns=begin[chosen],
+        end_ns=end[chosen],
+        track_id=processes.threads(process[chosen], tid[chosen]),
+        process_id=processes.ids[process[chosen]],
+        wait_code=wait[chosen],
+    )
     chosen = np.flatnonzero(op)
-    if len(chosen):
-        track = processes.threads(process[chosen], tid[chosen])
-        chosen = chosen[np.lexsort((begin[chosen], track))]
-        context.add(
-            "io",
-            begin_ns=begin[chosen],
-            end_ns=end[chosen],
-            track_id=np.sort(track),
-            op_code=op[chosen],
-            io_flags=_flags(op[chosen]),
-            offset_bytes=-1,
-            result_bytes=_results(op[chosen], rows["returnValue"][chosen]),
-        )
+    track = processes.threads(process[chosen], tid[chosen])
+    chosen = chosen[np.lexsort((begin[chosen], track))]
+    context.add(
+        "io",
+        begin_ns=begin[chosen],
+        end_ns=end[chosen],
+        track_id=np.sort(track),
+        op_code=op[chosen],
+        io_flags=_flags(op[chosen]),
+        offset_bytes=-1,
+        result_bytes=_results(op[chosen], rows["returnValue"][chosen]),
+    )
 
 
 def _results(op: Int64, returned: Int64) -> Int64:
-    """Bytes that a call moved; of others 0, or the failure that it returned."""
+    """Return the bytes that a call moved; of others 0, or -1 for a failure."""
     return np.where(np.isin(op, _MOVES), np.maximum(returned, -1), np.clip(returned, -1, 0))
 
 

@@ -1,7 +1,4 @@
-"""From the measured rates of a run to a forecast: which inputs, from where, what is missing, and the table.
-
-Not an analysis of the registry, since it needs to be told cache sizes; ``stashtrace whatif-cache`` calls it.
-"""
+"""From the measured rates of a run to a forecast: the inputs and where they come from, what is missing, the table."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,13 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from stashtrace.analysis.io import loaders as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache.model import Job, hit_ratio, predict, simulate, storage_without_fetch_stall
+from stashtrace.lab.cache.model import LoadingJob, hit_ratio, predict, simulate, storage_without_fetch_stall
+from stashtrace.lab.wording import counted
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table
 
@@ -55,9 +54,9 @@ class Inputs:
 
     Attributes
     ----------
-    job : Job
+    job : LoadingJob
         The slowest rank, with the storage and the page cache of its host.
-    better, worse : Job
+    better, worse : LoadingJob
         The same with every input one standard error better or worse.
     measured_step_ns, measured_hit_ratio : float
         Of the recorded run.
@@ -71,9 +70,9 @@ class Inputs:
         Whether the rate of storage is a measurement.
     """
 
-    job: Job
-    better: Job
-    worse: Job
+    job: LoadingJob
+    better: LoadingJob
+    worse: LoadingJob
     measured_step_ns: float
     measured_hit_ratio: float
     batch_ranges: float
@@ -99,14 +98,22 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     MissingDataError
         If the run shows no read of a batch, as through a memory map, or if other threads read much of it.
     """
-    found = {(row["rank"], row["quantity"]): row for row in rates.rows()}
-    ranks = sorted({rank for rank, quantity in found if quantity == names.COMPUTE})
-    if not any((rank, names.BATCH) in found for rank in ranks):
+    rows = {(row["rank"], row["quantity"]): row for row in rates.rows()}
+    ranks = sorted({rank for rank, quantity in rows if quantity == names.COMPUTE})
+
+    def mean(rank: int, quantity: str, column: str = "mean") -> float:
+        row = rows.get((rank, quantity))
+        return float(row[column]) if row else 0.0
+
+    def error(rank: int, quantity: str) -> float:
+        return mean(rank, quantity, "error")
+
+    if not any((rank, names.BATCH) in rows for rank in ranks):
         raise MissingDataError(
             "the run shows no read call of the threads that make batches",
             hint="data read through a memory map or by other threads cannot be forecast; see `analyze loader_rates`",
         )
-    elsewhere = found.get((-1, names.ELSEWHERE), {"mean": 0.0})["mean"]
+    elsewhere = mean(-1, names.ELSEWHERE)
     if elsewhere > _ELSEWHERE_RATIO:
         raise MissingDataError(
             f"{100 * elsewhere:.0f} % of the bytes are read by other threads than those that make batches",
@@ -114,14 +121,6 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
             " `analyze loader_rates` for what was read, `analyze io_cache` for what a cache would have answered",
         )
     notes: list[str] = []
-
-    def mean(rank: int, quantity: str) -> float:
-        row = found.get((rank, quantity))
-        return float(row["mean"]) if row else 0.0
-
-    def error(rank: int, quantity: str) -> float:
-        row = found.get((rank, quantity))
-        return float(row["error"]) if row else 0.0
 
     # A step ends when the slowest rank has its batch: the one whose loader or compute takes longest.
     def slowness(rank: int) -> float:
@@ -138,11 +137,11 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     if not storage_known:
         size = mean(rank, names.BATCH) / max(mean(rank, names.RANGES), 1.0)
         expected = calibration.expected("random_read", [size]) if calibration else None
-        if expected is not None:
+        if calibration is not None and expected is not None:
             reader = size / float(expected.time_ns[0]) * 1e9
             notes.append(
-                f"storage: from the calibration ({calibration.date[:10] if calibration else ''}), one reader;"
-                " the run read everything from the page cache"
+                f"storage: from the calibration ({calibration.date[:10]}), one reader; the run read everything from"
+                " the page cache"
             )
             storage_known = True
         else:
@@ -168,7 +167,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     streams = int(mean(-1, names.UNLOCATED))
     if dataset_bytes is None and streams:
         notes.append(
-            f"data set: not measured, since {streams} file{'s are' if streams > 1 else ' is'} read through"
+            f"data set: not measured, since {counted(streams, 'file')} {'are' if streams > 1 else 'is'} read through"
             " streams that stay open, without known offsets; --cache-size needs --dataset-size"
         )
     elif dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
@@ -189,23 +188,24 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
             f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
             " batch takes longer than forecast"
         )
-    job = Job(mean(rank, names.COMPUTE), prep, mean(rank, names.BATCH), workers, on_host, cached, reader, storage)
+    job = LoadingJob(
+        mean(rank, names.COMPUTE), prep, mean(rank, names.BATCH), workers, on_host, cached, reader, storage
+    )
 
-    def moved(sign: int) -> Job:
-        faster = {
-            name: max(getattr(job, name) - sign * error(at, quantity), 0.1 * getattr(job, name))
-            for name, at, quantity in (
-                ("cached_bytes_per_s", -1, names.CACHED),
-                ("reader_bytes_per_s", -1, names.READER),
-                ("storage_bytes_per_s", -1, names.READER),
-            )
-        }
+    def moved(sign: int) -> LoadingJob:
+        """The job with every input one standard error better (-1) or worse (1)."""
+
+        def rate(value: float, quantity: str) -> float:
+            return max(value - sign * error(-1, quantity), 0.1 * value)
+
         return replace(
             job,
             compute_ns=max(job.compute_ns + sign * error(rank, names.COMPUTE), 0.0),
             prep_ns=max(prep + sign * error(rank, names.PREP), 0.0),
             batch_bytes=max(job.batch_bytes + sign * error(rank, names.BATCH), 0.0),
-            **faster,
+            cached_bytes_per_s=rate(cached, names.CACHED),
+            reader_bytes_per_s=rate(reader, names.READER),
+            storage_bytes_per_s=rate(storage, names.READER),
         )
 
     return Inputs(
@@ -251,18 +251,21 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
         simulate(job, float(x), policy, batch_items=items, steps=_SIMULATED_STEPS, seed=seed).step_ns for x in share
     ]
     needs = [storage_without_fetch_stall(job, float(h)) for h in hits]
+    times_ns: dict[str, Any] = {
+        "step_ns": steps.step_ns,
+        "low_ns": np.minimum(better.step_ns, steps.step_ns),
+        "high_ns": np.maximum(worse.step_ns, steps.step_ns),
+        "compute_ns": steps.compute_ns,
+        "prep_ns": steps.prep_ns,
+        "fetch_ns": steps.fetch_ns,
+        "simulated_ns": played,
+    }
     return Table(
         CACHE_FORECAST,
         {
             "cached_ratio": share,
             "hit_ratio": hits,
-            "step_ns": np.rint(steps.step_ns).astype(np.int64),
-            "low_ns": np.rint(np.minimum(better.step_ns, steps.step_ns)).astype(np.int64),
-            "high_ns": np.rint(np.maximum(worse.step_ns, steps.step_ns)).astype(np.int64),
-            "compute_ns": np.rint(steps.compute_ns).astype(np.int64),
-            "prep_ns": np.rint(steps.prep_ns).astype(np.int64),
-            "fetch_ns": np.rint(steps.fetch_ns).astype(np.int64),
-            "simulated_ns": np.rint(played).astype(np.int64),
+            **{name: np.rint(values).astype(np.int64) for name, values in times_ns.items()},
             "batches_per_s": job.ranks_count * 1e9 / steps.step_ns,
             "reader_bytes_per_s": np.array([need.reader_bytes_per_s for need in needs]),
             "storage_bytes_per_s": np.array([need.total_bytes_per_s for need in needs]),

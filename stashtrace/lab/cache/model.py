@@ -1,7 +1,7 @@
 """Training speed as a function of the cached share of the data set: hit ratios of caches, and what they do to a step.
 
 Closed forms, after DS-Analyzer's what-if, for a loader whose workers read and prepare one batch after the other and so
-cannot hide reading behind their own preparing. ``model`` plays the same job event by event.
+cannot hide reading behind their own preparing. :func:`simulate` plays the same job event by event.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,12 +54,12 @@ def hit_ratio(cached: Any, policy: str) -> Floats:
         return np.array(share)
     left = 1.0 - share
     # The limit of (1 - x) ln(1 - x) at x = 1 is 0.
-    found: Floats = np.clip(share + left * np.log(np.where(left > 0, left, 1.0)), 0.0, 1.0)
-    return found
+    hits: Floats = np.clip(share + left * np.log(np.where(left > 0, left, 1.0)), 0.0, 1.0)
+    return hits
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoadingJob:
     """What the speed of loading depends on.
 
     Attributes
@@ -124,14 +124,12 @@ class Steps:
 
     def limits(self) -> list[str]:
         """What limits each: the larger stall, or compute where both are below :data:`SLACK_RATIO`."""
-        found = []
-        for step, prep, fetch in zip(self.step_ns, self.prep_ns, self.fetch_ns, strict=True):
-            worst, what = max((fetch, FETCH), (prep, PREP))
-            found.append(what if worst > SLACK_RATIO * step else COMPUTE)
-        return found
+        slack_ns = SLACK_RATIO * self.step_ns
+        larger = np.where(self.fetch_ns > self.prep_ns, FETCH, PREP)
+        return list(np.where(np.maximum(self.fetch_ns, self.prep_ns) > slack_ns, larger, COMPUTE).tolist())
 
 
-def predict(job: Job, hits: Any) -> Steps:
+def predict(job: LoadingJob, hits: Any) -> Steps:
     """Step time and stalls at these hit ratios, when the queue of prepared batches is never the limit.
 
     A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the
@@ -147,7 +145,7 @@ def predict(job: Job, hits: Any) -> Steps:
     return Steps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
 
 
-def _step_ns(job: Job, hits: Floats) -> Floats:
+def _step_ns(job: LoadingJob, hits: Floats) -> Floats:
     missed = (1.0 - hits) * job.batch_bytes
     worker = job.prep_ns + job.cached_ns(hits) + job.fetch_ns(hits)
     shared = job.ranks_count * missed / job.storage_bytes_per_s * 1e9
@@ -168,11 +166,11 @@ def pipelined_rate(
     """
     share = np.asarray(cached, dtype=np.float64)
     fetched = 1.0 / (share / cached_rate + (1.0 - share) / storage_rate)
-    found: Floats = np.minimum(fetched, min(prep_rate, ingest_rate))
-    return found
+    rate: Floats = np.minimum(fetched, min(prep_rate, ingest_rate))
+    return rate
 
 
-def workers_without_prep_stall(job: Job) -> int:
+def workers_without_prep_stall(job: LoadingJob) -> int:
     """Workers per rank from which preparing is hidden behind compute when all data are in cache."""
     if job.compute_ns <= 0:
         raise ValueError("no number of workers is enough for a step that takes no time")
@@ -196,7 +194,7 @@ class StorageNeed:
     reader_bytes_per_s: float
 
 
-def storage_without_fetch_stall(job: Job, hits: float, *, slack: float = SLACK_RATIO) -> StorageNeed:
+def storage_without_fetch_stall(job: LoadingJob, hits: float, *, slack: float = SLACK_RATIO) -> StorageNeed:
     """Storage rates from which the fetch stall is at most ``slack`` of the step without it.
 
     Not zero: where workers are the limit, reading from storage takes their time however fast it is.
@@ -206,26 +204,17 @@ def storage_without_fetch_stall(job: Job, hits: float, *, slack: float = SLACK_R
     if missed <= 0:
         return StorageNeed(0.0, 0.0)
     left_ns = target * max(job.workers_count, 1) - job.prep_ns - float(job.cached_ns(hits))
-    if job.workers_count == 0:
-        left_ns -= job.compute_ns
-        total_ns = left_ns
-    else:
-        total_ns = target
+    left_ns -= 0.0 if job.workers_count else job.compute_ns
+    total_ns = target if job.workers_count else left_ns
     if left_ns <= 0 or total_ns <= 0:
         return StorageNeed(math.inf, math.inf)
     reader = missed * 1e9 / left_ns
     return StorageNeed(max(job.ranks_count * missed * 1e9 / total_ns, reader), reader)
 
 
-def with_storage(job: Job, need: StorageNeed) -> Job:
-    """The same job on storage that is as fast as needed."""
-    return replace(job, reader_bytes_per_s=need.reader_bytes_per_s, storage_bytes_per_s=need.total_bytes_per_s)
-
-
-# The same questions as ``cache``, played event by event: random permutations, a real cache, workers, shared storage.
-#
-# Seeded, so an answer can be repeated. It knows what the closed forms leave out: batches that miss more than others,
-# the limited queue of prepared batches, workers that are stuck in storage at the same time.
+# The same questions, played event by event: random permutations, a real cache, workers, shared storage. Seeded, so an
+# answer can be repeated. It knows what the closed forms leave out: batches that miss more than others, the limited
+# queue of prepared batches, workers that are stuck in storage at the same time.
 
 #: Batches that a worker of torch's DataLoader is ahead at most.
 PREFETCH_BATCHES = 2
@@ -281,12 +270,14 @@ def simulated_hits(items: int, capacity: int, policy: str, *, epochs: int = 3, s
     return hits[1:]
 
 
-def simulate(job: Job, cached: float, policy: str, *, batch_items: int = 32, steps: int = 150, seed: int = 0) -> Played:
+def simulate(
+    job: LoadingJob, cached: float, policy: str, *, batch_items: int = 32, steps: int = 150, seed: int = 0
+) -> Played:
     """Play a job with a cache that holds this share of its data set.
 
     Parameters
     ----------
-    job : Job
+    job : LoadingJob
         Times and rates.
     cached : float
         Part of the data set that fits, 0 to 1.
@@ -304,7 +295,7 @@ def simulate(job: Job, cached: float, policy: str, *, batch_items: int = 32, ste
     return Played(_mean_step_ns(job, missed, seed), float(hits.mean()))
 
 
-def _mean_step_ns(job: Job, missed: Flags, seed: int) -> float:
+def _mean_step_ns(job: LoadingJob, missed: Flags, seed: int) -> float:
     if job.workers_count == 0:
         return float(_serial_steps(job, missed.mean(axis=2)).mean())
     done = _Loader(job, missed, seed).play()
@@ -312,7 +303,7 @@ def _mean_step_ns(job: Job, missed: Flags, seed: int) -> float:
     return float(done[-1] - done[head]) / (len(done) - 1 - head) if len(done) > 1 else float(done[0])
 
 
-def _serial_steps(job: Job, missed: Floats) -> Floats:
+def _serial_steps(job: LoadingJob, missed: Floats) -> Floats:
     """Without workers: all ranks read at once, then prepare, then compute."""
     alone = missed * job.batch_bytes / job.reader_bytes_per_s
     together = missed.sum(axis=1, keepdims=True) * job.batch_bytes / job.storage_bytes_per_s
@@ -328,7 +319,7 @@ class _Loader:
     running sum of bytes per reader orders their ends: a reader is done when the sum has grown by what it asked for.
     """
 
-    def __init__(self, job: Job, missed: Flags, seed: int) -> None:
+    def __init__(self, job: LoadingJob, missed: Flags, seed: int) -> None:
         self._job, self._missed = job, missed
         self._steps, self._ranks, self._items = missed.shape
         item_ns = job.prep_ns / self._items

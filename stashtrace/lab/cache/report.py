@@ -16,7 +16,8 @@ from stashtrace.lab.cache.model import (
     storage_without_fetch_stall,
     workers_without_prep_stall,
 )
-from stashtrace.lab.plot import check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.plot import FAINT, KIND_COLOURS, check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.wording import aligned, counted, wrapped
 from stashtrace.schema.table import Table
 from stashtrace.units import bytes_text, duration_text, percent_text
 
@@ -44,13 +45,12 @@ _SUMS = {
     "dataset_bytes": "sum of",
     "hit_ratio": "share of",
 }
+_TABLE_HEAD = (
+    *("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s"),
+    *("reader needs", "host needs", "limit"),
+)
 #: Rates and sizes below this error are said to be right.
 _GOOD_RATIO = 0.1
-
-
-def rate_rows(rates: Table) -> list[dict[str, Any]]:
-    """Rows of ``loader_rates``, for JSON."""
-    return list(rates.rows())
 
 
 def answers(inputs: Inputs) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def forecast_lines(inputs: Inputs, rates: Table, table: Table, policy: str) -> l
         "",
         *_answer_lines(inputs),
         *(["", "not measured, or doubtful:"] if inputs.notes else []),
-        *(line for note in inputs.notes for line in _wrapped(note)),
+        *(line for note in inputs.notes for line in wrapped(note)),
     ]
 
 
@@ -98,9 +98,8 @@ def _input_lines(rates: Table) -> list[str]:
         cells.append((title, mean, _statistic(row)))
         if not mean == low == high:
             cells.append(("", median, f"median, quartiles {low} and {high}"))
-    widths = [max(len(cell[at]) for cell in cells) for at in range(2)]
     head = "measured in the run (the forecast is made from means, and from rates of all bytes by all time):"
-    return [head, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in cells)]
+    return [head, *aligned(cells, left={0, 2}, indent="  ")]
 
 
 def _statistic(row: dict[str, Any]) -> str:
@@ -125,26 +124,9 @@ def _text(quantity: str, value: float) -> str:
 
 def _table_lines(table: Table, policy: str) -> list[str]:
     what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
-    head = (
-        "cached",
-        "hits",
-        "step",
-        "at least",
-        "at most",
-        "prep",
-        "fetch",
-        "simulated",
-        "batches/s",
-        "reader needs",
-        "host needs",
-        "limit",
-    )
-    lines = [head, *(_cells(row) for row in table.rows())]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     return [
         f"forecast, for a cache that {what} and an order that is new in each epoch:",
-        *(line.rstrip() for line in text),
+        *aligned([_TABLE_HEAD, *(_cells(row) for row in table.rows())]),
         "needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
         f" {100 * SLACK_RATIO:.0f} % of a step",
     ]
@@ -173,9 +155,11 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         enough = workers_without_prep_stall(job)
         now = f"{job.workers_count} now" if job.workers_count else "the step thread loads now"
         if warm.prep_ns[0] <= SLACK_RATIO * warm.step_ns[0]:
-            lines.append(f"prep stall: none with all data cached; {_workers(enough)} a rank would be enough ({now})")
+            lines.append(
+                f"prep stall: none with all data cached; {counted(enough, 'worker')} a rank would be enough ({now})"
+            )
         else:
-            lines.append(f"prep stall: {_workers(enough)} a rank remove it ({now}), given as many free CPUs")
+            lines.append(f"prep stall: {counted(enough, 'worker')} a rank remove it ({now}), given as many free CPUs")
     need = storage_without_fetch_stall(job, 0.0)
     if math.isinf(need.total_bytes_per_s):
         lines.append("fetch stall: no storage removes it while nothing is cached; workers are too few")
@@ -191,23 +175,12 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
         f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
     )
-    return [line for answer in lines for line in _wrapped(answer)]
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 96, initial_indent="  ", subsequent_indent="    ")
+    return [line for answer in lines for line in wrapped(answer)]
 
 
 # The picture of a forecast: a step against the cached share, as compute, prep and fetch. matplotlib is optional.
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart.
-_COLOURS = {"compute": "#009E73", "prep": "#E69F00", "fetch": "#0072B2"}
+_KINDS = ("compute", "prep", "fetch")
 
 
 def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
@@ -216,15 +189,16 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
     figure = new_figure(7.2, 4.4)
     axes = figure.subplots()
     share = 100 * table["cached_ratio"]
-    parts = {name: table[f"{name}_ns"] / 1e6 for name in _COLOURS}
+    parts = {name: table[f"{name}_ns"] / 1e6 for name in _KINDS}
     if len(share) > 1:
-        axes.stackplot(share, *parts.values(), labels=list(parts), colors=list(_COLOURS.values()), alpha=0.75, lw=0)
+        colours = [KIND_COLOURS[name] for name in _KINDS]
+        axes.stackplot(share, *parts.values(), labels=list(parts), colors=colours, alpha=0.75, lw=0)
         low, high = table["low_ns"] / 1e6, table["high_ns"] / 1e6
-        axes.fill_between(share, low, high, color="#555555", alpha=0.3, lw=0, label="at least, at most")
+        axes.fill_between(share, low, high, color=FAINT, alpha=0.3, lw=0, label="at least, at most")
     else:
         below = np.zeros(len(share))
         for name, values in parts.items():
-            axes.bar(share, values, bottom=below, width=4, color=_COLOURS[name], label=name)
+            axes.bar(share, values, bottom=below, width=4, color=KIND_COLOURS[name], label=name)
             below = below + values
     axes.plot(share, table["simulated_ns"] / 1e6, "o", ms=4, color="#000000", label="simulated")
     if len(share) > 1:  # a cache of which share would have answered as much as the run's did

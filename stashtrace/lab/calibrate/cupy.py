@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stashtrace.lab.calibrate.sweep import LocalEngine
 from stashtrace.whole_files import write_whole
 
 _FLOAT_BYTES = 4
@@ -14,7 +16,7 @@ _TIMEOUT_S = 60.0
 _POLL_S = 0.01
 
 
-class CupyCollectives:
+class CupyCollectives(LocalEngine):
     """NCCL through ``cupy.cuda.nccl``, one device per rank.
 
     Parameters
@@ -48,21 +50,16 @@ class CupyCollectives:
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
         """One collective between two events."""
         out, given = self._buffers[op, size_bytes]
-        before, after = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-        before.record(self._stream)
-        self._call(op, out, given)
-        after.record(self._stream)
-        after.synchronize()
-        return 0, round(self._cupy.cuda.get_elapsed_time(before, after) * 1e6)
+        return 0, _elapsed_ns(self._cupy, self._stream, lambda: self._call(op, out, given))
 
     def barrier(self) -> None:
         """A tiny all-reduce, waited for: CuPy has no other group than NCCL's."""
         self._call("all_reduce", self._flag, self._flag)
         self._stream.synchronize()
 
-    def agree(self, wish: bool) -> bool:
-        """Rank 0 adds its wish, the others nothing."""
-        self._flag.fill(float(wish) if self._rank == 0 else 0.0)
+    def agree(self, value: bool) -> bool:
+        """Broadcast rank 0's value: it adds that to a flag, the others nothing."""
+        self._flag.fill(float(value) if self._rank == 0 else 0.0)
         self._cupy.cuda.get_current_stream().synchronize()
         self.barrier()
         return bool(self._flag.get()[0] > 0.5)
@@ -97,7 +94,7 @@ class CupyCollectives:
             self._nccl.groupEnd()
 
 
-class CupyCopies:
+class CupyCopies(LocalEngine):
     """Copies between host and devices, timed by events; operations as those of ``TorchCopies``."""
 
     timing = "device"
@@ -119,24 +116,13 @@ class CupyCopies:
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
         """One copy between two events; the driver finds the direction from the addresses."""
         target, source, _ = self._buffers[op, size_bytes]
-        runtime = self._cupy.cuda.runtime
-        before, after = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-        before.record(self._stream)
-        runtime.memcpyAsync(target, source, size_bytes, runtime.memcpyDefault, self._stream.ptr)
-        after.record(self._stream)
-        after.synchronize()
-        return 0, round(self._cupy.cuda.get_elapsed_time(before, after) * 1e6)
+        copy, stream = self._cupy.cuda.runtime.memcpyAsync, self._stream
+        kind = self._cupy.cuda.runtime.memcpyDefault
+        return 0, _elapsed_ns(self._cupy, stream, lambda: copy(target, source, size_bytes, kind, stream.ptr))
 
     def barrier(self) -> None:
-        """Nothing may be in flight when the next copy begins."""
+        """Wait until no copy is in flight."""
         self._stream.synchronize()
-
-    def agree(self, wish: bool) -> bool:
-        """One process agrees with itself."""
-        return wish
-
-    def close(self) -> None:
-        """Nothing to leave."""
 
     def _device(self, index: int, size_bytes: int) -> Any:
         with self._cupy.cuda.Device(index):
@@ -148,6 +134,16 @@ class CupyCopies:
         if op.endswith("pinned"):
             return np.frombuffer(self._cupy.cuda.alloc_pinned_memory(size_bytes), dtype=np.uint8, count=size_bytes)
         return np.ones(size_bytes, dtype=np.uint8)
+
+
+def _elapsed_ns(cupy: Any, stream: Any, work: Callable[[], None]) -> int:
+    """Time of work on a stream, between two events."""
+    before, after = cupy.cuda.Event(), cupy.cuda.Event()
+    before.record(stream)
+    work()
+    after.record(stream)
+    after.synchronize()
+    return round(float(cupy.cuda.get_elapsed_time(before, after)) * 1e6)
 
 
 def cupy_facts(cupy: Any, nccl: Any) -> dict[str, Any]:

@@ -12,13 +12,17 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
+
+from stashtrace.errors import MissingDataError
+from stashtrace.lab.calibrate.sweep import LocalEngine
 
 _TIMEOUT_S = 60
 _FLOAT_BYTES = 4
 
 
-class TorchCollectives:
+class TorchCollectives(LocalEngine):
     """``torch.distributed`` over gloo (host) or NCCL (one device per rank).
 
     Parameters
@@ -73,20 +77,15 @@ class TorchCollectives:
             begin = time.monotonic_ns()
             call(out, given)
             return begin, time.monotonic_ns()
-        before, after = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        call(out, given)
-        after.record()
-        after.synchronize()
-        return 0, round(before.elapsed_time(after) * 1e6)
+        return 0, _elapsed_ns(self._torch, lambda: call(out, given))
 
     def barrier(self) -> None:
         """Over gloo, always."""
         self._torch.distributed.all_reduce(self._token)
 
-    def agree(self, wish: bool) -> bool:
-        """Broadcast from rank 0 over gloo."""
-        self._flag.fill_(int(wish))
+    def agree(self, value: bool) -> bool:
+        """Broadcast rank 0's value over gloo."""
+        self._flag.fill_(int(value))
         self._torch.distributed.broadcast(self._flag, 0)
         return bool(self._flag.item())
 
@@ -98,7 +97,7 @@ class TorchCollectives:
         return self._torch.empty(count, dtype=self._torch.float32, device=self._device).fill_(0.0)
 
 
-class TorchCopies:
+class TorchCopies(LocalEngine):
     """Copies between host and devices, timed by events.
 
     Operations are ``h2d_pinned``, ``h2d_pageable``, ``d2h_pinned``, ``d2h_pageable``, ``d2d`` and ``p2p_0_N`` (device 0
@@ -135,23 +134,21 @@ class TorchCopies:
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
         """One copy on the current stream."""
         target, source = self._buffers[op, size_bytes]
-        before, after = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        target.copy_(source, non_blocking=True)
-        after.record()
-        after.synchronize()
-        return 0, round(before.elapsed_time(after) * 1e6)
+        return 0, _elapsed_ns(self._torch, lambda: target.copy_(source, non_blocking=True))
 
     def barrier(self) -> None:
-        """Nothing may be in flight when the next copy begins."""
+        """Wait until no copy is in flight."""
         self._torch.cuda.synchronize()
 
-    def agree(self, wish: bool) -> bool:
-        """One process agrees with itself."""
-        return wish
 
-    def close(self) -> None:
-        """Nothing to leave."""
+def _elapsed_ns(torch: Any, work: Callable[[], Any]) -> int:
+    """Time of work on the current stream, between two events."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    work()
+    after.record()
+    after.synchronize()
+    return round(float(before.elapsed_time(after)) * 1e6)
 
 
 def torch_facts(torch: Any) -> dict[str, Any]:
@@ -182,7 +179,7 @@ _ROOM = 4
 _WARM_RATIO = 0.05
 
 
-class DiskReads:
+class DiskReads(LocalEngine):
     """Reads of a file that is not in the page cache.
 
     ``random_read`` is one ``pread`` of the size with read-ahead off; ``sequential_read`` is the size in calls of
@@ -212,7 +209,7 @@ class DiskReads:
         self._buffer = memoryview(bytearray(largest_bytes))
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Nothing: all sizes share the file and the buffer."""
+        """Check the operation; all sizes share the file and the buffer."""
         if op not in ("random_read", "sequential_read"):
             raise ValueError(f"no such read: {op}")
 
@@ -236,18 +233,16 @@ class DiskReads:
         return begin, time.monotonic_ns()
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Do nothing: one process waits for nobody."""
 
-    def agree(self, wish: bool) -> bool:
-        """One process agrees with itself."""
-        return wish
-
-    def complaint(self) -> str:
-        """Why the figures are not those of the disk, empty if they are."""
+    def check(self) -> None:
+        """Raise MissingDataError if more than a few reads came from the page cache."""
         if self._warm_count > _WARM_RATIO * self._reads_count:
             share = round(100 * self._warm_count / self._reads_count)
-            return f"{share} % of the reads came from the page cache, which cannot be dropped here (tmpfs?)"
-        return ""
+            raise MissingDataError(
+                f"{share} % of the reads came from the page cache, which cannot be dropped here (tmpfs?)",
+                hint="--disk takes a folder on a disk",
+            )
 
     def close(self) -> None:
         """Remove the file."""
@@ -256,7 +251,5 @@ class DiskReads:
     def _is_cached(self, at: int) -> bool:
         try:
             return os.preadv(self._descriptor, [self._buffer[:1]], at, os.RWF_NOWAIT) > 0
-        except BlockingIOError:
+        except OSError:  # it would block, or the file system cannot say
             return False
-        except OSError:
-            return False  # a file system that cannot say

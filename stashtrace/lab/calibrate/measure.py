@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.lab.calibrate.ranks import probe_machine, run_ranks
 from stashtrace.lab.calibrate.sweep import sizes_between
 from stashtrace.lab.machine import free_memory_bytes, machine_facts
+from stashtrace.lab.progress import ProgressCallback, no_progress
 
 BACKENDS = ("auto", "gloo", "nccl", "cuda", "disk")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -72,8 +73,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One group of workers: what they measure, and for how long each time."""
+class LinkPlan:
+    """What one group of workers measures, and for how long each time."""
 
     kind: str
     backend: str
@@ -86,19 +87,11 @@ class Job:
 
     def task(self) -> dict[str, Any]:
         """As ``worker`` reads it."""
-        return {
-            "what": "measure",
-            "backend": self.backend,
-            "library": self.library,
-            "ops": list(self.ops),
-            "sizes_bytes": list(self.sizes_bytes),
-            "seconds": self.seconds,
-            "disk": self.disk,
-        }
+        return {"what": "measure", **asdict(self)}
 
 
-def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[Job, ...]:
-    """What will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
+def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
+    """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
 
     Raises
     ------
@@ -109,7 +102,7 @@ def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[J
     hosts = tuple(facts.get("host_backends", usable))
     backends = _chosen(request, facts, devices, usable, hosts)
     share = request.seconds / (len(backends) * request.launches)
-    jobs = []
+    plans = []
     for backend in backends:
         kind = {"cuda": "copy", "posix": "disk"}.get(backend, "collective")
         ranks = 1
@@ -122,8 +115,8 @@ def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[J
         room = min(facts.get("free_bytes") or [free_bytes]) if backend in ("nccl", "cuda") else free_bytes // ranks
         sizes = _sizes(request, backend, ranks, room, len(ops))
         library = str(facts.get("library", ""))
-        jobs.append(Job(kind, backend, library, ops, ranks, sizes, share, request.disk or ""))
-    return tuple(jobs)
+        plans.append(LinkPlan(kind, backend, library, ops, ranks, sizes, share, request.disk or ""))
+    return tuple(plans)
 
 
 def _chosen(
@@ -189,7 +182,7 @@ def calibrate(
     command: str = "",
     facts: Mapping[str, Any] | None = None,
     runner: Runner = run_ranks,
-    on_progress: Callable[[float, str], None] | None = None,
+    on_progress: ProgressCallback = no_progress,
 ) -> Calibration:
     """Measure and fit.
 
@@ -203,7 +196,7 @@ def calibrate(
         As ``worker.probe`` finds them; asked for if left out.
     runner : callable
         Starts workers, as :func:`run_ranks`.
-    on_progress : callable, optional
+    on_progress : callable
         Told the share that is done (0 to 1), and what is going on.
 
     Raises
@@ -217,30 +210,27 @@ def calibrate(
     """
     machine_before = machine_facts()  # its load is that of the machine, not our own
     known = dict(facts) if facts is not None else probe_machine()
-    jobs = plan(request, known, free_memory_bytes())
+    plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
     left_out: dict[str, str] = {}
-    turns = len(jobs) * request.launches
-    for number, job in enumerate(jobs):
-        found: list[dict[str, Points]] = []
+    for number, one in enumerate(plans):
+        starts: list[dict[str, Points]] = []
         for launch in range(request.launches):
-            turn = number * request.launches + launch
 
-            def waited(seconds: float, job: Job = job, turn: int = turn) -> None:
-                if on_progress is not None:
-                    share = (turn + min(seconds / job.seconds, 0.99)) / turns
-                    on_progress(share, f"{job.backend}, {len(job.ops)} operations")
+            def tell(seconds: float, one: LinkPlan = one, begun: int = number * request.launches + launch) -> None:
+                share = (begun + min(seconds / one.seconds, 0.99)) / (len(plans) * request.launches)
+                on_progress(share, f"{one.backend}, {len(one.ops)} operations")
 
-            answers = runner(job.task(), job.ranks, job.seconds, on_wait=waited)
-            left_out |= {f"{job.backend} {op}": why for op, why in answers[0]["left_out"].items()}
-            found.append(_points(answers))
-        for op in job.ops:
-            launches = [points[op] for points in found if op in points]
+            answers = runner(one.task(), one.ranks, one.seconds, on_wait=tell)
+            left_out |= {f"{one.backend} {op}": why for op, why in answers[0]["left_out"].items()}
+            starts.append(_points(answers))
+        for op in one.ops:
+            launches = [points[op] for points in starts if op in points]
             if launches:
-                links.append(Link(job.kind, job.backend, op, job.ranks, fit_launches(launches), pooled(launches)))
+                links.append(Link(one.kind, one.backend, op, one.ranks, fit_launches(launches), pooled(launches)))
     if not links:
-        why = next(iter(left_out.items()), ("", "no operation"))
-        raise MissingDataError(f"nothing could be measured: {why[0]}: {why[1]}", hint="`stashtrace doctor`")
+        op, why = next(iter(left_out.items()), ("", "no operation"))
+        raise MissingDataError(f"nothing could be measured: {op}: {why}", hint="`stashtrace doctor`")
     machine = {**machine_before, "devices": list(known.get("devices", ()))}
     names = ("torch", "cupy", "cuda", "nccl")
     versions = {"stashtrace": version, "python": platform.python_version()}
@@ -257,7 +247,7 @@ def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     return {op: points_of(first["timing"], [a["stamps"][op] for a in answers]) for op in first["stamps"]}
 
 
-# From the stamps of all ranks to one time per size. Pure; used by ``calibrate``.
+# From the stamps of all ranks to one time per size. Pure.
 
 
 def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
@@ -308,14 +298,12 @@ def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
 
 def pooled(launches: Sequence[Points]) -> Points:
     """Medians over the starts, of the medians and of the quartiles; all repetitions."""
-    sizes = launches[0].sizes_bytes
-    return Points(
-        sizes,
-        tuple(np.median([p.median_ns for p in launches], axis=0).tolist()),
-        tuple(np.median([p.low_ns for p in launches], axis=0).tolist()),
-        tuple(np.median([p.high_ns for p in launches], axis=0).tolist()),
-        tuple(np.sum([p.repetitions_count for p in launches], axis=0).tolist()),
+    middle, low, high = (
+        tuple(np.median([getattr(points, name) for points in launches], axis=0).tolist())
+        for name in ("median_ns", "low_ns", "high_ns")
     )
+    repetitions = np.sum([points.repetitions_count for points in launches], axis=0).tolist()
+    return Points(launches[0].sizes_bytes, middle, low, high, tuple(repetitions))
 
 
 def fit_launches(launches: Sequence[Points]) -> Fit:

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import math
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from stashtrace.calibration.file import Calibration, Link
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.lab.plot import check_plot_file, new_figure, plain_axes, save_figure
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.lab.plot import FAINT, check_plot_file, draw_link, new_figure, plain_axes, save_figure, scale_links
+from stashtrace.lab.wording import counted, wrapped
+from stashtrace.units import bytes_text, percent_text
 
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _RATE_UNITS = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s"), (1.0, "B/s"))
@@ -39,7 +39,7 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     if remarks:
         out.append("")
         for remark in remarks:
-            out += wrap(remark, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+            out += wrapped(remark, width=_WIDTH)
     return out
 
 
@@ -102,10 +102,6 @@ def _remarks(link: Link) -> list[str]:
 #
 # matplotlib is an optional package and is imported by the functions that need it.
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
-
 
 def plot_calibration(calibration: Calibration, path: str) -> None:
     """Draw a calibration into a file; the suffix chooses the format."""
@@ -120,40 +116,18 @@ def plot_calibration(calibration: Calibration, path: str) -> None:
         axes[0][column].set_title(f"{head[1]}{ranks}", loc="left", fontweight="bold")
     machine = calibration.machine
     what = ", ".join(dict.fromkeys(machine.get("devices", ()))) or machine.get("cpu", "")
-    figure.suptitle(f"{what}    {calibration.date[:10]}", x=0.01, ha="left", fontsize=10, color="#555555")
+    figure.suptitle(f"{what}    {calibration.date[:10]}", x=0.01, ha="left", fontsize=10, color=FAINT)
     save_figure(figure, path)
 
 
 def _draw(above: Any, below: Any, links: list[Link]) -> None:
     for number, link in enumerate(links):
-        colour, shape = _COLOURS[number % len(_COLOURS)], _SHAPES[number % len(_SHAPES)]
-        sizes, median = np.array(link.points.sizes_bytes), np.array(link.points.median_ns)
-        low, high = np.array(link.points.low_ns), np.array(link.points.high_ns)
         label = f"{link.op}   {latency_text(link)}, {bandwidth_text(link)}"
-        bars = np.maximum(np.stack((median - low, high - median)), 0)
-        above.errorbar(sizes, median, yerr=bars, fmt=shape, ms=4.5, color=colour, lw=0.8, label=label)
-        for piece in link.fit.pieces:
-            x = np.geomspace(max(piece.min_bytes, 1), max(piece.max_bytes, 1), 60)
-            time, error = link.fit.expected(x)
-            above.plot(x, time, color=colour, lw=1.4)
-            above.fill_between(x, np.maximum(time - error, time * 0.05), time + error, color=colour, alpha=0.12, lw=0)
-        off = 100 * link.fit.residuals(sizes, median)
-        below.plot(sizes, off, shape, ms=4, color=colour)
-        below.vlines(sizes, 0, off, color=colour, lw=0.6, alpha=0.6)
-    above.set_xscale("log", base=2)
-    above.set_yscale("log")
-    above.set_ylabel("time of one message")
-    below.set_ylabel("off the fit, %")
-    below.set_xlabel("message size, one rank's input" if links[0].ranks_count > 1 else "size")
-    below.axhline(0, color="#555555", lw=0.8)
+        draw_link(above, below, number, link.points, link.fit, label)
     _limit_residuals(below, links)
-    above.legend(fontsize=8, frameon=False, loc="upper left")
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    above.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+    size_title = "message size, one rank's input" if links[0].ranks_count > 1 else "size"
+    scale_links(above, below, "time of one message", size_title)
     for axes in (above, below):
-        axes.xaxis.set_minor_locator(NullLocator())
         plain_axes(axes)
 
 
@@ -164,5 +138,5 @@ def _limit_residuals(axes: Any, links: list[Link]) -> None:
     axes.set_ylim(-limit, limit)
     beyond = int(np.count_nonzero(100 * off > limit))
     if beyond:
-        text = f"{beyond} point{'' if beyond == 1 else 's'} beyond"
-        axes.text(1, 1.02, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color="#555555")
+        text = f"{counted(beyond, 'point')} beyond"
+        axes.text(1, 1.02, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color=FAINT)

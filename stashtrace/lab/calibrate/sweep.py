@@ -1,8 +1,8 @@
 """The loop that measures: every operation at every size, round by round, until the time is up.
 
-Runs inside a worker process. An *engine* knows how to do the operations (``engines``, ``engines``,
-``cupy``); nothing here knows what it measures. Rounds interleave all sizes, in another order each time, so that
-a machine that slows down for a while does so for all of them.
+Runs inside a worker process. An *engine* knows how to do the operations (``engines``, ``cupy``); nothing here knows
+what it measures. Rounds interleave all sizes, in another order each time, so that a machine that slows down for a while
+does so for all of them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 #: Small messages are cheap and scatter most, so they come more often in a round.
 _SMALL_BYTES = 65536
@@ -40,8 +40,28 @@ class Engine(Protocol):
     def barrier(self) -> None:
         """Wait for all ranks."""
 
-    def agree(self, wish: bool) -> bool:
-        """Rank 0's wish, on all ranks."""
+    def agree(self, value: bool) -> bool:
+        """Broadcast rank 0's value to all ranks."""
+
+    def check(self) -> None:
+        """Raise MissingDataError if what was timed is not what it should be."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+class LocalEngine:
+    """What an engine of a single process has: nobody to agree with."""
+
+    def agree(self, value: bool) -> bool:
+        """Return the value: one process agrees with itself."""
+        return value
+
+    def check(self) -> None:
+        """Accept everything that was timed."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
 
 
 @dataclass(slots=True)
@@ -58,15 +78,12 @@ class Measured:
         Operation that could not be done -> why.
     rounds_count : int
         Rounds without the warm-up.
-    facts : dict
-        Versions and devices, from the engine's maker.
     """
 
     timing: str
     stamps: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     rounds_count: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def measure(
@@ -91,7 +108,7 @@ def measure(
         Seconds; for tests.
     """
     deadline = clock() + seconds
-    found = Measured(engine.timing)
+    measured = Measured(engine.timing)
     usable = []
     for op in ops:
         try:
@@ -99,10 +116,10 @@ def measure(
                 engine.prepare(op, size)
             engine.timed(op, sizes_bytes[0])
         except Exception as error:  # of torch, cupy, the driver or the kernel: whatever they do not support
-            found.left_out[op] = _first_line(error)
+            measured.left_out[op] = _first_line(error)
             continue
         usable.append(op)
-        found.stamps[op] = {size: [] for size in sizes_bytes}
+        measured.stamps[op] = {size: [] for size in sizes_bytes}
     cases = [(op, size) for op in usable for size in sizes_bytes]
     order = random.Random(len(cases))  # the same on all ranks
     warm_until = clock() + seconds / 4
@@ -118,11 +135,11 @@ def measure(
         order.shuffle(turns)
         for op, size in turns:
             engine.barrier()
-            found.stamps[op][size].append(engine.timed(op, size))
-        found.rounds_count += 1
+            measured.stamps[op][size].append(engine.timed(op, size))
+        measured.rounds_count += 1
         if not engine.agree(clock() < deadline):
             break
-    return found
+    return measured
 
 
 def sizes_between(low_bytes: int, high_bytes: int, *, unit_bytes: int = 1) -> list[int]:

@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stashtrace.lab.calibrate.sweep import Measured, measure
+from stashtrace.errors import MissingDataError
+from stashtrace.lab.calibrate.sweep import Engine, Measured, measure
 from stashtrace.whole_files import write_whole
 
 
@@ -42,29 +43,28 @@ def probe() -> dict[str, Any]:
     from stashtrace.lab.calibrate.cupy import cupy_facts
 
     try:
-        found = cupy_facts(cupy, optional("cupy.cuda.nccl"))
+        devices = cupy_facts(cupy, optional("cupy.cuda.nccl"))
     except Exception as error:  # CUDARuntimeError of a machine without a driver
-        found = {"backends": [], "devices": [], "complaint": str(error)}
-    if torch is not None:
-        return {**found, "library": "cupy", "torch": torch.__version__, "host_backends": facts["backends"]}
-    return {**found, "library": "cupy"}
+        devices = {"backends": [], "devices": [], "complaint": str(error)}
+    beside = {} if torch is None else {"torch": torch.__version__, "host_backends": facts["backends"]}
+    return {**devices, "library": "cupy", **beside}
 
 
 def run(task: Mapping[str, Any]) -> Measured:
-    """Measure what the task says."""
+    """Measure what the task says; what the engine itself does not trust is left out."""
     engine = _engine(task)
     try:
-        found = measure(engine, task["ops"], task["sizes_bytes"], task["seconds"])
-        complaint = engine.complaint() if hasattr(engine, "complaint") else ""
+        measured = measure(engine, task["ops"], task["sizes_bytes"], task["seconds"])
+        engine.check()
+    except MissingDataError as error:
+        measured.left_out |= dict.fromkeys(measured.stamps, str(error))
+        measured.stamps.clear()
     finally:
         engine.close()
-    if complaint:
-        found.left_out.update(dict.fromkeys(found.stamps, complaint))
-        found.stamps.clear()
-    return found
+    return measured
 
 
-def _engine(task: Mapping[str, Any]) -> Any:
+def _engine(task: Mapping[str, Any]) -> Engine:
     if task["backend"] == "posix":
         from stashtrace.lab.calibrate.engines import DiskReads
 
@@ -85,7 +85,7 @@ def _engine(task: Mapping[str, Any]) -> Any:
 
 
 def optional(*names: str) -> Any:
-    """The first of the modules, or None if one of them cannot be imported."""
+    """Import modules; return the first, or None if one of them cannot be imported."""
     try:
         modules = [importlib.import_module(name) for name in names]
     except (ImportError, OSError):  # not installed, or a library of it is missing

@@ -1,6 +1,7 @@
 """The answer of ``stashtrace characterize``: step times, stalls with intervals, and the attribution beside them.
 
 ``characterization.json`` is both the answer and the memory of an interrupted one: runs that are in it are not repeated.
+Its keys call the configurations steps.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -8,32 +9,39 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import FormatError, MissingDataError, UsageError
-from stashtrace.lab.characterize.differential import STEPS, Estimate, Stall, stalls, step_time
+from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UsageError
+from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
 from stashtrace.lab.characterize.figures import Figures
+from stashtrace.lab.intervals import Estimate, Interval, finite_or_none
+from stashtrace.lab.wording import signed_duration
 from stashtrace.whole_files import whole_file
 
 FORMAT = 1
 FILE_NAME = "characterization.json"
 MEASURED, FAILED, NOT_MEASURED, SKIPPED = "measured", "failed", "not measured", "skipped"
-#: Kinds of the attribution whose sum a differential stall should equal, taken as a difference of the same two steps.
+#: Kinds of the attribution whose sum a stall should equal, taken as a difference of the same two configurations.
 LINK_KINDS = ("straggler", "network", "interconnect")
 DATA_KINDS = ("fetch", "prep", "handoff", "h2d")
 KINDS_OF = {"interconnect": LINK_KINDS, "network": LINK_KINDS, "prep": DATA_KINDS, "fetch": DATA_KINDS}
 
 
+class RunInvalidError(StashtraceError):
+    """A run was made, and not in the configuration that was asked for; the message becomes its ``why``."""
+
+
 @dataclass(slots=True)
-class StepRun:
-    """One run of one step.
+class ConfigurationRun:
+    """One run of the job in one configuration.
 
     Attributes
     ----------
-    step, repeat : int
+    configuration, repeat : int
     status : str
         ``measured`` or ``failed``.
     directory : str
@@ -45,7 +53,7 @@ class StepRun:
         What is known of the page cache before it began.
     """
 
-    step: int
+    configuration: int
     repeat: int
     status: str
     directory: str
@@ -55,41 +63,20 @@ class StepRun:
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept."""
-        out: dict[str, Any] = {
-            "step": self.step,
-            "repeat": self.repeat,
-            "status": self.status,
-            "directory": self.directory,
-            "why": self.why,
-            "cache": self.cache,
-        }
-        if self.figures is not None:
-            names = (
-                "step_ns",
-                "steps_count",
-                "epochs_count",
-                "ranks_count",
-                "hosts_count",
-                "workers_count",
-                "messages_count",
-                "message_bytes",
-                "on_device",
-            )
-            out |= {name: getattr(self.figures, name) for name in names}
-            out["stalls_ns"] = {kind: list(bounds) for kind, bounds in self.figures.stalls_ns.items()}
-        return out
+        out: dict[str, Any] = {"step": self.configuration}
+        out |= {name: getattr(self, name) for name in ("repeat", "status", "directory", "why", "cache")}
+        return out if self.figures is None else out | asdict(self.figures)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StepRun:
+    def from_json(cls, data: Mapping[str, Any]) -> ConfigurationRun:
         """The reverse."""
         figures = None
         if "step_ns" in data:
             values = {name: data[name] for name in Figures.__slots__ if name in data}
             values["stalls_ns"] = {kind: tuple(bounds) for kind, bounds in data["stalls_ns"].items()}
             figures = Figures(**values)
-        return cls(
-            data["step"], data["repeat"], data["status"], data["directory"], data["why"], figures, data.get("cache", "")
-        )
+        place = (data["step"], data["repeat"], data["status"], data["directory"])
+        return cls(*place, data["why"], figures, data.get("cache", ""))
 
 
 @dataclass(slots=True)
@@ -102,82 +89,84 @@ class Characterization:
         What was asked for; another plan in the same directory is refused.
     facts : dict
         Machine, instance, devices, network.
-    runs : list of StepRun
+    runs : list of ConfigurationRun
     absent : dict of int to (str, str)
-        Step that has no runs -> status and why.
+        Configuration that has no runs -> status and why.
     notes : list of str
         What a reader must know.
     """
 
     plan: dict[str, Any]
     facts: dict[str, Any]
-    runs: list[StepRun] = field(default_factory=list)
+    runs: list[ConfigurationRun] = field(default_factory=list)
     absent: dict[int, tuple[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of_step(self, step: int) -> list[StepRun]:
-        """Runs of one step, by repetition."""
-        return sorted((run for run in self.runs if run.step == step), key=lambda run: run.repeat)
+    def runs_of(self, configuration: int) -> list[ConfigurationRun]:
+        """Runs of one configuration, by repetition."""
+        own = (run for run in self.runs if run.configuration == configuration)
+        return sorted(own, key=lambda run: run.repeat)
+
+    def add(self, run: ConfigurationRun) -> None:
+        """Keep a run, in place of an earlier one of the same configuration and repetition."""
+        key = (run.configuration, run.repeat)
+        self.runs = [old for old in self.runs if (old.configuration, old.repeat) != key] + [run]
 
     def times_ns(self) -> dict[int, list[float]]:
-        """Step -> time of each repetition, NaN where it failed."""
+        """Configuration -> step time of each repetition, NaN where it failed."""
         count = max((run.repeat + 1 for run in self.runs), default=0)
         out = {}
-        for step in STEPS:
+        for configuration in CONFIGURATIONS:
             row = [math.nan] * count
-            for run in self.of_step(step):
+            for run in self.runs_of(configuration):
                 if run.figures is not None:
                     row[run.repeat] = run.figures.step_ns
             if any(math.isfinite(value) for value in row):
-                out[step] = row
+                out[configuration] = row
         return out
 
-    def status(self, step: int) -> tuple[str, str]:
-        """Status of a step, and why."""
-        runs = self.of_step(step)
+    def status(self, configuration: int) -> tuple[str, str]:
+        """Status of a configuration, and why."""
+        runs = self.runs_of(configuration)
         if any(run.figures is not None for run in runs):
             return MEASURED, ""
         if runs:
             return FAILED, runs[-1].why
-        return self.absent.get(step, (NOT_MEASURED, "not asked for"))
+        return self.absent.get(configuration, (NOT_MEASURED, "not asked for"))
 
     def step_times(self) -> dict[int, Estimate]:
-        """Measured steps and their times."""
-        return {step: step_time(times) for step, times in self.times_ns().items()}
+        """Configurations that were measured, and their step times in ns."""
+        return {configuration: step_time(times) for configuration, times in self.times_ns().items()}
 
     def stalls(self) -> dict[str, Stall]:
-        """The stalls whose steps were measured."""
+        """The stalls whose configurations were measured."""
         return stalls(self.times_ns())
 
-    def cache(self, step: int) -> str:
-        """What was done to the page cache before the runs of a step and what was then found in it, "" for no step."""
-        return next((run.cache for run in reversed(self.of_step(step)) if run.cache and run.figures is not None), "")
+    def cache(self, configuration: int) -> str:
+        """What was done to the page cache before the last measured run, and what was in it then; "" if nothing."""
+        runs = reversed(self.runs_of(configuration))
+        return next((run.cache for run in runs if run.cache and run.figures is not None), "")
 
-    def attributed_ns(self, step: int) -> dict[str, tuple[float, float, float]]:
+    def attributed_ns(self, configuration: int) -> dict[str, Interval]:
         """Kind -> time per step by the attribution, median over the runs; bounds are the widest of them."""
-        found: dict[str, list[tuple[float, float, float]]] = {}
-        runs = [run.figures for run in self.of_step(step) if run.figures is not None]
-        for figures in runs:
-            for kind, bounds in figures.stalls_ns.items():
-                found.setdefault(kind, []).append(bounds)
+        figures = [run.figures.stalls_ns for run in self.runs_of(configuration) if run.figures is not None]
         out = {}
-        for kind, rows in found.items():
-            rows = rows + [(0.0, 0.0, 0.0)] * (len(runs) - len(rows))
-            middle = sorted(row[0] for row in rows)
-            half = len(middle) // 2
-            value = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
-            out[kind] = (value, min(row[1] for row in rows), max(row[2] for row in rows))
+        for kind in dict.fromkeys(kind for stalls_ns in figures for kind in stalls_ns):
+            values, lows, highs = zip(*(stalls_ns.get(kind, (0.0, 0.0, 0.0)) for stalls_ns in figures), strict=True)
+            out[kind] = Interval(statistics.median(values), min(lows), max(highs))
         return out
 
-    def attributed_difference_ns(self, stall: str) -> tuple[float, float, float] | None:
-        """What the attribution of the same two steps makes of a stall, with its bounds; None if one is missing."""
-        less, more = {"interconnect": (1, 2), "network": (2, 5), "prep": (2, 4), "fetch": (4, 3)}[stall]
-        sides = [self.attributed_ns(step) for step in (less, more)]
+    def attributed_difference_ns(self, stall: str) -> Interval | None:
+        """What the attribution of the same two configurations makes of a stall; None if one is missing."""
+        sides = [self.attributed_ns(configuration) for configuration in SIDES[stall]]
         if not all(sides):
             return None
-        kinds = KINDS_OF[stall]
-        (value0, low0, high0), (value1, low1, high1) = (_sum(side, kinds) for side in sides)
-        return value1 - value0, low1 - high0, high1 - low0
+        less, more = ([side[kind] for kind in KINDS_OF[stall] if kind in side] for side in sides)
+        return Interval(
+            sum(one.value for one in more) - sum(one.value for one in less),
+            sum(one.low for one in more) - sum(one.high for one in less),
+            sum(one.high for one in more) - sum(one.low for one in less),
+        )
 
     # Files --------------------------------------------------------------------------------------
 
@@ -185,21 +174,24 @@ class Characterization:
         """Everything, as in ``characterization.json``."""
         times = self.step_times()
         steps: dict[str, Any] = {}
-        for step in STEPS:
-            status, why = self.status(step)
-            time = times.get(step)
-            steps[f"t{step}_ns"] = {
+        for configuration in CONFIGURATIONS:
+            status, why = self.status(configuration)
+            time = times.get(configuration)
+            steps[f"t{configuration}_ns"] = {
                 "value_ns": time.value if time else None,
-                "low_ns": _number(time.low) if time else None,
-                "high_ns": _number(time.high) if time else None,
+                "low_ns": finite_or_none(time.low) if time else None,
+                "high_ns": finite_or_none(time.high) if time else None,
                 "status": status,
                 "why": why,
-                "runs": [run.to_json() for run in self.of_step(step)],
+                "runs": [run.to_json() for run in self.runs_of(configuration)],
             }
         attribution = {
-            str(step): {kind: row[0] / time.value for kind, row in self.attributed_ns(step).items()}
-            for step, time in times.items()
+            str(configuration): {
+                kind: row.value / time.value for kind, row in self.attributed_ns(configuration).items()
+            }
+            for configuration, time in times.items()
         }
+        beside = {name: self.attributed_difference_ns(name) for name in KINDS_OF}
         return {
             "format": FORMAT,
             **self.facts,
@@ -207,27 +199,21 @@ class Characterization:
             "steps": steps,
             "stalls": {name: _stall_json(stall) for name, stall in self.stalls().items()},
             "attribution": attribution,
-            "attributed": {name: list(found) for name in KINDS_OF if (found := self.attributed_difference_ns(name))},
+            "attributed": {name: [one.value, one.low, one.high] for name, one in beside.items() if one is not None},
             "disagreements": self.disagreements(),
             "notes": list(self.notes),
         }
 
     def disagreements(self) -> list[str]:
         """A sentence for each stall where difference and attribution are further apart than both their intervals."""
-        from stashtrace.units import duration_text
-
         out = []
         for name, stall in self.stalls().items():
-            beside = self.attributed_difference_ns(name)
-            lost = stall.lost_ns
-            if beside is None or math.isnan(lost.low) or (beside[1] <= lost.high and lost.low <= beside[2]):
-                continue
-            a, b = duration_text(round(abs(lost.value))), duration_text(round(abs(beside[0])))
-            sign_a, sign_b = "-" * (lost.value < 0), "-" * (beside[0] < 0)
-            out.append(
-                f"{name}: the steps differ by {sign_a}{a}, the attribution of the same runs says {sign_b}{b}; "
-                + _REASONS[name]
-            )
+            beside, lost = self.attributed_difference_ns(name), stall.lost_ns
+            if beside is not None and lost.known and not lost.overlaps(beside):
+                out.append(
+                    f"{name}: the steps differ by {signed_duration(lost.value)}, the attribution of the same runs says"
+                    f" {signed_duration(beside.value)}; {_REASONS[name]}"
+                )
         return out
 
     def save(self, directory: Path) -> None:
@@ -244,31 +230,16 @@ _REASONS = {
 }
 
 
-def _sum(side: Mapping[str, tuple[float, float, float]], kinds: Sequence[str]) -> tuple[float, float, float]:
-    rows = [side[kind] for kind in kinds if kind in side]
-    return sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows)
-
-
 def _stall_json(stall: Stall) -> dict[str, Any]:
-    published = stall.as_published
-    return {
-        "clean": stall.clean.value,
-        "low": _number(stall.clean.low),
-        "high": _number(stall.clean.high),
-        "as_published": published.value if published else None,
-        "as_published_low": _number(published.low) if published else None,
-        "as_published_high": _number(published.high) if published else None,
-        "lost_ns": stall.lost_ns.value,
-        "lost_low_ns": _number(stall.lost_ns.low),
-        "lost_high_ns": _number(stall.lost_ns.high),
-        "slowdown": stall.slowdown.value,
-        "repeats": stall.clean.runs_count,
-    }
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
+    out: dict[str, Any] = {}
+    for keys, one in (
+        (("clean", "low", "high"), stall.clean),
+        (("as_published", "as_published_low", "as_published_high"), stall.as_published),
+        (("lost_ns", "lost_low_ns", "lost_high_ns"), stall.lost_ns),
+    ):
+        numbers = (math.nan,) * 3 if one is None else (one.value, one.low, one.high)
+        out |= {key: finite_or_none(number) for key, number in zip(keys, numbers, strict=True)}
+    return out | {"slowdown": stall.slowdown.value, "repeats": stall.clean.runs_count}
 
 
 def read_characterization(path: Path) -> Characterization:
@@ -287,15 +258,14 @@ def read_characterization(path: Path) -> Characterization:
                 f"{file} has format {data['format']}, this version reads {FORMAT}", hint="update stashtrace"
             )
         known = {"format", "plan", "steps", "stalls", "attribution", "attributed", "disagreements", "notes"}
-        found = Characterization(
-            data["plan"], {k: v for k, v in data.items() if k not in known}, notes=list(data.get("notes", ()))
-        )
-        for step in STEPS:
-            entry = data["steps"][f"t{step}_ns"]
-            found.runs += [StepRun.from_json(run) for run in entry["runs"]]
+        facts = {k: v for k, v in data.items() if k not in known}
+        answer = Characterization(data["plan"], facts, notes=list(data.get("notes", ())))
+        for configuration in CONFIGURATIONS:
+            entry = data["steps"][f"t{configuration}_ns"]
+            answer.runs += [ConfigurationRun.from_json(run) for run in entry["runs"]]
             if not entry["runs"]:
-                found.absent[step] = (entry["status"], entry["why"])
-        return found
+                answer.absent[configuration] = (entry["status"], entry["why"])
+        return answer
     except FileNotFoundError as error:
         hint = "make one: stashtrace characterize -- COMMAND"
         raise UsageError(f"no characterisation in {path}", hint=hint) from error
@@ -305,16 +275,15 @@ def read_characterization(path: Path) -> Characterization:
         raise UsageError(f"{file} is no characterisation: {why}", hint=hint) from error
 
 
-# The run of a characterisation that a model is fitted to: all ranks of one host, on synthetic data, and its stall.
-#
-# Used by ``stashtrace model`` where it is given the folder of ``stashtrace characterize``.
-
-#: Step of all ranks on synthetic data.
-_STEP = 2
-
-
 def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
-    """The run of step 2 whose step is nearest to the median, and the interconnect stall in ns; None if not measured.
+    """Choose the run that a model is fitted to: all ranks of one host, on synthetic data.
+
+    Returns
+    -------
+    run : Path
+        Of configuration 2, the one whose step time is nearest to the median.
+    stall_ns : Estimate or None
+        The interconnect stall; None if it was not measured.
 
     Raises
     ------
@@ -324,15 +293,15 @@ def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
         If there is no such run, or it has been removed.
     """
     try:
-        found = read_characterization(folder)
+        answer = read_characterization(folder)
     except UsageError as error:  # there the folder is an option; here it is the data
         raise FormatError(str(error), hint=error.hint) from error
-    runs = [(run.figures.step_ns, run.directory) for run in found.of_step(_STEP) if run.figures is not None]
-    here = sorted((step_ns, folder / name) for step_ns, name in runs if (folder / name).is_dir())
-    if not here:
-        gone = "its runs of step 2 are gone" if runs else "its step 2 was not measured"
+    runs = [(run.figures.step_ns, run.directory) for run in answer.runs_of(2) if run.figures is not None]
+    present = sorted((step_ns, folder / name) for step_ns, name in runs if (folder / name).is_dir())
+    if not present:
+        gone = "its runs of configuration 2 are gone" if runs else "its configuration 2 was not measured"
         raise MissingDataError(
             f"{folder} holds no run of all ranks: {gone}", hint="`stashtrace characterize --steps 1,2 -- COMMAND`"
         )
-    stall = found.stalls().get("interconnect")
-    return here[(len(here) - 1) // 2][1], stall.lost_ns if stall is not None else None
+    stall = answer.stalls().get("interconnect")
+    return present[(len(present) - 1) // 2][1], stall.lost_ns if stall is not None else None

@@ -1,6 +1,6 @@
-"""The data set of a job as the steps want it: none of it in the page cache, or all of it, and known to be so.
+"""The data set of a job as a configuration needs it: none of it in the page cache, or all of it, and proven to be so.
 
-Called by ``characterize``; the caching itself is in ``page_cache``.
+The caching itself is in ``lab.page_cache``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stashtrace.lab.characterize.answer import RunInvalidError
 from stashtrace.lab.job_files import FileSet, file_set, files_read, reading
-from stashtrace.lab.page_cache import CacheState, check, make_cold, make_warm, memory_room
+from stashtrace.lab.page_cache import COLD, WARM, CacheState, check, make_cold, make_warm, memory_room
+from stashtrace.lab.wording import and_more
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text, percent_text
 
-COLD, WARM = "cold", "warm"
 #: Of a data set in memory, what must still be there after a run: the rest is what fetch may be too small by. Of what a
 #: run reads, what must be in files that were brought into the state.
 KEPT_RATIO = 0.95
@@ -59,17 +60,17 @@ class DataStates:
             self._warm = seen
             self.notes.append(
                 f"the data set ({bytes_text(whole.bytes)}) does not fit into the {bytes_text(room)} of memory that are"
-                f" free for it: step 4 has the {bytes_text(seen.bytes)} in memory that the job was seen to read"
+                f" free for it: configuration 4 has the {bytes_text(seen.bytes)} in memory that the job was seen to"
+                " read"
             )
         if unknown := [(path, why) for path, why in whole.left_out if why not in _NO_DATA]:
-            path, why = unknown[0]
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            self.notes.append(f"not looked at, and neither cold nor warm: {path} ({why}){more}")
+            files = and_more([f"{path} ({why})" for path, why in unknown])
+            self.notes.append(f"not looked at, and neither cold nor warm: {files}")
 
     @classmethod
     def of(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
-        """For the files that are named, or those that a run was seen to read and their neighbours."""
-        seen = files_read(load_trace(str(run)))
+        """Take the files that are named, or those that a run was seen to read and their neighbours."""
+        seen = files_read(load_trace(run))
         whole = file_set(data) if data else with_neighbours(seen)
         return cls(whole, seen, drop_caches=drop_caches)
 
@@ -78,53 +79,64 @@ class DataStates:
         return {"files_count": len(self._whole.paths), "bytes": self._whole.bytes}
 
     def prepare(self, state: str) -> CacheState:
-        """Make it so, and look whether it is."""
+        """Bring the data set into a state, and look whether it is in it."""
         if not self._whole.bytes:
             return _without_files(state)
         if state == COLD:
             return make_cold(self._whole, drop_caches=self._drop_caches)
-        return make_warm(self._warm, subset=False)
+        return make_warm(self._warm)
 
-    def after(self, state: CacheState) -> str:
-        """Why a state did not last while the job ran, empty if it did; only a warm one should.
+    def require_still_warm(self, state: CacheState) -> None:
+        """Check after a run that a warm data set stayed in memory; a cold one is read into it by the run.
 
         A host takes pages back now and then: a run that found nearly all of its data in memory counts.
+
+        Raises
+        ------
+        RunInvalidError
+            If less than :data:`KEPT_RATIO` of it is resident, or nobody knows.
         """
         if state.state != WARM or not state.files.paths:
-            return ""
+            return
         now = check(state)
-        if now.share >= KEPT_RATIO:
-            return ""
-        found = f"after the run {now.instrument} finds {percent_text(now.share)} resident"
-        return f"the data set did not stay in memory: {found}"
+        if not now.share >= KEPT_RATIO:
+            raise RunInvalidError(
+                "the data set did not stay in memory: after the run"
+                f" {now.instrument} finds {percent_text(now.share)} resident"
+            )
 
-    def of_others(self, state: CacheState, trace: Trace) -> str:
-        """Why a run was not in the state, having read other files than those that were brought into it; empty if not.
+    def require_prepared_files(self, state: CacheState, trace: Trace) -> None:
+        """Check that a run read the files that were brought into the state; others belong to the data set from now on.
 
-        What it read is a part of the data set from now on.
+        Raises
+        ------
+        RunInvalidError
+            If it read more than a little of other files.
         """
-        found = reading(trace).bytes_of
-        known = set(state.files.paths)
-        others = {path: count for path, count in found.items() if path not in known}
-        share = sum(others.values()) / max(sum(found.values()), 1)
+        bytes_of = reading(trace).bytes_of
+        prepared = set(state.files.paths)
+        others = {path: count for path, count in bytes_of.items() if path not in prepared}
+        share = sum(others.values()) / max(sum(bytes_of.values()), 1)
         if share <= 1 - KEPT_RATIO:
-            return ""
+            return
         names = sorted(others, key=lambda path: -others[path])
         if self._warm is self._whole:
             more = with_neighbours(file_set(names))
             self._whole = self._warm = file_set([*self._whole.paths, *more.paths])
         else:
-            self._warm = file_set(found)  # of a job that reads the same in each run this is what the next one needs
-        which = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        return f"{percent_text(share)} of what the run read is in files that had not been made {state.state}: {which}"
+            self._warm = file_set(bytes_of)  # of a job that reads the same in each run this is what the next one needs
+        raise RunInvalidError(
+            f"{percent_text(share)} of what the run read is in files that had not been made {state.state}:"
+            f" {and_more(names)}"
+        )
 
-    def read_again(self, state: CacheState, trace: Trace, first_step: int) -> str:
-        """What a reader must know of a cold run that was cold at its begin only, empty if it was longer."""
+    def reread_note(self, state: CacheState, trace: Trace, first_step: int) -> str | None:
+        """What a reader must know of a cold run that read its data more than once, so that it ended up warm."""
         if state.state != COLD:
-            return ""
+            return None
         share = reading(trace, first_step).again_ratio
         if share <= _AGAIN_RATIO:
-            return ""
+            return None
         return (
             f"{percent_text(share)} of what its measured steps read was read before in the same run and came from"
             " memory, so fetch is that of the rest: more data, or a smaller --warmup and --iterations, show all of it"
@@ -132,14 +144,14 @@ class DataStates:
 
 
 def _without_files(state: str) -> CacheState:
-    """Of a job that reads no file in its steps: there is nothing that could be cold, and everything is in memory."""
+    """State of a job that reads no file in its steps: nothing could be cold, and everything is in memory."""
     why = "the job was seen to read no file in its steps; what it read before them, or over a network, is as it is"
     sentence = f"not cold: {why}" if state == COLD else f"warm: {why}"
-    return CacheState(state, "none", FileSet((), 0), 0, 0, float("nan"), state == WARM, "", (), sentence)
+    return CacheState(state, "none", FileSet((), 0), float("nan"), state == WARM, "", (), sentence)
 
 
 def with_neighbours(seen: FileSet) -> FileSet:
-    """These files, and those of the same kind in the same folders: the next epoch may read them in another order.
+    """Add the files of the same kind in the same folders: the next epoch may read them in another order.
 
     Where several folders of one parent hold them, as those of classes do, its other folders count too.
     """
@@ -147,19 +159,19 @@ def with_neighbours(seen: FileSet) -> FileSet:
     for (parent, kind), count in Counter((os.path.dirname(folder), kind) for folder, kind in kinds).items():
         if count >= _LEAST_SIBLINGS:
             kinds |= {(entry.path, kind) for entry in _entries(parent) if entry.is_dir(follow_symlinks=False)}
-    found = set(seen.paths)
+    paths = set(seen.paths)
     for folder in {folder for folder, _ in kinds}:
-        found.update(
+        paths.update(
             entry.path
             for entry in _entries(folder)
             if (folder, os.path.splitext(entry.name)[1]) in kinds and entry.is_file(follow_symlinks=False)
         )
-    more = file_set(sorted(found))
+    more = file_set(sorted(paths))
     return replace(more, left_out=(*seen.left_out, *more.left_out))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if it does not tell, as where files may be opened by name alone."""
+    """Entries of a folder; none if it cannot be listed, as where files may be opened by name alone."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

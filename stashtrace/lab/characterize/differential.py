@@ -1,11 +1,11 @@
-"""Stalls as differences between runs: Stash's five steps, with intervals over repeated runs.
+"""Stalls as differences between runs: Stash's five configurations of a job, with intervals over repeated runs.
 
     t1 --(all devices)--> t2 --(real data, cached)--> t4 --(nothing cached)--> t3
                            t2 --(over a network)----> t5
 
-Each quantity exists in a clean form, a share of the slower of the two steps, and as Stash's code computes it, so that
-published numbers can be compared. Formulas: Sharma et al., Stash, ICDCS 2023, and its code; ``docs/concepts/
-differential.md`` lists where the two forms part. Pure.
+``t`` is the time of a training step. Each quantity exists in a clean form, a share of the slower of the two steps, and
+as Stash's code computes it, so that published numbers can be compared. Formulas: Sharma et al., Stash, ICDCS 2023, and
+its code; ``docs/concepts/differential.md`` lists where the two forms part. Pure.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,53 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.calibration.lines import STUDENT
+from stashtrace.calibration.lines import STUDENT, Floats
+from stashtrace.lab.intervals import Estimate
 
-Floats = npt.NDArray[np.float64]
-
-#: The five steps, by number.
-STEPS = (1, 2, 3, 4, 5)
-#: Stall -> the steps that it is the difference of.
-NEEDS: Mapping[str, tuple[int, ...]] = {
-    "interconnect": (1, 2),
-    "network": (2, 5),
-    "prep": (2, 4),
-    "fetch": (3, 4),
-}
-STALLS = tuple(NEEDS)
-#: As published, the fetch stall is taken from the cold step after the prep stall, and so needs step 2 as well.
-PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**NEEDS, "fetch": (2, 3, 4)}
+#: The five configurations, by number. JSON keys, run names and the option ``--steps`` call them steps, as Stash does.
+CONFIGURATIONS = (1, 2, 3, 4, 5)
+#: Stall -> the configurations that it is the difference of: the faster and the slower one, as they are meant to be.
+SIDES: Mapping[str, tuple[int, int]] = {"interconnect": (1, 2), "network": (2, 5), "prep": (2, 4), "fetch": (4, 3)}
+STALLS = tuple(SIDES)
+#: As published, the fetch stall is taken from the cold step after the prep stall, and so needs configuration 2 as well.
+_PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**SIDES, "fetch": (2, 3, 4)}
 
 _RESAMPLES = 4000
 _SEED = 20230718
 _NORMAL = 1.960
 #: A deviation this small beside the other one is rounding.
 _NOTHING = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number and its 95 % interval.
-
-    Attributes
-    ----------
-    value, low, high : float
-        ``low`` and ``high`` are NaN where a single run says nothing of its spread.
-    runs_count : int
-        Runs (of the step that has fewest) that it comes from.
-    """
-
-    value: float
-    low: float
-    high: float
-    runs_count: int
-
-    @property
-    def holds_zero(self) -> bool:
-        """Whether the interval says that there may be no difference."""
-        return bool(self.low <= 0.0 <= self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +44,7 @@ class Stall:
     clean, as_published : Estimate
         Shares: 0.25 is a quarter of the step. The published network stall has no upper bound.
     lost_ns : Estimate
-        The difference of the two steps.
+        The difference of the two step times.
     slowdown : Estimate
         Ratio of the slower step to the faster one.
     """
@@ -93,14 +63,14 @@ def clean_share(stall: str, times: Mapping[int, Floats]) -> Floats:
     stall : str
         One of :data:`STALLS`.
     times : mapping of int to float array
-        Step number -> step time, any unit, all of one shape.
+        Configuration -> step time, any unit, all of one shape.
 
     Examples
     --------
     >>> float(clean_share("interconnect", {1: np.array(100.0), 2: np.array(1000.0)}))
     0.9
     """
-    less, more = _sides(stall, times)
+    less, more = (times[side] for side in SIDES[stall])
     return np.asarray((more - less) / more)
 
 
@@ -112,10 +82,10 @@ def published_share(stall: str, times: Mapping[int, Floats], synthetic_divisor: 
     stall : str
         One of :data:`STALLS`.
     times : mapping of int to float array
-        Totals of the steps. Stash's synthetic runs process fewer samples than those with data.
+        Totals of the configurations. Stash's synthetic runs process fewer samples than those with data.
     synthetic_divisor : float
         How many times fewer. Its code divides the numerators by it and not the denominators, which makes prep and
-        fetch smaller by that factor. 1 where all steps are times per iteration, as ours are.
+        fetch smaller by that factor. 1 where all are times per iteration, as ours are.
 
     Examples
     --------
@@ -134,17 +104,17 @@ def published_share(stall: str, times: Mapping[int, Floats], synthetic_divisor: 
 
 
 def step_time(runs_ns: Sequence[float]) -> Estimate:
-    """Median over runs of one step's time, and its interval."""
+    """Median over runs of the step time in one configuration, and its interval."""
     return _estimate({1: np.asarray(runs_ns, dtype=np.float64)}, lambda times: times[1])
 
 
 def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
-    """Stalls of a characterisation, with intervals; those whose steps were not measured are missing.
+    """Stalls of a characterisation, with intervals; those whose configurations were not measured are missing.
 
     Parameters
     ----------
     runs_ns : mapping of int to sequence of float
-        Step number -> median step time of each run, in the order of the repetitions; NaN for a run that failed.
+        Configuration -> mean step time of each run, in the order of the repetitions; NaN for a run that failed.
         Runs of one repetition were made one after the other and are resampled together: what slows the machine down
         for some minutes slows all of them, and cancels.
 
@@ -157,19 +127,19 @@ def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
     """
     times = {k: np.asarray(v, dtype=np.float64) for k, v in runs_ns.items() if np.isfinite(v).any()}
     out = {}
-    for name, needs in NEEDS.items():
-        if not all(k in times for k in needs):
+    for name, (less, more) in SIDES.items():
+        if not {less, more} <= times.keys():
             continue
-        both = {k: times[k] for k in needs}
-        more = PUBLISHED_NEEDS[name]
+        both = {less: times[less], more: times[more]}
         published = None
-        if all(k in times for k in more):
-            published = _estimate({k: times[k] for k in more}, functools.partial(published_share, name))
+        if times.keys() >= {*_PUBLISHED_NEEDS[name]}:
+            needed = {k: times[k] for k in _PUBLISHED_NEEDS[name]}
+            published = _estimate(needed, functools.partial(published_share, name))
         out[name] = Stall(
-            _estimate(both, functools.partial(clean_share, name)),
-            published,
-            _estimate(both, functools.partial(_lost, name)),
-            _estimate(both, functools.partial(_slowdown, name)),
+            clean=_estimate(both, functools.partial(clean_share, name)),
+            as_published=published,
+            lost_ns=_estimate(both, functools.partial(_lost, name)),
+            slowdown=_estimate(both, functools.partial(_slowdown, name)),
         )
     return out
 
@@ -191,20 +161,14 @@ def scaling_efficiency(single: float, all_together: float, devices: int) -> floa
     return all_together / (single * devices)
 
 
-def _sides(stall: str, times: Mapping[int, Floats]) -> tuple[Floats, Floats]:
-    """(faster, slower) step, as they are meant to be."""
-    less, more = (4, 3) if stall == "fetch" else NEEDS[stall]
-    return times[less], times[more]
-
-
 def _lost(stall: str, times: Mapping[int, Floats]) -> Floats:
-    less, more = _sides(stall, times)
-    return np.asarray(more - less)
+    less, more = SIDES[stall]
+    return np.asarray(times[more] - times[less])
 
 
 def _slowdown(stall: str, times: Mapping[int, Floats]) -> Floats:
-    less, more = _sides(stall, times)
-    return np.asarray(more / less)
+    less, more = SIDES[stall]
+    return np.asarray(times[more] / times[less])
 
 
 def _estimate(runs: Mapping[int, Floats], statistic: Callable[[Mapping[int, Floats]], Floats]) -> Estimate:
@@ -236,7 +200,7 @@ def _both_sides(deviation: Floats) -> Floats:
 
 
 def _medians(runs: Mapping[int, Floats], drawn: Floats) -> dict[int, Floats]:
-    """Step -> median of each resample; NaN where a resample holds failed runs alone."""
+    """Configuration -> median of each resample; NaN where a resample holds failed runs alone."""
     sorted_runs = np.sort(drawn, axis=-1)  # NaN comes last
     count = np.isfinite(drawn).sum(axis=-1, keepdims=True)
     low = np.take_along_axis(sorted_runs, np.maximum(count - 1, 0) // 2, axis=-1)

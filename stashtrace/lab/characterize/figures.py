@@ -1,4 +1,4 @@
-"""What one run of a characterisation says: the time of a step, and where it went by the attribution of that run alone.
+"""What one run of a characterisation says: the step time, and where it went by the attribution of that run alone.
 
 The mean, not the median: with four workers three of four steps do not wait for data, and their median would deny a
 stall that is there. Steps in which an epoch begins are left out, for a short run has more of them than the job.
@@ -15,8 +15,10 @@ import numpy as np
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.loop import UPDATE_KINDS
 from stashtrace.analysis.steps.samples import LoaderSamples, step_samples, told_samples
+from stashtrace.analysis.steps.steps import step_at
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity, StallKind
+from stashtrace.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
@@ -105,14 +107,15 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
 def _workers(trace: Trace) -> int:
     """Workers that made batches of one rank, those of each epoch counted once."""
     made = trace.batches.take(trace.batches["worker_id"] >= 0)
-    return max((len(np.unique(made["worker_id"][made["rank"] == rank])) for rank in np.unique(made["rank"])), default=0)
+    ranks, _ = GroupBy(made["rank"], made["worker_id"]).keys
+    return int(GroupBy(ranks).sizes.max(initial=0))
 
 
 def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
     """Steps in which a loader is started on some rank."""
     batches = trace.batches
     first = np.flatnonzero((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0))
-    found = []
+    numbers = []
     for rank in np.unique(batches["rank"][first]).tolist():
         own = np.flatnonzero(steps["rank"] == rank)
         if not len(own):
@@ -121,40 +124,25 @@ def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
         # Where a wait ends its batch is used: the step before may have asked for it.
         for moment in ("begin_ns", "end_ns"):
             at = np.searchsorted(steps["begin_ns"][own], batches[moment][first][batches["rank"][first] == rank]) - 1
-            found.append(steps["step"][own[np.clip(at, 0, len(own) - 1)]])
-    return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+            numbers.append(steps["step"][own[np.clip(at, 0, len(own) - 1)]])
+    return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, dtype=np.int64)
 
 
 def _stalls(trace: Trace, counted: np.ndarray, rows_count: int) -> dict[str, tuple[float, float, float]]:
+    """Kind -> mean time in the counted steps, and its bounds."""
     table = analyze(trace, "stalls")
     table = table.take(np.isin(table["step"], counted))
-    out = {}
-    for kind in StallKind:
-        own = table["kind"] == kind.name.lower()
-        if own.any():
-            low, high = (float(table[name][own].sum()) / rows_count for name in ("low_ns", "high_ns"))
-            out[kind.name.lower()] = (float(table["stall_ns"][own].sum()) / rows_count, low, high)
-    return out
+    by_kind = GroupBy(table["kind"])
+    means = (by_kind.sum(table[name]) / rows_count for name in ("stall_ns", "low_ns", "high_ns"))
+    rows = zip(*(column.tolist() for column in means), strict=True)
+    return dict(zip(by_kind.values.tolist(), rows, strict=True))
 
 
 def _messages(trace: Trace, steps: Table) -> tuple[int, int]:
     """Collectives that were called in these steps, and their bytes."""
-    rows = trace.collectives
-    count = payload = 0
-    for rank in np.unique(steps["rank"]).tolist():
-        own = steps.take(steps["rank"] == rank)
-        order = np.argsort(own["begin_ns"])
-        begin, end = own["begin_ns"][order], own["end_ns"][order]
-        mine = rows["rank"] == rank
-        called = rows["call_ns"][mine]
-        at = np.searchsorted(begin, called, side="right") - 1
-        inside = (at >= 0) & (called < end[np.maximum(at, 0)])
-        count += int(inside.sum())
-        payload += int(rows["message_bytes"][mine][inside].sum())
-    return count, payload
-
-
-# Samples of a step and of an epoch of a whole job.
+    called = trace.collectives
+    inside = step_at(steps, called["rank"], called["call_ns"]) >= 0
+    return int(inside.sum()), int(called["message_bytes"][inside].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +192,8 @@ def _of_rank(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tupl
     return (int(middle) if middle.is_integer() else 0), main
 
 
-# Was a run that should have been on synthetic data on it: what its processes say of the batches they replayed.
-#
-# The guest's half is ``probes/torch_replay``. A step on synthetic data counts only if every rank replayed.
+# Whether a run was on synthetic data: what its processes say of the batches that they replayed. The guest's half is
+# ``probes/torch_replay``. A run on synthetic data counts only if every rank replayed.
 
 #: Metadata row of a process that has replayed a batch; the same in ``probes/torch_replay``.
 FACT = ("synthetic_data", "batches replayed")
@@ -233,14 +220,11 @@ class SyntheticData:
         Ranks that did not.
     doubts : tuple of str
         What makes the steps longer than those of synthetic data: batches of other loaders, copies to the device.
-    notes : tuple of str
-        What is worth knowing.
     """
 
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
     doubts: tuple[str, ...]
-    notes: tuple[str, ...]
 
     @property
     def complete(self) -> bool:
@@ -260,7 +244,7 @@ class SyntheticData:
 
 
 def synthetic_data(trace: Trace) -> SyntheticData:
-    """Read what the processes of a run say of their batches."""
+    """Find which ranks of a run replayed batches."""
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     key, value = FACT
     replayed = {
@@ -269,10 +253,9 @@ def synthetic_data(trace: Trace) -> SyntheticData:
         if trace.text(row["key_code"]) == key and trace.text(row["value_code"]) == value
     }
     ranks = {rank for rank in rank_of.values() if rank >= 0}
-    said: dict[bool, dict[str, None]] = {True: {}, False: {}}  # in order, each once
-    for row in trace.losses.rows():
-        if trace.text(row["name_code"]) in _NAMES:
-            said[row["severity_code"] != Severity.INFO][trace.text(row["advice_code"])] = None
-    return SyntheticData(
-        tuple(sorted(replayed & ranks)), tuple(sorted(ranks - replayed)), tuple(said[True]), tuple(said[False])
+    doubts = dict.fromkeys(  # in order, each once
+        trace.text(row["advice_code"])
+        for row in trace.losses.rows()
+        if trace.text(row["name_code"]) in _NAMES and row["severity_code"] != Severity.INFO
     )
+    return SyntheticData(tuple(sorted(replayed & ranks)), tuple(sorted(ranks - replayed)), tuple(doubts))

@@ -1,7 +1,4 @@
-"""One run of a characterisation: the user's command, traced, with ranks, data and hosts as a step wants them.
-
-Each run is a ``stashtrace run`` of its own, on every host that takes part; what the command prints goes to a file.
-"""
+"""One run of a job on the hosts that take part: a ``stashtrace run`` on each; its output goes to a file."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,6 +7,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +25,8 @@ from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.own_program import own_program
 from stashtrace.record.run import living_processes
 
+#: Ranks are told to go on a little, so that the last step that counts is whole on each of them.
+_MARGIN_STEPS = 2
 #: From asking a host to end to making it.
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
@@ -43,6 +43,10 @@ _GUARDED = (
 )
 #: Variables that a command on another host needs as well; all others are that host's own.
 _CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
+
+
+class RunFailedError(CaptureError):
+    """The command of a run ended with an error, or did not end; the message holds what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,12 @@ class HostTask:
 
 
 def here(words: list[str], environment: Mapping[str, str]) -> list[str]:
-    """On this host: nothing to wrap."""
+    """Run words on this host: nothing is wrapped around them."""
     return words
 
 
 def by_ssh(host: str, ssh: Sequence[str] = _SSH) -> Callable[[list[str], Mapping[str, str]], list[str]]:
-    """On a host that can be reached without a password, in the directory of the same name; for ``connected`` tasks."""
+    """Run words on a host reached without a password, in the directory of the same name; for ``connected`` tasks."""
 
     def wrap(words: list[str], environment: Mapping[str, str]) -> list[str]:
         carried = {name: os.environ[name] for name in _CARRIED if name in os.environ} | dict(environment)
@@ -94,7 +98,7 @@ def by_ssh(host: str, ssh: Sequence[str] = _SSH) -> Callable[[list[str], Mapping
 
 
 def from_host(host: str, ssh: Sequence[str] = _SSH) -> Callable[[Path], None]:
-    """Copies a directory from a host; files that are here already, by a shared file system, stay."""
+    """Copy a directory from a host; files that are here already, by a shared file system, stay."""
 
     def bring_home(directory: Path) -> None:
         there = f"tar -C {shlex.quote(str(directory))} -cf - ."
@@ -110,31 +114,40 @@ def from_host(host: str, ssh: Sequence[str] = _SSH) -> Callable[[Path], None]:
 def run_tasks(
     tasks: Sequence[HostTask],
     directory: Path,
-    until_step: int,
+    steps_count: int,
     timeout_s: float,
     *,
     name: str,
     on_wait: Callable[[], None],
-) -> str:
-    """Run the tasks side by side, each traced into ``directory``; say why that failed, nothing if it did not.
+) -> None:
+    """Run the tasks side by side, each traced into ``directory``; what an earlier attempt left there is removed.
 
     Parameters
     ----------
     tasks : sequence of HostTask
         One per host.
     directory : Path
-        Run directory, seen under the same name by all hosts, or brought home by the caller.
-    until_step : int
-        Step at which the command is ended.
+        Run directory, seen under the same name by all hosts, or brought home by the task.
+    steps_count : int
+        Training steps that must be whole on every rank; a little later the command is ended.
     timeout_s : float
         A run that takes longer is stopped and has failed.
     name : str
         Name of the job, the same on all hosts.
     on_wait : callable
         Called ten times a second.
+
+    Raises
+    ------
+    RunFailedError
+        If the command failed on a host, or took too long.
+    CaptureError
+        If it could not be started, or its records could not be copied here.
     """
+    shutil.rmtree(directory, ignore_errors=True)
     log = directory.with_suffix(".log")
     started: list[subprocess.Popen[bytes]] = []
+    failure: CaptureError | None = None
     with file_rights(share=False):
         directory.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)  # of an attempt before, which may have had other rights
@@ -142,13 +155,15 @@ def run_tasks(
     with out, _interruptible():
         try:
             for task in tasks:
-                recorded = replace(task.options, until_step=until_step).to_arguments()
+                recorded = replace(task.options, until_step=steps_count + _MARGIN_STEPS).to_arguments()
                 options = ["--out", str(directory), "--no-merge", *recorded]
                 if len(tasks) > 1:
                     options += ["--run-id", name]
                 words = own_program("stashtrace", "run", *options, "--", *task.words)
                 started.append(_start(task, words, out))
-            failed = _wait(tasks, started, log, timeout_s, on_wait)
+            _wait(tasks, started, log, timeout_s, on_wait)
+        except RunFailedError as error:
+            failure = error
         finally:
             _end(started, directory)
     for task in tasks:
@@ -156,13 +171,14 @@ def run_tasks(
             try:
                 task.bring_home(directory)
             except CaptureError as error:
-                failed = failed or str(error)
-    return failed
+                failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """While runs are under way a signal that would end us ends them first, as Ctrl-C does."""
+    """While runs are under way, make a signal that would end this process interrupt it, so that it ends them first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -199,26 +215,28 @@ def _wait(
     log: Path,
     timeout_s: float,
     on_wait: Callable[[], None],
-) -> str:
+) -> None:
+    """Wait for all hosts, raise the first failure; once one has failed the others get little more time."""
     deadline = time.monotonic() + timeout_s
-    failed = ""
-    while any(process.poll() is None for process in started):
-        if time.monotonic() > deadline:
-            return failed or f"stopped after {timeout_s:.0f} s without having made its steps (see {log.name})"
-        for task, process in zip(tasks, started, strict=True):
-            if process.poll() and not failed:
-                failed = _failure(task, process.returncode, log, several=len(tasks) > 1)
-                deadline = min(deadline, time.monotonic() + _OTHERS_S)
+    failure: RunFailedError | None = None
+    while True:
+        codes = [process.poll() for process in started]
+        if failure is None and any(codes):
+            task, code = next((task, code) for task, code in zip(tasks, codes, strict=True) if code)
+            where = f" on {task.name}" if len(tasks) > 1 and task.name else ""
+            said = last_words(log)
+            why = f": {said}" if said else f" (see {log.name})"
+            failure = RunFailedError(f"the command ended with exit code {code}{where}{why}")
+            deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        late = time.monotonic() > deadline
+        if late and failure is None and None in codes:
+            failure = RunFailedError(f"stopped after {timeout_s:.0f} s without having made its steps (see {log.name})")
+        if late or None not in codes:
+            break
         on_wait()
         time.sleep(_POLL_S)
-    codes = [(task, process.returncode) for task, process in zip(tasks, started, strict=True)]
-    return failed or next((_failure(t, code, log, several=len(tasks) > 1) for t, code in codes if code), "")
-
-
-def _failure(task: HostTask, code: int, log: Path, *, several: bool) -> str:
-    where = f" on {task.name}" if several and task.name else ""
-    said = last_words(log)
-    return f"the command ended with exit code {code}{where}" + (f": {said}" if said else f" (see {log.name})")
+    if failure is not None:
+        raise failure
 
 
 _WORD = re.compile(r"[A-Za-z]{2}")

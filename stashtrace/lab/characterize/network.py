@@ -1,7 +1,7 @@
 """Two hosts on one machine: network namespaces with names of their own, joined by a link of a chosen rate and delay.
 
-For step 5 of ``characterize`` where there is no second host. Both "hosts" share processors, memory and disk: what
-such a measurement says is the network's share alone, and everything that shows it says that it was emulated.
+For configuration 5 of ``characterize`` where there is no second host. Both "hosts" share processors, memory and disk:
+what such a measurement says is the network's share alone, and everything that shows it says that it was emulated.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,6 +24,7 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIMES = {"us": 10**3, "ms": 10**6, "s": 10**9}
 #: Files that `ip netns exec` puts over those of /etc lie here, in a directory per namespace.
 _NAMES = Path("/etc/netns")
+_WITHOUT = "run as root, or leave configuration 5 out: --steps 1,2,3,4"
 _OURS = "# of stashtrace characterize --emulate-network\n"
 #: A token bucket must hold what passes between two ticks of the slowest kernel timer, and a whole offloaded packet.
 _TICKS_PER_S = 250
@@ -76,7 +77,7 @@ class EmulatedHost:
 
 
 def parsed_shape(text: str) -> Shape:
-    """A link of ``10gbit``, ``100mbit,50us`` or ``unlimited``.
+    """Parse a link such as ``10gbit``, ``100mbit,50us`` or ``unlimited``.
 
     Raises
     ------
@@ -89,12 +90,12 @@ def parsed_shape(text: str) -> Shape:
     Shape(rate_bits_per_s=10000000000, delay_ns=50000)
     """
     rate, _, delay = text.strip().lower().partition(",")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", rate.strip())
+    speed = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", rate.strip())
     late = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", delay.strip()) if delay else None
-    if (found is None and rate.strip() != "unlimited") or (delay and late is None):
+    if (speed is None and rate.strip() != "unlimited") or (delay and late is None):
         raise UsageError(f"{text} is no link", hint="for example --emulate-network 10gbit, or 1gbit,50us")
-    bits = round(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if found and bits < 1000:
+    bits = round(float(speed[1]) * _UNITS[speed[2]]) if speed else 0
+    if speed and bits < 1000:
         raise UsageError(f"{text} is too slow for a link", hint="for example --emulate-network 100mbit")
     return Shape(bits, round(float(late[1]) * _TIMES[late[2]]) if late else 0)
 
@@ -117,32 +118,20 @@ def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
     with contextlib.ExitStack() as made:
         _name(hosts, made)
         for host in hosts:
-            _ip("netns", "add", host.namespace)
-        _ip(
-            "link",
-            "add",
-            INTERFACE,
-            "netns",
-            hosts[0].namespace,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            INTERFACE,
-            "netns",
-            hosts[1].namespace,
-        )
+            _run("ip", "netns", "add", host.namespace)
+        ends = [("name", INTERFACE, "netns", host.namespace) for host in hosts]
+        _run("ip", "link", "add", *ends[0][1:], "type", "veth", "peer", *ends[1])
         for host in hosts:
-            _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
-            _ip("-n", host.namespace, "link", "set", INTERFACE, "up")
+            _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _run("ip", "-n", host.namespace, "link", "set", interface, "up")
             _shape(host, shape)
         _run(*hosts[0].command(["true"]))
         yield hosts[0], hosts[1]
 
 
 def _shape(host: EmulatedHost, shape: Shape) -> None:
-    """Rate and delay of what leaves a host: a token bucket, below a queue that delays."""
+    """Limit and delay what leaves a host: a token bucket, below a queue that delays."""
     device = ("tc", "-n", host.namespace, "qdisc", "add", "dev", INTERFACE)
     parent: tuple[str, ...] = ("root",)
     if shape.delay_ns:
@@ -150,19 +139,8 @@ def _shape(host: EmulatedHost, shape: Shape) -> None:
         parent = ("parent", "1:1")
     if shape.rate_bits_per_s:
         burst = max(_LEAST_BURST_BYTES, shape.rate_bits_per_s // 8 // _TICKS_PER_S)
-        _run(
-            *device,
-            *parent,
-            "handle",
-            "10:",
-            "tbf",
-            "rate",
-            f"{shape.rate_bits_per_s}bit",
-            "burst",
-            str(burst),
-            "latency",
-            "50ms",
-        )
+        bucket = ("rate", f"{shape.rate_bits_per_s}bit", "burst", str(burst), "latency", "50ms")
+        _run(*device, *parent, "handle", "10:", "tbf", *bucket)
 
 
 def _name(hosts: Sequence[EmulatedHost], made: contextlib.ExitStack) -> None:
@@ -189,12 +167,12 @@ def _name(hosts: Sequence[EmulatedHost], made: contextlib.ExitStack) -> None:
                 lines = ["127.0.0.1 localhost\n", *(f"{h.address} {h.name}\n" for h in hosts)]
                 names.write_text(_OURS + "".join(lines))
     except OSError as error:
-        hint = "run as root, or leave step 5 out: --steps 1,2,3,4"
+        hint = _WITHOUT
         raise CaptureError(f"cannot name emulated hosts: {error.strerror}", hint=hint) from error
 
 
 def _take_away(namespace: str) -> None:
-    """Interfaces die with their namespace."""
+    """Remove a namespace, and with it its interfaces."""
     subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
     shutil.rmtree(_NAMES / namespace, ignore_errors=True)
 
@@ -208,15 +186,11 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
-
-
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         if "netem" in words and "kind is unknown" in done.stderr:
             raise CaptureError("this kernel cannot delay packets: it has no netem", hint="give the rate alone")
-        hint = "run as root, or leave step 5 out: --steps 1,2,3,4" if os.geteuid() else "the kernel does not allow it"
+        hint = _WITHOUT if os.geteuid() else "the kernel does not allow it"
         raise CaptureError(f"cannot make network namespaces: {said[-1] if said else words[0]}", hint=hint)

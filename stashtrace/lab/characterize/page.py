@@ -4,33 +4,26 @@
 from __future__ import annotations
 
 import html
-import math
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.lab.characterize.differential import STEPS
+from stashtrace.lab.characterize.answer import Characterization
+from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES
 from stashtrace.lab.characterize.report import (
+    CONFIGURATION_WORDS,
     CURES,
-    STEP_WORDS,
-    Characterized,
-    bottleneck_lines,
+    bottleneck_text,
     emulation_text,
-    samples_text,
+    published_text,
     share_text,
-    signed_duration,
+    state_texts,
     time_text,
+    title,
 )
-from stashtrace.lab.plot import check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.plot import KIND_COLOURS, check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.wording import signed_duration
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart.
-COLOURS = {
-    "compute": "#009E73",
-    "interconnect": "#CC79A7",
-    "prep": "#E69F00",
-    "fetch": "#0072B2",
-    "network": "#D55E00",
-}
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }
 @media (prefers-color-scheme: dark) {
@@ -54,34 +47,30 @@ th { font-weight: 600; color: var(--soft) } .soft { color: var(--soft) } code { 
 """
 
 
-def characterization_page(found: Characterized) -> str:
+def characterization_page(answer: Characterization) -> str:
     """The page."""
-    facts = found.facts
-    devices = facts["devices_count"]
-    what = "GPU" if facts.get("device") == "gpu" else "CPU rank"
-    title = f"Five steps of a job on {devices} {what}{'s' * (devices > 1)}"
+    words = title(answer)
+    heading = words[0].upper() + words[1:]
+    stall_head = ("stall", "share of the step", "as published by Stash", "costs", "the attribution says")
     body = [
-        f"<h1>{title}</h1>",
-        f"<p><code>{_text(shlex.join(facts.get('command', ())))}</code></p>",
-        f'<p class="lead">{_text(" ".join(" ".join(bottleneck_lines(found)).replace("▶", "").split()))}</p>',
-        *_warnings(found),
+        f"<h1>{heading}</h1>",
+        f"<p><code>{_text(shlex.join(answer.facts.get('command', ())))}</code></p>",
+        f'<p class="lead">{_text(bottleneck_text(answer))}</p>',
+        *_warnings(answer),
         "<h2>Steps</h2>",
-        _table(("step", "data", "cache", "devices", "step time"), _step_rows(found)),
-        *(f'<p class="soft">{_text(said)}</p>' for step in STEPS if (said := found.cache(step))),
-        *(f'<p class="soft">{_text(said)}</p>' for said in filter(None, (samples_text(found),))),
-        *_stacks(found),
+        _table(("step", "data", "cache", "devices", "step time"), _configuration_rows(answer)),
+        *(f'<p class="soft">{_text(text)}</p>' for text in state_texts(answer)),
+        *_stacks(answer),
         "<h2>Stalls</h2>",
-        _table(
-            ("stall", "share of the step", "as published by Stash", "costs", "the attribution says"), _stall_rows(found)
-        ),
-        *_shares(found),
-        f'<p class="soft">{_text(_machine(found))}</p>',
+        _table(stall_head, _stall_rows(answer)),
+        *_shares(answer),
+        f'<p class="soft">{_text(_machine(answer))}</p>',
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{heading}</title>'
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n'
         + "\n".join(body)
-        + ("\n</body></html>\n")
+        + "\n</body></html>\n"
     )
 
 
@@ -95,52 +84,44 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
 
 
-def _warnings(found: Characterized) -> list[str]:
-    texts = [*filter(None, (emulation_text(found),)), *found.disagreements(), *found.notes]
-    if found.facts.get("quick"):
-        texts.insert(0, "quick: fewer and shorter runs")
-    if not texts:
-        return []
-    return ["<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"]
+def _warnings(answer: Characterization) -> list[str]:
+    quick = "quick: fewer and shorter runs" if answer.facts.get("quick") else ""
+    texts = [*filter(None, (quick, emulation_text(answer))), *answer.disagreements(), *answer.notes]
+    return ["<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"] if texts else []
 
 
-def _step_rows(found: Characterized) -> list[list[str]]:
-    times = found.step_times()
+def _configuration_rows(answer: Characterization) -> list[list[str]]:
+    times = answer.step_times()
     rows = []
-    for step in STEPS:
-        data, cache, where = STEP_WORDS[step]
-        status, why = found.status(step)
-        said = _text(time_text(times[step])) if step in times else f"{_text(status)}: {_text(why)}"
-        place = where.replace("all", str(found.facts["devices_count"]))
-        if step == 5 and emulation_text(found):
+    for configuration in CONFIGURATIONS:
+        data, cache, where = CONFIGURATION_WORDS[configuration]
+        status, why = answer.status(configuration)
+        said = time_text(times[configuration]) if configuration in times else f"{status}: {why}"
+        place = where.replace("all", str(answer.facts["devices_count"]))
+        if configuration == 5 and emulation_text(answer):
             place = place.replace("a network", "an emulated network")
-        rows.append([str(step), _text(data), _text(cache), _text(place), said])
+        rows.append([str(configuration), *map(_text, (data, cache, place, said))])
     return rows
 
 
-def _stall_rows(found: Characterized) -> list[list[str]]:
-    stalls = found.stalls()
+def _stall_rows(answer: Characterization) -> list[list[str]]:
+    stalls = answer.stalls()
     rows = []
     for name in CURES:
         if name not in stalls:
             rows.append([name, '<span class="soft">not measured</span>', "", "", ""])
             continue
-        stall, beside = stalls[name], found.attributed_difference_ns(name)
-        rows.append(
-            [
-                f'<span class="key" style="background:{COLOURS[name]};margin-left:0"></span>{name}',
-                _text(share_text(stall.clean)),
-                _text(share_text(stall.as_published)) if stall.as_published else "needs step 2",
-                _text(signed_duration(stall.lost_ns.value)),
-                _text(signed_duration(beside[0])) if beside else "",
-            ]
-        )
+        stall, beside = stalls[name], answer.attributed_difference_ns(name)
+        says = signed_duration(beside.value) if beside else ""
+        texts = (share_text(stall.clean), published_text(stall), signed_duration(stall.lost_ns.value), says)
+        key = f'<span class="key" style="background:{KIND_COLOURS[name]};margin-left:0"></span>{name}'
+        rows.append([key, *map(_text, texts)])
     return rows
 
 
-def stacks(found: Characterized) -> list[tuple[str, list[tuple[str, float]]]]:
+def stacks(answer: Characterization) -> list[tuple[str, list[tuple[str, float]]]]:
     """(label, parts of a step in ns) of the job alone, on all devices, with its data, over a network."""
-    times, stalls = found.step_times(), found.stalls()
+    times, stalls = answer.step_times(), answer.stalls()
     base = times[1].value if 1 in times else times[2].value if 2 in times else None
     if base is None:
         return []
@@ -160,18 +141,18 @@ def stacks(found: Characterized) -> list[tuple[str, list[tuple[str, float]]]]:
     return out
 
 
-def _stacks(found: Characterized) -> list[str]:
+def _stacks(answer: Characterization) -> list[str]:
     """Bars of equal scale; a negative stall has no width."""
-    columns = stacks(found)
+    columns = stacks(answer)
     longest = max((sum(max(ns, 0.0) for _, ns in parts) for _, parts in columns), default=0.0)
     if not longest:
         return []
     kinds = dict.fromkeys(name for _, parts in columns for name, _ in parts)
-    key = "".join(f'<span class="key" style="background:{COLOURS[k]}"></span>{k}' for k in kinds)
+    key = "".join(f'<span class="key" style="background:{KIND_COLOURS[k]}"></span>{k}' for k in kinds)
     out = [f"<p>{key}</p>"]
     for label, parts in columns:
         spans = "".join(
-            f'<span style="width:{100 * max(ns, 0.0) / longest:.2f}%;background:{COLOURS[name]}"'
+            f'<span style="width:{100 * max(ns, 0.0) / longest:.2f}%;background:{KIND_COLOURS[name]}"'
             f' title="{name} {_text(signed_duration(ns))}"></span>'
             for name, ns in parts
         )
@@ -179,11 +160,11 @@ def _stacks(found: Characterized) -> list[str]:
     return out
 
 
-def _shares(found: Characterized) -> list[str]:
+def _shares(answer: Characterization) -> list[str]:
     """A bar per stall; where an interval reaches below nothing, the scale begins there."""
-    stalls = found.stalls()
+    stalls = answer.stalls()
     clean = {name: stalls[name].clean for name in CURES if name in stalls}
-    ends = [0.0, 1.0, *(x for c in clean.values() for x in (c.value, c.low, c.high) if not math.isnan(x))]
+    ends = [0.0, 1.0, *(x for c in clean.values() for x in ((c.value, c.low, c.high) if c.known else (c.value,)))]
     low, high = max(min(ends), -1.0), min(max(ends), max([1.0, *(c.value for c in clean.values())]))
 
     def span(of: str, begin: float, end: float, colour: str = "") -> str:
@@ -193,8 +174,8 @@ def _shares(found: Characterized) -> list[str]:
 
     out = []
     for name, share in clean.items():
-        bar = span("value", min(share.value, 0.0), max(share.value, 0.0), COLOURS[name])
-        if not math.isnan(share.low):
+        bar = span("value", min(share.value, 0.0), max(share.value, 0.0), KIND_COLOURS[name])
+        if share.known:
             bar += span("interval", share.low, share.high)
         if low < 0:
             bar += span("zero", 0.0, 0.0)
@@ -204,36 +185,33 @@ def _shares(found: Characterized) -> list[str]:
     return [*out, said] if out else []
 
 
-def _machine(found: Characterized) -> str:
-    machine = found.facts.get("machine") or {}
+def _machine(answer: Characterization) -> str:
+    machine = answer.facts.get("machine") or {}
     devices = ", ".join(dict.fromkeys(machine.get("devices") or ())) or "no GPU"
     words = [f"{machine.get('cores_count', '?')} cores", str(machine.get("cpu", "")), devices]
-    words += [found.facts.get("created", ""), f"stashtrace {found.facts.get('stashtrace_version', '')}"]
+    words += [answer.facts.get("created", ""), f"stashtrace {answer.facts.get('stashtrace_version', '')}"]
     return " · ".join(filter(None, words))
 
 
-# The picture of a characterisation: what a step is made of, by the steps, and each stall beside the attribution.
-
-
-def plot_characterization(found: Characterized, path: str) -> None:
+def plot_characterization(answer: Characterization, path: str) -> None:
     """Draw into a file; the suffix chooses the format. Negative stalls are drawn as nothing, their whiskers remain."""
     check_plot_file(path)
     figure = new_figure(8.4, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    _draw_stacks(left, found)
-    _draw_shares(right, found)
-    emulated = (found.facts.get("network") or {}).get("emulated")
-    if emulated and "network" in found.stalls():
-        figure.suptitle("the network is emulated", fontsize=9, color="#D55E00")
+    _draw_stacks(left, answer)
+    _draw_shares(right, answer)
+    emulated = (answer.facts.get("network") or {}).get("emulated")
+    if emulated and "network" in answer.stalls():
+        figure.suptitle("the network is emulated", fontsize=9, color=KIND_COLOURS["network"])
     for axes in (left, right):
         plain_axes(axes)
         axes.grid(False, axis="x")
     save_figure(figure, path)
 
 
-def _draw_stacks(axes: Any, found: Characterized) -> None:
+def _draw_stacks(axes: Any, answer: Characterization) -> None:
     """One column per kind of job: alone, on all devices, with its data, over a network."""
-    columns = stacks(found)
+    columns = stacks(answer)
     seen = set()
     for place, (_, parts) in enumerate(columns):
         bottom = 0.0
@@ -241,7 +219,7 @@ def _draw_stacks(axes: Any, found: Characterized) -> None:
             height = max(value, 0.0) / 1e6
             shown = {} if name in seen else {"label": name}
             seen.add(name)
-            axes.bar(place, height, 0.7, bottom=bottom, color=COLOURS[name], **shown)
+            axes.bar(place, height, 0.7, bottom=bottom, color=KIND_COLOURS[name], **shown)
             bottom += height
     axes.set_xticks(range(len(columns)), [_in_two_lines(label) for label, _ in columns], fontsize=8)
     axes.set_ylabel("step, ms")
@@ -255,22 +233,27 @@ def _in_two_lines(label: str) -> str:
     return f"{head}\n{tail}"
 
 
-def _draw_shares(axes: Any, found: Characterized) -> None:
-    stalls, times = found.stalls(), found.step_times()
-    slower = {"interconnect": 2, "network": 5, "prep": 4, "fetch": 3}
+def _draw_shares(axes: Any, answer: Characterization) -> None:
+    stalls, times = answer.stalls(), answer.step_times()
     names = [name for name in CURES if name in stalls]
     for place, name in enumerate(names):
         clean = stalls[name].clean
         value = 100 * clean.value
-        axes.bar(place - 0.18, max(value, 0.0), 0.34, color=COLOURS[name])
-        if not math.isnan(clean.low):
+        axes.bar(place - 0.18, max(value, 0.0), 0.34, color=KIND_COLOURS[name])
+        if clean.known:
             whisker = [[value - 100 * clean.low], [100 * clean.high - value]]
             axes.errorbar([place - 0.18], [value], whisker, fmt="none", ecolor="#000000", capsize=3, lw=1)
-        beside = found.attributed_difference_ns(name)
+        beside = answer.attributed_difference_ns(name)
         if beside is not None:
-            share = 100 * beside[0] / times[slower[name]].value
+            share = 100 * beside.value / times[SIDES[name][1]].value
             axes.bar(
-                place + 0.18, max(share, 0.0), 0.34, color=COLOURS[name], alpha=0.45, hatch="//", edgecolor="#FFFFFF"
+                place + 0.18,
+                max(share, 0.0),
+                0.34,
+                color=KIND_COLOURS[name],
+                alpha=0.45,
+                hatch="//",
+                edgecolor="#FFFFFF",
             )
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_ylabel("share of the slower step, %")

@@ -10,7 +10,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.answer import FILE_NAME, Characterization, read_characterization
-from stashtrace.lab.characterize.differential import STEPS
+from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import Shape
 from stashtrace.lab.characterize.ranks import rank_command
 from stashtrace.lab.machine import machine_facts
@@ -26,18 +26,18 @@ class Request:
     command : tuple of str
     out : Path
         Directory of the characterisation.
-    steps : tuple of int
+    configurations : tuple of int
         Some of 1 to 5.
     repeats, iterations, warmup : int
-        Runs of each step; steps of a run that are measured, and those before them that are not.
+        Runs of each configuration; training steps of a run that are measured, and those before them that are not.
     ranks : int, optional
         Of a host, where the command does not say.
     hosts : tuple of str
-        For step 5: names for ssh, the first may be ``localhost``.
+        For configuration 5: names for ssh, the first may be ``localhost``.
     emulated : Shape, optional
-        For step 5, in place of hosts: a link between two network namespaces.
+        For configuration 5, in place of hosts: a link between two network namespaces.
     network_command : tuple of str
-        For step 5, in place of both: a command that starts its ranks on several hosts itself.
+        For configuration 5, in place of both: a command that starts its ranks on several hosts itself.
     data : tuple of Path
         Files and folders of the data set; empty: what the job was seen to read.
     drop_caches : bool
@@ -57,7 +57,7 @@ class Request:
 
     command: tuple[str, ...]
     out: Path
-    steps: tuple[int, ...] = STEPS
+    configurations: tuple[int, ...] = CONFIGURATIONS
     repeats: int = 5
     iterations: int = 60
     warmup: int = 10
@@ -90,8 +90,8 @@ class Request:
         }
 
 
-def opened(request: Request) -> Characterization:
-    """What is in the directory already, or a new one.
+def open_characterization(request: Request) -> Characterization:
+    """Read what is in the directory already, or begin a new characterisation there.
 
     Raises
     ------
@@ -100,31 +100,34 @@ def opened(request: Request) -> Characterization:
     CaptureError
         If it cannot be written to.
     """
-    if not request.steps or set(request.steps) - set(STEPS):
-        raise UsageError(f"there is no step {sorted(set(request.steps) - set(STEPS))}", hint="--steps 1,2,3,4,5")
+    unknown = set(request.configurations) - set(CONFIGURATIONS)
+    if not request.configurations or unknown:
+        raise UsageError(f"there is no configuration {sorted(unknown)}", hint="--steps 1,2,3,4,5")
     if request.repeats < 1 or request.iterations < 1 or request.warmup < 0 or not request.timeout_s > 0:
         raise UsageError("nothing would be measured", hint="for example --repeat 5 --iterations 60 --timeout 600")
     if absent := [str(path) for path in request.data if not path.exists()]:
         raise UsageError(f"there is no data set at {', '.join(absent)}", hint="--data PATH is a file or a folder")
     if (request.out / FILE_NAME).exists():
-        found = read_characterization(request.out)
-        begun = found.runs or found.facts.get("look")
-        if begun and found.plan != request.plan():
-            differs = [key for key, value in request.plan().items() if found.plan.get(key) != value]
+        answer = read_characterization(request.out)
+        begun = answer.runs or answer.facts.get("look")
+        if begun and answer.plan != request.plan():
+            differs = [key for key, value in request.plan().items() if answer.plan.get(key) != value]
             raise UsageError(
                 f"{request.out} holds another characterisation ({', '.join(differs)} differ)",
                 hint="choose another directory with --out, or give the same command to continue that one",
             )
         if begun:
             # What these say is not measured, so a later call may say it.
-            found.facts["instance"] = request.instance or found.facts.get("instance", "")
-            found.facts["batch_samples"] = request.batch_samples or found.facts.get("batch_samples", 0)
-            return found
+            answer.facts["instance"] = request.instance or answer.facts.get("instance", "")
+            answer.facts["batch_samples"] = request.batch_samples or answer.facts.get("batch_samples", 0)
+            return answer
     elif request.out.exists() and not request.out.is_dir():
         raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
     elif request.out.exists() and any(request.out.iterdir()):
         raise UsageError(f"{request.out} is not empty", hint="choose another directory with --out")
     command = rank_command(request.command, request.ranks)
+    shape = request.emulated
+    network = shape and {"emulated": True, "rate_bits_per_s": shape.rate_bits_per_s, "latency_ns": shape.delay_ns}
     facts = {
         "stashtrace_version": request.version,
         "command": list(request.command),
@@ -134,25 +137,18 @@ def opened(request: Request) -> Characterization:
         "device": "cpu",
         "devices_count": command.ranks,
         "network_hosts_count": 0,
-        "network": _network(request),
+        "network": network,
         "batch_samples": request.batch_samples,
         "epoch_samples": 0,
         "gradients": {"tensors_count": 0, "bytes": 0, "messages_count": 0},
         "quick": request.quick,
-        "emulated": request.emulated is not None,
+        "emulated": shape is not None,
     }
-    made = Characterization(request.plan(), facts)
+    answer = Characterization(request.plan(), facts)
     try:
         with file_rights(share=False):
             request.out.mkdir(parents=True, exist_ok=True)
-        made.save(request.out)  # whatever happens now, the next call knows the directory
+        answer.save(request.out)  # whatever happens now, the next call knows the directory
     except OSError as error:
         raise CaptureError(f"cannot write to {request.out}: {error.strerror}", hint="choose another --out") from error
-    return made
-
-
-def _network(request: Request) -> dict[str, Any] | None:
-    shape = request.emulated
-    if shape is None:
-        return None
-    return {"emulated": True, "rate_bits_per_s": shape.rate_bits_per_s, "latency_ns": shape.delay_ns}
+    return answer

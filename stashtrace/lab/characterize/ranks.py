@@ -1,7 +1,7 @@
 """A user's command with another number of ranks: torchrun, accelerate, deepspeed, mpiexec, or a template of his own.
 
-Used by ``characterize``, which runs one command on one device, on all of a host, and over several hosts. Words that do
-not say how many ranks there are stay as they are.
+``characterize`` runs one command on one device, on all of a host, and over several hosts. Words of the command that do
+not count ranks stay as they are.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,14 +13,8 @@ from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
 
-TORCHRUN, ACCELERATE, DEEPSPEED, MPI, TEMPLATE, SINGLE = (
-    "torchrun",
-    "accelerate",
-    "deepspeed",
-    "mpi",
-    "template",
-    "single",
-)
+TORCHRUN, ACCELERATE, DEEPSPEED, MPI = "torchrun", "accelerate", "deepspeed", "mpi"
+TEMPLATE, SINGLE = "template", "single"
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MPI_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "srun")
 #: Option that counts the ranks of a host, by launcher; the first spelling is the one that is written.
@@ -30,33 +24,22 @@ _COUNT: Mapping[str, tuple[str, ...]] = {
     DEEPSPEED: ("--num_gpus",),
     MPI: ("-n", "-np", "--ntasks"),
 }
-#: Options of torchrun about where ranks meet: they are said anew for several hosts. The value is how many words follow.
-_MEETING = {
-    "--standalone": 0,
-    "--nnodes": 1,
-    "--node-rank": 1,
-    "--rdzv-backend": 1,
-    "--rdzv-id": 1,
-    "--rdzv-endpoint": 1,
-    "--rdzv-conf": 1,
-    "--master-addr": 1,
-    "--master-port": 1,
-    "--max-restarts": 1,
-    "--local-addr": 1,
-}
-_ACCELERATE_MEETING = {
-    "--num_machines": 1,
-    "--machine_rank": 1,
-    "--main_process_ip": 1,
-    "--main_process_port": 1,
-    "--multi_gpu": 0,
-    "--same_network": 0,
-}
+#: Options about where ranks meet -> how many words follow: they are said anew for several hosts.
+_TORCHRUN_RENDEZVOUS = {"--standalone": 0} | dict.fromkeys(
+    (
+        *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--rdzv-conf"),
+        *("--master-addr", "--master-port", "--max-restarts", "--local-addr"),
+    ),
+    1,
+)
+_ACCELERATE_RENDEZVOUS = {"--multi_gpu": 0, "--same_network": 0} | dict.fromkeys(
+    ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"), 1
+)
 _RANKS, _HOSTS, _HOST_RANK, _ADDRESS, _PORT = "{ranks}", "{hosts}", "{host_rank}", "{address}", "{port}"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the hosts of one start meet.
 
     Attributes
@@ -94,21 +77,20 @@ class RankCommand:
     ranks: int
 
     def on_one_host(self, ranks: int) -> list[str]:
-        """The command with so many ranks."""
+        """Return the command with so many ranks."""
         if self.kind == TEMPLATE:
-            found = {_RANKS: ranks, _HOSTS: 1, _HOST_RANK: 0, _ADDRESS: "127.0.0.1", _PORT: 29500}
-            return _filled(self.words, found)
+            return _filled(self.words, ranks, Rendezvous(1, 0, "127.0.0.1", 29500))
         if self.kind == SINGLE:
             return list(self.words)
         words = list(self.words)
         if self.kind == ACCELERATE and ranks == 1:
             words = _without(words, {"--multi_gpu": 0})
         if self.kind == TORCHRUN and _value_of(words, TORCHRUN, ("--nnodes",)) not in (None, "1", "1:1"):
-            words = _without(words, _MEETING)  # else it would wait for the other hosts
+            words = _without(words, _TORCHRUN_RENDEZVOUS)  # else it would wait for the other hosts
         return _with_count(words, self.kind, ranks)
 
-    def on_hosts(self, ranks: int, meeting: Meeting) -> list[str]:
-        """The command for one of several hosts, with so many ranks on it.
+    def on_hosts(self, ranks: int, rendezvous: Rendezvous) -> list[str]:
+        """Return the command for one of several hosts, with so many ranks on it.
 
         Raises
         ------
@@ -116,52 +98,29 @@ class RankCommand:
             If this launcher starts its other hosts itself: a template tells how.
         """
         if self.kind == TEMPLATE:
-            found = {
-                _RANKS: ranks,
-                _HOSTS: meeting.hosts,
-                _HOST_RANK: meeting.host_rank,
-                _ADDRESS: meeting.address,
-                _PORT: meeting.port,
-            }
             if not any(_HOST_RANK in word for word in self.words):
                 raise UsageError(
                     "the template does not say which host it runs on",
-                    hint="use {hosts}, {host_rank}, {address} and {port} in it, or leave step 5 out: --steps 1,2,3,4",
+                    hint="use {hosts}, {host_rank}, {address} and {port} in it, or leave configuration 5 out:"
+                    " --steps 1,2,3,4",
                 )
-            return _filled(self.words, found)
-        more: list[str]
+            return _filled(self.words, ranks, rendezvous)
+        place = (rendezvous.hosts, rendezvous.host_rank, rendezvous.address, rendezvous.port)
         if self.kind == TORCHRUN:
-            words = _without(list(self.words), _MEETING)
-            more = [
-                "--nnodes",
-                str(meeting.hosts),
-                "--node-rank",
-                str(meeting.host_rank),
-                "--master-addr",
-                meeting.address,
-                "--master-port",
-                str(meeting.port),
-            ]
+            words = _without(list(self.words), _TORCHRUN_RENDEZVOUS)
+            options = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
         elif self.kind == ACCELERATE:
-            words = _without(list(self.words), _ACCELERATE_MEETING)
-            ranks *= meeting.hosts  # accelerate counts those of all hosts
-            more = [
-                "--num_machines",
-                str(meeting.hosts),
-                "--machine_rank",
-                str(meeting.host_rank),
-                "--main_process_ip",
-                meeting.address,
-                "--main_process_port",
-                str(meeting.port),
-            ]
+            words = _without(list(self.words), _ACCELERATE_RENDEZVOUS)
+            ranks *= rendezvous.hosts  # accelerate counts those of all hosts
+            options = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
         else:
             raise UsageError(
-                f"step 5 with {self.kind} needs a command for each host",
+                f"configuration 5 with {self.kind} needs a command for each host",
                 hint="give one with {ranks}, {hosts}, {host_rank}, {address} and {port} in it, or --steps 1,2,3,4",
             )
         words = _with_count(words, self.kind, ranks)
         at = _after_launcher(words, self.kind)
+        more = [str(word) for pair in zip(options, place, strict=True) for word in pair]
         return [*words[:at], *more, *words[at:]]
 
 
@@ -246,16 +205,12 @@ def _after_launcher(words: Sequence[str], kind: str) -> int:
 def _options(words: Sequence[str], kind: str) -> range:
     """Where the options of the launcher can stand: before the script."""
     begin = _after_launcher(words, kind)
-    index = begin
-    while index < len(words):
-        if words[index].endswith(".py"):
-            break
-        index += 1
-    return range(begin, index)
+    script = (at for at in range(begin, len(words)) if words[at].endswith(".py"))
+    return range(begin, next(script, len(words)))
 
 
 def _value_of(words: Sequence[str], kind: str, names: Sequence[str]) -> str | None:
-    """What an option of the launcher is given, None if it is not there."""
+    """Value of an option of the launcher, None if it is not there."""
     for index in _options(words, kind):
         name, equals, value = words[index].partition("=")
         if name in names:
@@ -296,7 +251,15 @@ def _without(words: Sequence[str], names: Mapping[str, int]) -> list[str]:
     return [*keep, *words[own.stop :]]
 
 
-def _filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+def _filled(words: Sequence[str], ranks: int, rendezvous: Rendezvous) -> list[str]:
+    """Put the numbers in place of ``{ranks}`` and the others."""
+    values = {
+        _RANKS: ranks,
+        _HOSTS: rendezvous.hosts,
+        _HOST_RANK: rendezvous.host_rank,
+        _ADDRESS: rendezvous.address,
+        _PORT: rendezvous.port,
+    }
     out = []
     for word in words:
         for name, value in values.items():

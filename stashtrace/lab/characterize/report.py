@@ -1,20 +1,19 @@
-"""The words of ``stashtrace characterize``: five steps, four stalls, what the bottleneck is and what it would save."""
+"""The words of ``stashtrace characterize``: five configurations, four stalls, the bottleneck and what it costs."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import math
-import textwrap
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from stashtrace.lab.characterize.differential import STEPS, Estimate, Stall
-from stashtrace.summary.layout import wrapped
+from stashtrace.lab.characterize.answer import MEASURED, Characterization
+from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall
+from stashtrace.lab.intervals import Estimate, Interval
+from stashtrace.lab.wording import counted, signed_duration, wrapped
 from stashtrace.units import duration_text, percent_text
 
 _WIDTH = 80
 #: Data, cache, devices.
-STEP_WORDS = {
+CONFIGURATION_WORDS = {
     1: ("synthetic", "-", "1"),
     2: ("synthetic", "-", "all"),
     3: ("real", "cold", "all"),
@@ -30,165 +29,144 @@ CURES = {
 }
 
 
-class Characterized(Protocol):
-    """What is shown; ``lab.characterize.answer.Characterization`` is one."""
-
-    facts: dict[str, Any]
-    notes: list[str]
-
-    def status(self, step: int) -> tuple[str, str]: ...
-    def step_times(self) -> dict[int, Estimate]: ...
-    def cache(self, step: int) -> str: ...
-    def stalls(self) -> dict[str, Stall]: ...
-    def attributed_difference_ns(self, stall: str) -> tuple[float, float, float] | None: ...
-    def disagreements(self) -> list[str]: ...
+def title(answer: Characterization) -> str:
+    """What was characterised."""
+    kind = "GPU" if answer.facts.get("device") == "gpu" else "CPU rank"
+    return f"five configurations of a job on {counted(answer.facts['devices_count'], kind)}"
 
 
-def characterization_lines(found: Characterized, *, as_published: bool = False) -> list[str]:
+def characterization_lines(answer: Characterization, *, as_published: bool = False) -> list[str]:
     """Everything, for a terminal of 80 columns."""
-    facts = found.facts
-    network = facts.get("network")
-    devices = facts["devices_count"]
-    quick = "   (quick: fewer and shorter runs)" if facts.get("quick") else ""
-    what = "GPU" if facts.get("device") == "gpu" else "CPU rank"
-    lines = ["", f"stashtrace  five steps of a job on {devices} {what}{'s' * (devices > 1)}{quick}", ""]
-    lines += _steps(found, network)
-    lines += ["", *_stalls(found, as_published), ""]
-    lines += bottleneck_lines(found)
-    if emulated := emulation_text(found):
+    quick = "   (quick: fewer and shorter runs)" if answer.facts.get("quick") else ""
+    lines = ["", f"stashtrace  {title(answer)}{quick}", "", *_configuration_lines(answer)]
+    lines += ["", *_stall_lines(answer, as_published), "", *_wrapped(bottleneck_text(answer), "  ▶ ")]
+    if emulated := emulation_text(answer):
         lines += ["", *_wrapped(emulated, "  ! ")]
-    for text in [*found.disagreements(), *found.notes]:
+    for text in [*answer.disagreements(), *answer.notes]:
         lines += _wrapped(text, "  ! ")
     return lines
 
 
-def emulation_text(found: Characterized) -> str:
+def emulation_text(answer: Characterization) -> str:
     """What must stand beside every figure of a network that was emulated; empty if none was."""
-    network = found.facts.get("network")
-    if not network or not network.get("emulated") or found.status(5)[0] != "measured":
+    network = answer.facts.get("network")
+    if not network or not network.get("emulated") or answer.status(5)[0] != MEASURED:
         return ""
     rate = network["rate_bits_per_s"]
     speed = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link without a limit"
-    return f"step 5 is emulated: two network namespaces on this host, joined by {speed}; both share its processors"
+    return (
+        f"configuration 5 is emulated: two network namespaces on this host, joined by {speed};"
+        " both share its processors"
+    )
 
 
-def _steps(found: Characterized, network: Mapping[str, Any] | None) -> list[str]:
-    times = found.step_times()
-    devices = found.facts["devices_count"]
+def _configuration_lines(answer: Characterization) -> list[str]:
+    times = answer.step_times()
+    devices = answer.facts["devices_count"]
     rows = ["  step  data       cache devices              step time"]
-    for step in STEPS:
-        data, cache, where = STEP_WORDS[step]
+    for configuration in CONFIGURATIONS:
+        data, cache, where = CONFIGURATION_WORDS[configuration]
         where = where.replace("all", str(devices))
-        if step == 5 and network and network.get("emulated"):
+        if configuration == 5 and (answer.facts.get("network") or {}).get("emulated"):
             where = f"{devices}, emulated network"
-        status, why = found.status(step)
-        head = f"  {step}     {data:<9}  {cache:<5} {where:<20} "
-        if step in times:
-            rows.append(head + time_text(times[step]))
+        status, why = answer.status(configuration)
+        head = f"  {configuration}     {data:<9}  {cache:<5} {where:<20} "
+        if configuration in times:
+            rows.append(head + time_text(times[configuration]))
         else:
-            rows.append(head + status)
-            rows += _wrapped(why, " " * 8)
-    states = [*(said for step in STEPS if (said := found.cache(step))), *filter(None, (samples_text(found),))]
-    return [*rows, "", *(line for said in states for line in _wrapped(said, "  "))] if states else rows
+            rows += [head + status, *_wrapped(why, " " * 8)]
+    states = [line for text in state_texts(answer) for line in wrapped(text, width=_WIDTH, rest=2)]
+    return [*rows, "", *states] if states else rows
 
 
-def samples_text(found: Characterized) -> str:
-    """How much a step and an epoch train on; empty if nobody knows."""
-    batch, epoch = (int(found.facts.get(name) or 0) for name in ("batch_samples", "epoch_samples"))
-    if not batch:
-        return ""
-    return f"samples: {batch:,} a rank and step" + (f", {epoch:,} an epoch of all ranks" if epoch else "")
+def state_texts(answer: Characterization) -> list[str]:
+    """What is known of the page cache in each configuration, and of the samples of a step and an epoch."""
+    texts = [answer.cache(configuration) for configuration in CONFIGURATIONS]
+    batch, epoch = (int(answer.facts.get(name) or 0) for name in ("batch_samples", "epoch_samples"))
+    if batch:
+        texts.append(f"samples: {batch:,} a rank and step" + (f", {epoch:,} an epoch of all ranks" if epoch else ""))
+    return [text for text in texts if text]
 
 
 def time_text(time: Estimate) -> str:
     """Step time, its interval and how many runs say so."""
-    runs = f"{time.runs_count} run{'s' * (time.runs_count > 1)}"
-    if math.isnan(time.low):
-        return f"{duration_text(round(time.value)):<9} ({runs}: no interval)"
+    runs, value = counted(time.runs_count, "run"), duration_text(round(time.value))
+    if not time.known:
+        return f"{value:<9} ({runs}: no interval)"
     low, high = duration_text(round(max(time.low, 0))), duration_text(round(time.high))
     if low.split()[1:] == high.split()[1:]:
         low = low.split()[0]  # the unit once
-    between = f"{low} to {high}"
-    return f"{duration_text(round(time.value)):<8} ({between}, {runs})"
+    return f"{value:<8} ({low} to {high}, {runs})"
 
 
-def _stalls(found: Characterized, as_published: bool) -> list[str]:
-    rows = ["  stall         share of the step        costs       the attribution says"]
-    if as_published:
-        rows = ["  stall         as published by Stash    costs       the attribution says"]
-    stalls = found.stalls()
+def _stall_lines(answer: Characterization, as_published: bool) -> list[str]:
+    what = "as published by Stash" if as_published else "share of the step"
+    rows = [f"  stall         {what:<25}costs       the attribution says"]
+    stalls = answer.stalls()
     for name in CURES:
         if name not in stalls:
             rows.append(f"  {name:<13} not measured")
             continue
         stall = stalls[name]
-        share = stall.as_published if as_published else stall.clean
-        text = share_text(share) if share is not None else "needs step 2"
-        beside = found.attributed_difference_ns(name)
-        says = signed_duration(beside[0]) if beside is not None else "-"
+        text = published_text(stall) if as_published else share_text(stall.clean)
+        beside = answer.attributed_difference_ns(name)
+        says = signed_duration(beside.value) if beside is not None else "-"
         rows.append(f"  {name:<13} {text:<24} {signed_duration(stall.lost_ns.value):<11} {says}")
     if "network" in stalls:
         rows.append(f"{'':<16}over the network a step takes {stalls['network'].slowdown.value:.2f} times as long")
     return rows
 
 
-def share_text(share: Estimate) -> str:
+def published_text(stall: Stall) -> str:
+    """Share as Stash's code computes it, for which the fetch stall needs configuration 2 as well."""
+    return "needs configuration 2" if stall.as_published is None else share_text(stall.as_published)
+
+
+def share_text(share: Interval) -> str:
     """Share and interval, signs and all."""
     value = _percent(share.value)
-    if math.isnan(share.low):
-        return value
-    return f"{value} ({_percent(share.low)} to {_percent(share.high)})"
+    return f"{value} ({_percent(share.low)} to {_percent(share.high)})" if share.known else value
 
 
 def _percent(ratio: float) -> str:
     return f"-{percent_text(-ratio)}" if ratio < 0 else percent_text(ratio)
 
 
-def signed_duration(ns: float) -> str:
-    """A duration that may be negative."""
-    return ("-" if ns < 0 else "") + duration_text(round(abs(ns)))
-
-
-def bottleneck(found: Characterized) -> tuple[str, Stall] | None:
+def bottleneck(answer: Characterization) -> tuple[str, Stall] | None:
     """The stall that costs most and is surely there; None if none is."""
-    sure = {name: stall for name, stall in found.stalls().items() if stall.lost_ns.low > 0 < stall.clean.low}
-    if not sure:
-        return None
-    name = max(sure, key=lambda key: sure[key].lost_ns.value)
-    return name, sure[name]
+    sure = {name: stall for name, stall in answer.stalls().items() if stall.lost_ns.low > 0 < stall.clean.low}
+    return max(sure.items(), key=lambda item: item[1].lost_ns.value, default=None)
 
 
-def bottleneck_lines(found: Characterized) -> list[str]:
+def bottleneck_text(answer: Characterization) -> str:
     """What holds the job up most, and what a step would take without it."""
-    most = bottleneck(found)
+    most = bottleneck(answer)
     if most is None:
-        known = found.stalls()
+        known = answer.stalls()
         if not known:
-            return ["  no stall could be measured: it takes two steps for one"]
-        if all(math.isnan(stall.lost_ns.low) for stall in known.values()):
-            return _wrapped("no stall is certain: one run of a step gives no interval, see --repeat", "  ▶ ")
-        return _wrapped("no stall is certain: every interval holds zero", "  ▶ ")
+            return "no stall could be measured: it takes two configurations for one"
+        if not any(stall.lost_ns.known for stall in known.values()):
+            return "no stall is certain: one run of a configuration gives no interval, see --repeat"
+        return "no stall is certain: every interval holds zero"
     name, stall = most
-    slower = {"interconnect": 2, "network": 5, "prep": 4, "fetch": 3}[name]
-    whole = found.step_times()[slower].value
+    whole = answer.step_times()[SIDES[name][1]].value
     rest = whole - stall.lost_ns.value
-    return _wrapped(
-        f"the bottleneck is {name}: {CURES[name]} a step would take {duration_text(round(rest))} in place of "
-        f"{duration_text(round(whole))}, {whole / rest:.2f} times as fast",
-        "  ▶ ",
+    return (
+        f"the bottleneck is {name}: {CURES[name]} a step would take {duration_text(round(rest))} in place of"
+        f" {duration_text(round(whole))}, {whole / rest:.2f} times as fast"
     )
 
 
-def _wrapped(text: str, head: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+def _wrapped(text: str, mark: str) -> list[str]:
+    return wrapped(text, mark, width=_WIDTH)
 
 
 def characterized_lines(run: str, stall: Estimate | None) -> list[str]:
     """Which run of a characterisation is modelled, and what its differences say."""
     known = "its interconnect stall was not measured"
     if stall is not None:
-        interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if math.isfinite(stall.low) else ""
-        known = f"steps 1 and 2 differ by {duration_text(stall.value)}{interval}"
+        interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if stall.known else ""
+        known = f"the steps of configurations 1 and 2 differ by {duration_text(stall.value)}{interval}"
     return [*wrapped(f"run {run} of the characterisation, all ranks on synthetic data; {known}"), ""]
 
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stashtrace.lab.recommend.profile import Interval, Profile
+from stashtrace.lab.intervals import Interval
+from stashtrace.lab.recommend.profile import Profile
 
 #: What a step is made of.
 KINDS = ("compute", "interconnect", "network", "prep", "fetch")
@@ -59,8 +60,8 @@ class Candidate:
     synthetic : Interval
         The step without loading; NaN if nobody measured one.
     hours : Interval
-    cost : Interval or None
-        None without a price.
+    cost : Interval
+        NaN without a price.
     price_per_hour : float or None
         Of all its instances.
     currency, priced_on, source : str
@@ -87,7 +88,7 @@ class Candidate:
     step: Interval
     synthetic: Interval
     hours: Interval
-    cost: Interval | None
+    cost: Interval
     price_per_hour: float | None
     currency: str
     priced_on: str
@@ -99,6 +100,11 @@ class Candidate:
     pareto: bool = False
     told_apart: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def priced(self) -> bool:
+        """Whether its cost is known."""
+        return not math.isnan(self.cost.value)
 
     @property
     def limited_by(self) -> str:
@@ -118,8 +124,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """``2x p3.8xlarge``."""
-        return self.instance if self.count == 1 else f"{self.count}x {self.instance}"
+        """Instance and count."""
+        return several_text(self.instance, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,8 @@ class Budget:
 
     def met_by(self, one: Candidate) -> bool:
         """Whether all of it is kept; an unknown cost keeps no cost budget."""
-        return self._time_met(one) and self._cost_met(one)
+        in_time = self.hours is None or one.hours.value <= self.hours
+        return in_time and (self.cost is None or one.cost.value <= self.cost)
 
     def overshoot(self, one: Candidate) -> float:
         """Factor by which the worse of the two is missed; 1 and less is kept."""
@@ -139,24 +146,23 @@ class Budget:
         if self.hours is not None:
             over.append(one.hours.value / self.hours)
         if self.cost is not None:
-            over.append(math.inf if one.cost is None else _ratio(one.cost.value, self.cost))
+            over.append(_ratio(one.cost.value, self.cost) if one.priced else math.inf)
         return max(over)
 
-    def _time_met(self, one: Candidate) -> bool:
-        return self.hours is None or one.hours.value <= self.hours
 
-    def _cost_met(self, one: Candidate) -> bool:
-        return self.cost is None or (one.cost is not None and one.cost.value <= self.cost)
+def several_text(instance: str, count: int) -> str:
+    """So many instances, as in ``2x p3.8xlarge``."""
+    return instance if count == 1 else f"{count}x {instance}"
 
 
 def cheaper(one: Candidate) -> tuple[float, float]:
     """Sorts by cost, then by time."""
-    return (math.inf if one.cost is None else one.cost.value, one.hours.value)
+    return (one.cost.value if one.priced else math.inf, one.hours.value)
 
 
 def faster(one: Candidate) -> tuple[float, float]:
     """Sorts by time, then by cost."""
-    return (one.hours.value, math.inf if one.cost is None else one.cost.value)
+    return (one.hours.value, one.cost.value if one.priced else math.inf)
 
 
 def same_price(one: Candidate, other: Candidate) -> bool:
@@ -168,18 +174,12 @@ def same_price(one: Candidate, other: Candidate) -> bool:
 def pareto_marked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The same candidates; those with a price that no other beats in time and cost together are marked."""
     every = list(candidates)
-    out = []
-    for one in every:
-        cost = one.cost
-        beaten = cost is None or any(
-            other.cost is not None
-            and other.hours.value <= one.hours.value
-            and other.cost.value <= cost.value
-            and (other.hours.value < one.hours.value or other.cost.value < cost.value)
-            for other in every
-        )
-        out.append(replace(one, pareto=not beaten))
-    return out
+
+    def beats(one: Candidate, other: Candidate) -> bool:
+        a, b = (one.hours.value, one.cost.value), (other.hours.value, other.cost.value)
+        return a[0] <= b[0] and a[1] <= b[1] and a != b
+
+    return [replace(one, pareto=one.priced and not any(beats(other, one) for other in every)) for one in every]
 
 
 def _ratio(value: float, limit: float) -> float:

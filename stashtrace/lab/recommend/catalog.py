@@ -9,17 +9,13 @@ docs/reference/catalog.md.
 from __future__ import annotations
 
 import datetime
-import importlib
 import importlib.resources
-import math
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
+from stashtrace.calibration.checked import CheckedFile, is_number
 
 FORMAT_VERSION = 1
 #: What is wired between the devices of one instance. ``none``: there is one device.
@@ -99,7 +95,7 @@ class Catalog:
         known = self._raw(name)
         known.update(dict.fromkeys(_OF_PRICE, ""), price_per_hour=price, source=source)
         known["currency"] = known.get("currency") or self.currency
-        return Catalog({**self.instances, name: _instance(name, known, "")}, self.notes)
+        return Catalog({**self.instances, name: _instance(name, known, _catalog_file("the catalog"))}, self.notes)
 
     @property
     def currency(self) -> str:
@@ -131,96 +127,65 @@ def load_catalog(paths: Iterable[str | os.PathLike[str]] = (), *, shipped: bool 
         If it is no catalog, or a value in it makes no sense; the message names it.
     """
     catalog = Catalog()
-    if shipped:
-        for entry in sorted(
-            importlib.resources.files("stashtrace.lab.recommend.prices").iterdir(), key=lambda e: e.name
-        ):
-            if entry.name.endswith(".toml"):
-                catalog = _laid_over(catalog, entry.name, entry.read_text(encoding="utf-8"))
+    folder = importlib.resources.files("stashtrace.lab.recommend.prices")
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name) if shipped else ():
+        if entry.name.endswith(".toml"):
+            catalog = _laid_over(catalog, _catalog_file(entry.name), entry.read_text(encoding="utf-8"))
     for path in paths:
-        catalog = _laid_over(catalog, os.fspath(path), _text(path))
+        file = _catalog_file(os.fspath(path))
+        catalog = _laid_over(catalog, file, file.read())
     return catalog
 
 
-def _text(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path)
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = "docs/reference/catalog.md shows what stands in one"
-        raise MissingDataError(f"catalog {name} does not exist", hint=hint) from None
-    except IsADirectoryError:
-        raise FormatError(f"{name} is a directory, not a catalog", hint="--catalog FILE.toml") from None
-    except UnicodeDecodeError:
-        raise _damaged(name, "it is not UTF-8 text") from None
+def _catalog_file(path: str) -> CheckedFile:
+    return CheckedFile(path, "catalog", "instance catalog", "see docs/reference/catalog.md")
 
 
-def _laid_over(below: Catalog, name: str, text: str) -> Catalog:
-    # The same code under two names: part of Python since 3.11.
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        content: dict[str, Any] = toml.loads(text)
-    except ValueError as error:
-        raise _damaged(name, f"no TOML: {str(error).splitlines()[0][:120]}") from error
-    version = content.get("version", FORMAT_VERSION)
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _damaged(name, f"version is {version!r}")
-    if version > FORMAT_VERSION:
-        raise UnsupportedVersionError(
-            f"{name} has catalog format {version}; this stashtrace reads up to {FORMAT_VERSION}",
-            hint="a newer stashtrace reads it",
-        )
+def _laid_over(below: Catalog, file: CheckedFile, text: str) -> Catalog:
+    content = file.toml(text)
+    file.require_version(content.get("version", FORMAT_VERSION), FORMAT_VERSION)
     defaults, entries = content.get("defaults", {}), content.get("instance", {})
     if not isinstance(defaults, dict) or not isinstance(entries, dict):
-        raise _damaged(name, '`defaults` is a table, and each instance one: [instance."NAME"]')
+        raise file.damaged('`defaults` is a table, and each instance one: [instance."NAME"]')
     instances = dict(below.instances)
     for key, entry in entries.items():
         if not isinstance(entry, dict):
-            raise _damaged(name, f'instance {key} is no table: [instance."{key}"]')
+            raise file.damaged(f'instance {key} is no table: [instance."{key}"]')
         known = below._raw(key)
         given = dict(entry) if known else {**defaults, **entry}
         if "price_per_hour" in given:
             own = {k: v for k, v in {**defaults, **entry}.items() if k in (*_OF_PRICE, "currency")}
-            known.update(dict.fromkeys(_OF_PRICE, ""), source=name)
+            known.update(dict.fromkeys(_OF_PRICE, ""), source=file.path)
             given.update(own)
-        instances[key] = _instance(key, {**known, **given}, name)
-    notes = below.notes if entries else (*below.notes, f"{name} holds no instance")
+        instances[key] = _instance(key, {**known, **given}, file)
+    notes = below.notes if entries else (*below.notes, f"{file.path} holds no instance")
     return Catalog(instances, notes)
 
 
-def _instance(key: str, values: Mapping[str, Any], file: str) -> Instance:
-    made: dict[str, Any] = {}
+def _instance(key: str, values: Mapping[str, Any], file: CheckedFile) -> Instance:
+    fields: dict[str, Any] = {}
     for name in _TEXTS:
         value = values.get(name, "")
-        made[name] = value.isoformat() if isinstance(value, datetime.date) else value
-        if not isinstance(made[name], str):
-            raise _damaged(file, f"{name} of {key} is {value!r}, no text")
-    if made["priced_on"]:
-        made["priced_on"] = _day(file, key, made["priced_on"])
+        fields[name] = value.isoformat() if isinstance(value, datetime.date) else value
+        if not isinstance(fields[name], str):
+            raise file.damaged(f"{name} of {key} is {value!r}, no text")
+    if day := fields["priced_on"]:
+        try:
+            fields["priced_on"] = datetime.datetime.fromisoformat(day).date().isoformat()
+        except ValueError:
+            raise file.damaged(f"priced_on of {key} is {day!r}, no day such as 2026-11-01") from None
     for name in _COUNTS:
-        value = values.get(name, 0)
+        fields[name] = value = values.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise _damaged(file, f"{name} of {key} is {value!r}, no whole number")
-        made[name] = value
+            raise file.damaged(f"{name} of {key} is {value!r}, no whole number")
     price = values.get("price_per_hour")
-    if price is not None:
-        if not isinstance(price, int | float) or isinstance(price, bool) or not math.isfinite(price) or price < 0:
-            raise _damaged(file, f"price_per_hour of {key} is {price!r}, no price")
-        made["currency"] = made["currency"] or "USD"
+    if price is None:
+        fields |= dict.fromkeys(_OF_PRICE, "")
+    elif not is_number(price) or price < 0:
+        raise file.damaged(f"price_per_hour of {key} is {price!r}, no price")
     else:
-        made.update(dict.fromkeys(_OF_PRICE, ""))
+        fields |= {"price_per_hour": float(price), "currency": fields["currency"] or "USD"}
     burst = values.get("network_burst", False)
     if not isinstance(burst, bool):
-        raise _damaged(file, f"network_burst of {key} is {burst!r}, neither true nor false")
-    return Instance(key, price_per_hour=None if price is None else float(price), network_burst=burst, **made)
-
-
-def _day(file: str, key: str, text: str) -> str:
-    try:
-        return datetime.datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        raise _damaged(file, f"priced_on of {key} is {text!r}, no day such as 2026-11-01") from None
-
-
-def _damaged(name: str, why: str) -> FormatError:
-    return FormatError(f"{name or 'the catalog'} is no instance catalog: {why}", hint="see docs/reference/catalog.md")
+        raise file.damaged(f"network_burst of {key} is {burst!r}, neither true nor false")
+    return Instance(key, network_burst=burst, **fields)

@@ -3,8 +3,9 @@
     T(b, k) = b / (t_proc(b / k) + t_comm(k)),   scaling factor = T(b, k) / max over b of T(b, 1)
 
 after Saxena et al., Effective elastic scaling of deep learning workloads, MASCOTS 2020: t_proc is the step of one
-device with its part of the batch, t_comm what the others add, and their sum is step 2 or 5 of a characterization. A
-part of the batch between two that were measured is interpolated; one outside them is not given. Pure.
+device with its part of the batch, t_comm what the others add, and their sum is the step of configuration 2 or 5 of a
+characterization. A part of the batch between two that were measured is interpolated; one outside them is not given.
+Pure.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,9 +15,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stashtrace.lab.intervals import Interval
 from stashtrace.lab.recommend.candidates import Candidate
 from stashtrace.lab.recommend.catalog import Catalog, Instance
-from stashtrace.lab.recommend.profile import Interval, Profile
+from stashtrace.lab.recommend.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
     ----------
     candidates : iterable of Candidate
     profiles : sequence of Profile
-        For one device alone; a device type without step 1 gives no rows.
+        For one device alone; a device type without configuration 1 gives no rows.
     catalog : Catalog
         Says which instances have the same device.
     """
@@ -72,12 +74,12 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
     ran = {
         (p.instance, 1, p.devices_count, p.batch_samples)
         for p in profiles
-        if 2 in p.steps or (p.devices_count == 1 and 1 in p.steps)
+        if 2 in p.step_ns or (p.devices_count == 1 and 1 in p.step_ns)
     }
     ran |= {
         (p.network_instance, p.network_hosts_count, p.network_devices_count, p.batch_samples)
         for p in profiles
-        if 5 in p.steps and not p.network_emulated
+        if 5 in p.step_ns and not p.network_emulated
     }
     rows = []
     for one in every:
@@ -117,7 +119,7 @@ def _alone(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
     """Device -> samples per second of one, with the batch that suits it best."""
     found: dict[str, float] = {}
     for one in profiles:
-        step = one.steps.get(1)
+        step = one.step_ns.get(1)
         if step is not None and one.batch_samples:
             rate = throughput(one.batch_samples, step.value, 0.0)
             for name in {one.instance, one.network_instance}:

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from stashtrace.errors import UsageError
-from stashtrace.lab.plot import Name, check_plot_file, new_figure, place_names, plain_axes, save_figure
+from stashtrace.lab.intervals import Interval
+from stashtrace.lab.plot import (
+    FAINT,
+    KIND_COLOURS,
+    Name,
+    check_plot_file,
+    new_figure,
+    place_names,
+    plain_axes,
+    save_figure,
+)
 from stashtrace.lab.recommend.candidates import UNKNOWN, Candidate, faster
-from stashtrace.lab.recommend.profile import Interval
 from stashtrace.lab.recommend.recommend import Recommendation
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart.
-_COLOURS = {
-    "compute": "#009E73",
-    "interconnect": "#CC79A7",
-    "network": "#D55E00",
-    "prep": "#E69F00",
-    "fetch": "#0072B2",
-    UNKNOWN: "#777777",
-}
+_COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 
 
 def plot_recommendation(answer: Recommendation, path: str) -> None:
@@ -32,20 +33,14 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
         If no candidate has a price, so that there is no second axis.
     """
     check_plot_file(path)
-    some = [one for one in answer.candidates if one.cost is not None]
+    some = [one for one in answer.candidates if one.priced]
     if not some:
         raise UsageError("no candidate has a price, so there is nothing to plot", hint="give one: --price NAME=VALUE")
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     front = sorted((one for one in some if one.pareto), key=faster)
-    axes.plot(
-        [one.hours.value for one in front],
-        [_cost(one) for one in front],
-        color="#999999",
-        lw=1.2,
-        zorder=1,
-        label="Pareto front",
-    )
+    hours, costs = [one.hours.value for one in front], [one.cost.value for one in front]
+    axes.plot(hours, costs, color="#999999", lw=1.2, zorder=1, label="Pareto front")
     for one in some:
         _draw(axes, one)
     _scales(axes, some)
@@ -62,20 +57,20 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
 
 def _draw(axes: Any, one: Candidate) -> None:
     colour = _COLOURS[one.limited_by]
-    x, y = one.hours.value, _cost(one)
-    if one.hours.known and one.cost is not None and one.cost.known:
-        # Cost is time times price: one error, drawn along the line through the origin.
-        axes.plot(
-            [one.hours.low, one.hours.high],
-            [one.cost.low, one.cost.high],
-            color=colour,
-            lw=1.0,
-            alpha=0.45,
-            solid_capstyle="butt",
-            zorder=2,
-        )
+    x, y = one.hours.value, one.cost.value
+    for ends in _error_lines([one]):
+        axes.plot(*ends, color=colour, lw=1.0, alpha=0.45, solid_capstyle="butt", zorder=2)
     fill = colour if one.measured else "#FFFFFF"
     axes.plot(x, y, "o", ms=8 if one.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
+
+
+def _error_lines(some: Sequence[Candidate]) -> list[tuple[Any, Any]]:
+    """Ends of each interval. Cost is time times price: one error, drawn along the line through the origin."""
+    return [
+        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
+        for one in some
+        if one.hours.known and one.cost.known
+    ]
 
 
 def _budgets(axes: Any, answer: Recommendation) -> None:
@@ -91,7 +86,7 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
 
     every = [
         [bound for one in some for bound in _bounds(one.hours)],
-        [bound for one in some if one.cost is not None for bound in _bounds(one.cost)],
+        [bound for one in some for bound in _bounds(one.cost)],
     ]
     if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
         axes.margins(0.12)
@@ -109,20 +104,16 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
 def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candidate]) -> None:
     """The front chooses its places first."""
     front = sorted((one for one in some if one.pareto), key=faster)
-    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [_cost(one) for one in front])]
-    lines += [
-        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
-        for one in some
-        if one.hours.known and one.cost is not None and one.cost.known
-    ]
+    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [one.cost.value for one in front])]
+    lines += _error_lines(some)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if answer.budget.hours is not None:
         lines.append(([answer.budget.hours] * 2, [low, high]))
     if answer.budget.cost is not None:
         lines.append(([left, right], [answer.budget.cost] * 2))
     names = [
-        Name(one.hours.value, _cost(one), one.name, 8 if one.pareto else 7, "#000000" if one.pareto else "#555555")
-        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, _cost(c)))
+        Name(one.hours.value, one.cost.value, one.name, 8 if one.pareto else 7, "#000000" if one.pareto else FAINT)
+        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, c.cost.value))
     ]
     place_names(figure, axes, names, lines)
 
@@ -140,7 +131,3 @@ def _legend(axes: Any, some: Sequence[Candidate]) -> list[Any]:
 def _bounds(span: Interval) -> tuple[float, ...]:
     """Value and ends; an interval that begins at nothing has no place on a logarithmic axis, and runs out of it."""
     return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))
-
-
-def _cost(one: Candidate) -> float:
-    return one.cost.value if one.cost is not None else 0.0

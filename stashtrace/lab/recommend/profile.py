@@ -7,18 +7,19 @@ says of itself goes along as notes. A reader takes every file of its format and 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
+from stashtrace.calibration.checked import CheckedFile, is_number
+from stashtrace.errors import MissingDataError
+from stashtrace.lab.characterize.answer import FAILED, FILE_NAME, FORMAT, MEASURED
+from stashtrace.lab.characterize.differential import CONFIGURATIONS
+from stashtrace.lab.intervals import Interval
 
-FORMAT_VERSION = 1
-FILE_NAME = "characterization.json"
 #: Of an instance that nobody named.
 THIS_MACHINE = "this machine"
 
@@ -34,21 +35,21 @@ class Profile:
     instance : str
         Name in the catalog.
     devices_count : int
-        Ranks of steps 2 to 4, on one host.
+        Ranks of configurations 2 to 4, on one host.
     machine_devices : tuple of str
         What the machine calls its devices; empty without any.
     batch_samples : int
         Of one rank and step; 0 if unknown.
-    steps : mapping of int to Interval
-        Step number -> time in ns, of the steps that were measured.
+    step_ns : mapping of int to Interval
+        Configuration -> time of a training step, of the configurations that were measured.
     network_hosts_count, network_devices_count : int
-        Hosts and ranks in all of step 5.
+        Hosts and ranks in all of configuration 5.
     network_instance : str
         What those hosts are in the catalog.
     network_bits_per_s : int
         Rate to which they were shaped, 0 if they were not.
     network_emulated : bool
-        Step 5 ran on one host, in namespaces.
+        Configuration 5 ran on one host, in namespaces.
     gradient_bytes, messages_count : int
         Of one step and rank; 0 if unknown.
     device : str
@@ -64,7 +65,7 @@ class Profile:
     devices_count: int
     machine_devices: tuple[str, ...]
     batch_samples: int
-    steps: Mapping[int, Interval]
+    step_ns: Mapping[int, Interval]
     network_hosts_count: int = 0
     network_devices_count: int = 0
     network_instance: str = ""
@@ -90,212 +91,96 @@ def load_profile(path: str | os.PathLike[str], *, instance: str = "") -> Profile
     Raises
     ------
     MissingDataError
-        If there is no such file, or no step of it was measured.
+        If there is no such file, or no configuration of it was measured.
     UnsupportedVersionError
         If a newer stashtrace wrote it.
     FormatError
         If it is no characterization; the message says why.
     """
-    name = os.fspath(path)
     place = Path(path)
-    if place.is_dir():
-        place = place / FILE_NAME
-        name = str(place)
-    try:
-        content = json.loads(place.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise MissingDataError(
-            f"{name} does not exist", hint="`stashtrace characterize -- CMD` on each kind of machine writes one"
-        ) from None
-    except UnicodeDecodeError:
-        raise _damaged(name, "it is not UTF-8 text") from None
-    except ValueError as error:
-        raise _damaged(name, f"no JSON: {str(error)[:120]}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("steps"), dict):
-        raise _damaged(name, "no `steps` stand in it")
-    version = content.get("format")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _damaged(name, f"format is {version!r}")
-    if version > FORMAT_VERSION:
-        raise UnsupportedVersionError(
-            f"{name} has characterization format {version}; this stashtrace reads up to {FORMAT_VERSION}",
-            hint="a newer stashtrace reads it",
-        )
-    return _profile(name, content, instance)
+    name = str(place / FILE_NAME) if place.is_dir() else os.fspath(path)
+    hint = "`stashtrace characterize -- CMD` on each kind of machine writes one"
+    file = CheckedFile(name, "characterization", "characterization", hint)
+    content = file.json(file.read())
+    if not isinstance(content.get("steps"), dict):
+        raise file.damaged("no `steps` stand in it")
+    file.require_version(content.get("format"), FORMAT, "format")
+    return _profile(file, content, instance)
 
 
-def _profile(name: str, content: Mapping[str, Any], instance: str) -> Profile:
-    steps = {}
-    for number in range(1, 6):
-        found = _step(name, number, _table(name, content["steps"], f"t{number}_ns"))
-        if found is not None:
-            steps[number] = found
-    if not steps:
-        raise MissingDataError(f"no step of {name} was measured", hint="run `stashtrace characterize` again")
-    network, machine = _table(name, content, "network"), _table(name, content, "machine")
-    gradients = _table(name, content, "gradients")
-    devices = _count(name, content, "devices_count")
+def _profile(file: CheckedFile, content: Mapping[str, Any], instance: str) -> Profile:
+    steps = file.table(content, "steps")
+    entries = {k: file.table(steps, f"t{k}_ns") for k in CONFIGURATIONS}
+    step_ns = {k: step for k, entry in entries.items() if (step := _step_ns(file, k, entry)) is not None}
+    if not step_ns:
+        hint = "run `stashtrace characterize` again"
+        raise MissingDataError(f"no configuration of {file.path} was measured", hint=hint)
+    network, machine, gradients = (file.table(content, key) for key in ("network", "machine", "gradients"))
+    devices = file.count(content, "devices_count")
     if devices < 1:
-        raise _damaged(name, "devices_count is 0")
-    own = _word(name, content, "instance") or instance or THIS_MACHINE
+        raise file.damaged("devices_count is 0")
+    own = file.text(content, "instance") or instance or THIS_MACHINE
     names = machine.get("devices", [])
     # "A100" and "8 x A100" are both in use: a list of names, or one name.
     names = [names] if isinstance(names, str) else names
-    emulated = bool(network.get("emulated")) or bool(content.get("emulated") and 5 in steps)
+    emulated = bool(network.get("emulated")) or bool(content.get("emulated") and 5 in step_ns)
     return Profile(
-        path=name,
+        path=file.path,
         instance=own,
         devices_count=devices,
         machine_devices=tuple(str(one) for one in names) if isinstance(names, list) else (),
-        batch_samples=_count(name, content, "batch_samples"),
-        steps=steps,
-        network_hosts_count=_count(name, content, "network_hosts_count"),
-        network_devices_count=_count(name, network, "devices_count") or devices,
-        network_instance=_word(name, network, "instance") or own,
-        network_bits_per_s=_count(name, network, "rate_bits_per_s"),
+        batch_samples=file.count(content, "batch_samples"),
+        step_ns=step_ns,
+        network_hosts_count=file.count(content, "network_hosts_count"),
+        network_devices_count=file.count(network, "devices_count") or devices,
+        network_instance=file.text(network, "instance") or own,
+        network_bits_per_s=file.count(network, "rate_bits_per_s"),
         network_emulated=emulated,
-        gradient_bytes=_count(name, gradients, "bytes"),
-        messages_count=_count(name, gradients, "messages_count"),
-        device=_word(name, content, "device"),
-        epoch_samples=_count(name, content, "epoch_samples"),
-        notes=_notes(name, content, steps, emulated, own),
+        gradient_bytes=file.count(gradients, "bytes"),
+        messages_count=file.count(gradients, "messages_count"),
+        device=file.text(content, "device"),
+        epoch_samples=file.count(content, "epoch_samples"),
+        notes=_notes(file.path, content, entries, step_ns, emulated, own),
     )
 
 
 def _notes(
-    name: str, content: Mapping[str, Any], steps: Mapping[int, Interval], emulated: bool, own: str
+    path: str,
+    content: Mapping[str, Any],
+    entries: Mapping[int, Mapping[str, Any]],
+    step_ns: Mapping[int, Interval],
+    emulated: bool,
+    instance: str,
 ) -> tuple[str, ...]:
     notes = []
     if content.get("quick"):
-        notes.append(f"{name} is of a --quick characterization")
+        notes.append(f"{path} is of a --quick characterization")
     if emulated:
-        notes.append(f"the network of {name} was emulated on one host: nothing of several hosts is called measured")
-    if own == THIS_MACHINE:
-        notes.append(f"{name} names no instance, so it has no price: give --instance NAME, or --price '{own}=VALUE'")
-    if not any(one.known for one in steps.values()):
-        notes.append(f"the steps of {name} were run once, so there are no intervals")
-    for number in range(1, 6):
-        entry = content["steps"].get(f"t{number}_ns")
-        if isinstance(entry, dict) and entry.get("status") == "failed":
-            notes.append(f"step {number} of {name} failed: {entry.get('why') or 'no reason given'}")
+        notes.append(f"the network of {path} was emulated on one host: nothing of several hosts is called measured")
+    if instance == THIS_MACHINE:
+        give = f"give --instance NAME, or --price '{instance}=VALUE'"
+        notes.append(f"{path} names no instance, so it has no price: {give}")
+    if not any(one.known for one in step_ns.values()):
+        notes.append(f"the configurations of {path} were run once, so there are no intervals")
+    for configuration, entry in entries.items():
+        if entry.get("status") == FAILED:
+            notes.append(f"configuration {configuration} of {path} failed: {entry.get('why') or 'no reason given'}")
     return tuple(notes)
 
 
-def _step(name: str, number: int, entry: Mapping[str, Any]) -> Interval | None:
-    value = entry.get("value_ns")
-    if value is None or entry.get("status", "measured") != "measured":
+def _step_ns(file: CheckedFile, configuration: int, entry: Mapping[str, Any]) -> Interval | None:
+    """Time of a training step in one configuration, None if it was not measured."""
+    value, key = entry.get("value_ns"), f"t{configuration}_ns"
+    if value is None or entry.get("status", MEASURED) != MEASURED:
         return None
     bounds = [entry.get("low_ns"), entry.get("high_ns")]
     for one in (value, *bounds):
-        if one is not None and (not isinstance(one, int | float) or isinstance(one, bool) or not math.isfinite(one)):
-            raise _damaged(name, f"t{number}_ns holds {one!r}")
+        if one is not None and not is_number(one):
+            raise file.damaged(f"{key} holds {one!r}")
     if value <= 0:
-        raise _damaged(name, f"t{number}_ns is {value}")
+        raise file.damaged(f"{key} is {value}")
     low, high = (math.nan if one is None else float(one) for one in bounds)
     if not (math.isnan(low) or math.isnan(high)) and not low <= value <= high:
-        raise _damaged(name, f"t{number}_ns lies outside its own interval")
+        raise file.damaged(f"{key} lies outside its own interval")
     # Of two runs that differ much the interval is so wide that it reaches below nothing; a step cannot.
     return Interval(float(value), max(low, 0.0) if low == low else low, high)
-
-
-def _table(name: str, content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = content.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _damaged(name, f"{key} is no object")
-    return value
-
-
-def _count(name: str, content: Mapping[str, Any], key: str) -> int:
-    value = content.get(key)
-    if value is None:
-        return 0
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise _damaged(name, f"{key} is {value!r}")
-    return int(value)
-
-
-def _word(name: str, content: Mapping[str, Any], key: str) -> str:
-    value = content.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _damaged(name, f"{key} is {value!r}")
-    return value
-
-
-def _damaged(name: str, why: str) -> FormatError:
-    hint = "`stashtrace characterize -- CMD` writes characterization.json"
-    return FormatError(f"{name} is no characterization: {why}", hint=hint)
-
-
-# A number with the interval it lies in, and the little arithmetic that predictions need.
-#
-# Sums and differences add the deviations of each side in quadrature, as of independent measurements. An interval that
-# nobody knows is NaN on both sides and makes everything NaN that is computed from it. Pure.
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value between two bounds.
-
-    Examples
-    --------
-    >>> Interval(10.0, 7.0, 14.0) + Interval(5.0, 1.0, 8.0)
-    Interval(value=15.0, low=10.0, high=20.0)
-    >>> Interval(10.0, 7.0, 14.0) - Interval(5.0, 1.0, 8.0)
-    Interval(value=5.0, low=0.7573593128807152, high=10.656854249492381)
-    """
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def known(self) -> bool:
-        """Whether both bounds are numbers."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-    def __add__(self, other: Interval) -> Interval:
-        value = self.value + other.value
-        low = math.hypot(self.value - self.low, other.value - other.low)
-        high = math.hypot(self.high - self.value, other.high - other.value)
-        return Interval(value, value - low, value + high)
-
-    def __sub__(self, other: Interval) -> Interval:
-        return self + Interval(-other.value, -other.high, -other.low)
-
-    def times(self, factor: float) -> Interval:
-        """Scaled by a factor that is not negative."""
-        return Interval(self.value * factor, self.low * factor, self.high * factor)
-
-    def at_least(self, floor: float) -> Interval:
-        """Nothing below ``floor``; NaN stays."""
-        return Interval(*(bound if math.isnan(bound) else max(bound, floor) for bound in self._bounds()))
-
-    def or_more(self, other: Interval) -> Interval:
-        """The larger of two, bound by bound: two limits of which the slower one holds."""
-        if not (self.known and other.known):
-            return Interval(max(self.value, other.value))
-        return Interval(max(self.value, other.value), max(self.low, other.low), max(self.high, other.high))
-
-    def widened(self, others: Sequence[Interval]) -> Interval:
-        """The same value, with the bounds of all: what several models say, of which one gives the value."""
-        every = (self, *others)
-        if not all(one.known for one in every):
-            return Interval(self.value)
-        bounds = [bound for one in every for bound in one._bounds()]
-        return Interval(self.value, min(bounds), max(bounds))
-
-    def overlaps(self, other: Interval) -> bool:
-        """Whether the two may be the same; unknown intervals never say so."""
-        return bool(self.low <= other.high and other.low <= self.high)
-
-    def _bounds(self) -> tuple[float, float, float]:
-        return self.value, self.low, self.high
-
-
-def exactly(value: float) -> Interval:
-    """A number that is not in doubt."""
-    return Interval(value, value, value)

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.lab.intervals import Interval
 from stashtrace.lab.recommend.candidates import KINDS, Budget, Candidate, Work, cheaper, faster, pareto_marked
 from stashtrace.lab.recommend.catalog import Catalog, Instance
-from stashtrace.lab.recommend.profile import Interval, Profile
-from stashtrace.lab.recommend.scaling import Prediction, Target, predict
+from stashtrace.lab.recommend.profile import Profile
+from stashtrace.lab.recommend.scaling import Prediction, Target, UnpredictableError, predict
 
 #: Which data a step reads: none cached, all cached, the first epoch from storage and the rest cached, none at all.
 DATA = ("auto", "cold", "warm", "first-cold", "synthetic")
@@ -103,9 +104,9 @@ def recommend(
     if not found:
         raise MissingDataError(
             f"nothing can be said of any instance: {next(iter(unknown.values()))}",
-            hint="run `stashtrace characterize` again, with steps 1 and 2 at least",
+            hint="run `stashtrace characterize` again, with --steps 1,2 at least",
         )
-    currencies = sorted({one.currency for one in found if one.cost is not None})
+    currencies = sorted({one.currency for one in found if one.priced})
     if len(currencies) > 1:
         what = " and ".join(currencies)
         raise UsageError(f"prices in {what} cannot be compared", hint="give some with --catalog FILE")
@@ -143,12 +144,12 @@ def _every(
                 reasons.setdefault(name, f"no characterization on {instance.device or 'its device'}")
                 continue
             for target in _targets(near, instance, max_count):
-                best = _best(near, target, catalog)
-                if isinstance(best, str):
-                    reasons.setdefault(name, best)
-                    counts.setdefault((name, best), []).append(target.hosts_count)
+                try:
+                    profile, prediction = _best(near, target, catalog)
+                except UnpredictableError as error:
+                    reasons.setdefault(name, str(error))
+                    counts.setdefault((name, str(error)), []).append(target.hosts_count)
                     continue
-                profile, prediction = best
                 key = (name, target.hosts_count, target.devices_per_host, batch)
                 found[key] = _candidate(profile, prediction, target, work, data, profiles[0])
     names = {one.instance for one in found.values()}
@@ -191,8 +192,14 @@ def _targets(near: Sequence[Profile], instance: Instance, max_count: int) -> lis
     return [out[key] for key in sorted(out) if key[0] <= max(max_count, 1)]
 
 
-def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Profile, Prediction] | str:
-    """From the nearest characterization: run so, on the same instance, with the nearest count."""
+def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Profile, Prediction]:
+    """Predict from the nearest characterization: run so, on the same instance, with the nearest count.
+
+    Raises
+    ------
+    UnpredictableError
+        If no characterization tells; by the nearest one.
+    """
 
     def distance(one: Profile) -> tuple[bool, bool, float]:
         between = target.hosts_count > 1
@@ -203,17 +210,19 @@ def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Pr
             abs(math.log(max(count, 1) / target.devices_count)),
         )
 
-    why = ""
-    tried = []
+    refusals, predicted = [], []
     for one in sorted(near, key=distance):
-        answer = predict(one, target, catalog, [other for other in near if other is not one])
-        if isinstance(answer, str):
-            why = why or answer
-        elif answer.ran:
-            return one, answer
-        else:
-            tried.append((one, answer))
-    return tried[0] if tried else why
+        try:
+            prediction = predict(one, target, catalog, [other for other in near if other is not one])
+        except UnpredictableError as error:
+            refusals.append(error)
+            continue
+        if prediction.ran:
+            return one, prediction
+        predicted.append((one, prediction))
+    if not predicted:
+        raise refusals[0]
+    return predicted[0]
 
 
 def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, data: str, first: Profile) -> Candidate:
@@ -240,7 +249,7 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
         step=step,
         hours=hours,
         synthetic=Interval(math.nan) if found.loaded else found.synthetic,
-        cost=None if price is None else hours.times(price),
+        cost=hours.times(math.nan if price is None else price),
         price_per_hour=price,
         currency=target.instance.currency,
         priced_on=target.instance.priced_on,
@@ -299,7 +308,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
         elif known.device and one.machine_devices and not _named_alike(known.device, one.machine_devices):
             ran = one.machine_devices[0]
             notes.append(f"{one.path} names {one.instance}, which has {known.device}, but ran on {ran}")
-    unpriced = sorted({one.instance for one in candidates if one.cost is None and catalog.get(one.instance)})
+    unpriced = sorted({one.instance for one in candidates if not one.priced and catalog.get(one.instance)})
     if unpriced:
         notes.append(f"no price for {', '.join(unpriced)}: give one with --price NAME=VALUE")
     return tuple(dict.fromkeys(notes))

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stashtrace.lab.recommend.candidates import Budget, Candidate, cheaper, faster, same_price
+from stashtrace.lab.intervals import Interval, finite_or_none
+from stashtrace.lab.recommend.candidates import Budget, Candidate, cheaper, faster, same_price, several_text
 from stashtrace.lab.recommend.catalog import Catalog, Instance
 from stashtrace.lab.recommend.elasticity import Scaling
-from stashtrace.lab.recommend.profile import Interval
 from stashtrace.lab.recommend.recommend import Recommendation
 from stashtrace.lab.recommend.scaling import ASSUMPTIONS
+from stashtrace.lab.wording import aligned, and_more, wrapped
 from stashtrace.units import duration_text, percent_text
 
-_WIDTH = 96
+#: Of numbers in JSON and CSV.
+_DIGITS = 7
 #: Differences below this are not worth a sentence.
 _SMALL = 0.02
 
@@ -32,18 +33,18 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
     """
     lines = [f"work: {work}", "", *_table(answer.candidates), ""]
     for sentence, *reasons in choices(answer):
-        lines += _wrapped(sentence, "  ▶ ")
-        lines += [line for reason in reasons for line in _wrapped(reason, "      ")]
+        lines += wrapped(sentence, "  ▶ ")
+        lines += [line for reason in reasons for line in wrapped(reason, "      ")]
     if any(not one.measured for one in answer.candidates):
         lines += ["", "predicted rows assume:"]
-        lines += [line for one in ASSUMPTIONS for line in _wrapped(one)]
+        lines += [line for one in ASSUMPTIONS for line in wrapped(one)]
     if answer.not_measured:
         lines += ["", "not measured, so nothing is said of:"]
-        lines += [line for one in grouped(answer.not_measured) for line in _wrapped(one)]
+        lines += [line for one in grouped(answer.not_measured) for line in wrapped(one)]
     doubts = [*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)]
     if doubts:
         lines += ["", "to know:"]
-        lines += [line for one in doubts for line in _wrapped(one)]
+        lines += [line for one in doubts for line in wrapped(one)]
     return lines
 
 
@@ -62,9 +63,9 @@ def choices(answer: Recommendation) -> list[list[str]]:
     if budget.hours is None and budget.cost is None:
         best = min(answer.candidates, key=cheaper)
         quick = min(answer.candidates, key=faster)
-        if best.cost is not None:
+        if best.priced:
             out.append([f"cheapest: {_facts(best)}", *_reasons(answer, best)])
-        if best.cost is None or quick is not best:
+        if not best.priced or quick is not best:
             out.append([f"fastest: {_facts(quick)}", *_reasons(answer, quick)])
     said = {sentence for one in out for sentence in one}
     out += [[sentence] for sentence in _pairs(answer.candidates) if sentence not in said]
@@ -73,23 +74,22 @@ def choices(answer: Recommendation) -> list[list[str]]:
 
 def answer_object(answer: Recommendation, work: Mapping[str, Any], elastic: Sequence[Scaling] | None) -> dict[str, Any]:
     """The answer for scripts; numbers that nobody knows are null."""
-    candidates = [candidate_row(one) for one in answer.candidates]
-    found: dict[str, Any] = {
+    whole: dict[str, Any] = {
         "format": 1,
         "work": dict(work),
         "budget": {"hours": answer.budget.hours, "cost": answer.budget.cost, "met": answer.met},
         "cheapest_within_time": _row_or_none(answer.cheapest_within_time),
         "fastest_within_cost": _row_or_none(answer.fastest_within_cost),
         "nearest": _row_or_none(answer.nearest),
-        "candidates": candidates,
+        "candidates": [candidate_row(one) for one in answer.candidates],
         "reasons": [sentence for one in choices(answer) for sentence in one],
         "not_measured": dict(answer.not_measured),
         "assumptions": list(ASSUMPTIONS) if any(not one.measured for one in answer.candidates) else [],
         "notes": [*answer.notes, *_own_notes(answer.candidates)],
     }
     if elastic is not None:
-        found["elasticity"] = [scaling_row(one) for one in elastic]
-    return found
+        whole["elasticity"] = [scaling_row(one) for one in elastic]
+    return whole
 
 
 def grouped(reasons: Mapping[str, str]) -> list[str]:
@@ -105,11 +105,11 @@ def _chosen(answer: Recommendation, one: Candidate | None, what: str, limit: str
         key = faster if budget.hours is not None else cheaper
         nearest = min(answer.candidates, key=key)
         return [f"nothing is done {limit}: {_missed(nearest, budget)}"]
-    what = what if one.cost is not None else "fastest, of those without a price,"
+    what = what if one.priced else "fastest, of those without a price,"
     out = [f"{what} {limit}: {_facts(one)}"]
     if budget.hours is not None and one.hours.high > budget.hours:
         out.append(f"its interval reaches to {hours_text(one.hours.high)}, beyond the budget")
-    if budget.cost is not None and one.cost is not None and one.cost.high > budget.cost:
+    if budget.cost is not None and one.cost.high > budget.cost:
         out.append(f"its interval reaches to {cost_text(one.cost.high, one.currency)}, beyond the budget")
     return [*out, *_reasons(answer, one)]
 
@@ -127,9 +127,9 @@ def _missed(one: Candidate, budget: Budget) -> str:
         over = one.hours.value - budget.hours
         part = percent_text(over / budget.hours)
         out.append(f"{hours_text(one.hours.value)} is {hours_text(over)} ({part}) too long")
-    if budget.cost is not None and one.cost is None:
+    if budget.cost is not None and not one.priced:
         out.append("its price is not known")
-    elif budget.cost is not None and one.cost is not None and one.cost.value > budget.cost:
+    elif budget.cost is not None and one.cost.value > budget.cost:
         over = one.cost.value - budget.cost
         part = f" ({percent_text(over / budget.cost)})" if budget.cost else ""
         out.append(f"{cost_text(one.cost.value, one.currency)} is {cost_text(over, one.currency)}{part} too dear")
@@ -138,7 +138,7 @@ def _missed(one: Candidate, budget: Budget) -> str:
 
 
 def _facts(one: Candidate) -> str:
-    cost = "price unknown" if one.cost is None else cost_text(one.cost.value, one.currency)
+    cost = cost_text(one.cost.value, one.currency) if one.priced else "price unknown"
     out = f"{one.name}, {hours_text(one.hours.value)}, {cost} ({'measured' if one.measured else 'predicted'})"
     stall = one.worst_stall
     if not stall or one.share(stall) < _SMALL:
@@ -162,22 +162,21 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
     # The same instances with another batch are no other thing to rent.
     unlike = [one for one in others if one.name != best.name and abs(one.step.value / best.step.value - 1) > _SMALL]
     out += [_pair(best, one) for one in unlike if same_price(one, best)]
-    alike = [one.name for one in others if one.cost is not None and best.cost and one.cost.overlaps(best.cost)]
-    same = [one for one in others if one.name in alike and one.hours.overlaps(best.hours)]
+    alike = [one.name for one in others if one.cost.overlaps(best.cost)]
+    same = [one.name for one in others if one.name in alike and one.hours.overlaps(best.hours)]
     if same and best.measured:
-        names = _listed([one.name for one in same])
+        names = _listed(same)
         out.append(f"the intervals of {names} overlap with its own: measure before renting many")
-    quicker = [one for one in others if one.hours.value < best.hours.value * (1 - _SMALL) and one.cost is not None]
-    if quicker and best.cost is not None and best.cost.value > 0:
+    quicker = [one for one in others if one.hours.value < best.hours.value * (1 - _SMALL) and one.priced]
+    if quicker and best.cost.value > 0:
         next_one = min(quicker, key=cheaper)
-        cost = next_one.cost or Interval(math.nan)
         out.append(
             f"the next faster way, {next_one.name}, takes {hours_text(next_one.hours.value)} and costs"
-            f" {_more(cost.value / best.cost.value - 1)}"
+            f" {_more(next_one.cost.value / best.cost.value - 1)}"
         )
     if not best.measured:
         measured = [one for one in answer.candidates if one.measured and answer.budget.met_by(one)]
-        what = "cheapest" if best.cost is not None else "fastest"
+        what = "cheapest" if best.priced else "fastest"
         word = f"; the {what} that was measured is {min(measured, key=cheaper).name}" if measured else ""
         span = ""
         if best.hours.known:
@@ -230,7 +229,6 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
     head = ["", "instances", "devices", "step", "time", "at least", "at most", "cost", "limited by", "lost", ""]
     lines = [head + (["batch"] if batches else [])]
     for one in candidates:
-        cost = one.cost or Interval(math.nan)
         lost = one.worst_stall
         lines.append(
             [
@@ -239,7 +237,7 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
                 str(one.devices_count),
                 duration_text(one.step.value),
                 *(_known(bound, _padded) for bound in (one.hours.value, one.hours.low, one.hours.high)),
-                _known(cost.value, lambda x: cost_text(x, "")),
+                _known(one.cost.value, lambda x: cost_text(x, "")),
                 one.limited_by,
                 f"{percent_text(one.share(lost))} {lost}" if lost else "-",
                 "measured" if one.measured else "emulated" if one.emulated else "predicted",
@@ -248,11 +246,11 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
         )
     unit = _currency(candidates)
     what = f"cost in {unit}; " if unit else ""
-    return [*aligned_columns(lines, 2, left={0, 1, 8, 10}), f"{what}* nothing is both faster and cheaper"]
+    return [*aligned(lines, {0, 1, 8, 10}, drop_silent=True), f"{what}* nothing is both faster and cheaper"]
 
 
 def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
-    seen = dict.fromkeys((one.priced_on, one.source) for one in candidates if one.cost is not None)
+    seen = dict.fromkeys((one.priced_on, one.source) for one in candidates if one.priced)
     told = [" of ".join(filter(None, ["prices", day])) + (f": {source}" if source else "") for day, source in seen]
     return [f"{one}; check them (--price NAME=VALUE)" for one in told]
 
@@ -267,21 +265,15 @@ def _own_notes(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(names))
-    return ", ".join(unique[:3]) + (f" and {len(unique) - 3} more" if len(unique) > 3 else "")
+    return and_more(list(dict.fromkeys(names)), 3)
 
 
 def _currency(candidates: Sequence[Candidate]) -> str:
-    return next((one.currency for one in candidates if one.cost is not None), "")
+    return next((one.currency for one in candidates if one.priced), "")
 
 
 def _row_or_none(one: Candidate | None) -> dict[str, Any] | None:
     return None if one is None else candidate_row(one)
-
-
-def _wrapped(text: str, mark: str = "  ") -> list[str]:
-    rest = " " * max(len(mark), 4)
-    return textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def _padded(hours: float) -> str:
@@ -297,21 +289,17 @@ def _known(value: float, text: Any) -> str:
 
 def candidate_row(one: Candidate) -> dict[str, Any]:
     """One candidate, for JSON and CSV."""
-    cost = one.cost or Interval(math.nan)
+    low, high = (finite_or_none(bound) for bound in (one.step.low, one.step.high))
     return {
         "instance": one.instance,
         "count": one.count,
         "devices_count": one.devices_count,
         "batch_samples": one.batch_samples or None,
         "step_ns": round(one.step.value),
-        "step_low_ns": _whole(one.step.low),
-        "step_high_ns": _whole(one.step.high),
-        "hours": _number(one.hours.value),
-        "hours_low": _number(one.hours.low),
-        "hours_high": _number(one.hours.high),
-        "cost": _number(cost.value),
-        "cost_low": _number(cost.low),
-        "cost_high": _number(cost.high),
+        "step_low_ns": None if low is None else round(low),
+        "step_high_ns": None if high is None else round(high),
+        **_numbers("hours", one.hours),
+        **_numbers("cost", one.cost),
         "currency": one.currency,
         "price_per_hour": one.price_per_hour,
         "priced_on": one.priced_on,
@@ -334,23 +322,27 @@ def scaling_row(one: Scaling) -> dict[str, Any]:
         "batch_samples": one.batch_samples,
         "total_batch_samples": one.total_batch_samples,
         "step_ns": round(one.step.value),
-        "samples_per_s": _number(one.samples_per_s.value),
-        "samples_per_s_low": _number(one.samples_per_s.low),
-        "samples_per_s_high": _number(one.samples_per_s.high),
-        "scaling_factor": _number(one.scaling_factor),
-        "efficiency_ratio": _number(one.efficiency),
+        **_numbers("samples_per_s", one.samples_per_s),
+        "scaling_factor": finite_or_none(one.scaling_factor, _DIGITS),
+        "efficiency_ratio": finite_or_none(one.efficiency, _DIGITS),
         "measured": one.measured,
     }
+
+
+def _numbers(name: str, one: Interval) -> dict[str, float | None]:
+    """Value and bounds under the names that they have in JSON and CSV."""
+    bounds = {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+    return {key: finite_or_none(number, _DIGITS) for key, number in bounds.items()}
 
 
 def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
     """Throughput and efficiency, as a table."""
     if not rows:
-        return ["elasticity: step 1 or the batch was not measured (--batch-size N gives the batch)"]
+        return ["elasticity: configuration 1 or the batch was not measured (--batch-size N gives the batch)"]
     head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
     cells = [
         (
-            _name(one.instance, one.count),
+            several_text(one.instance, one.count),
             str(one.devices_count),
             str(one.batch_samples),
             str(one.total_batch_samples),
@@ -364,7 +356,7 @@ def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
         for one in rows
     ]
     what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
-    return [what, *aligned_columns([head, *cells], 2, left={0, 9})]
+    return [what, *aligned([head, *cells], {0, 9}, drop_silent=True)]
 
 
 def catalog_lines(catalog: Catalog) -> list[str]:
@@ -391,7 +383,7 @@ def catalog_lines(catalog: Catalog) -> list[str]:
     notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
     if any(one.network_burst for one in catalog.instances.values()):
         notes.append("* for short times")
-    return [*aligned_columns([head, *cells], 2, left={0, 1, 3, 7, 8, 9}), "", *notes]
+    return [*aligned([head, *cells], {0, 1, 3, 7, 8, 9}, drop_silent=True), "", *notes]
 
 
 def hours_text(hours: float, *, padded: bool = False) -> str:
@@ -423,22 +415,6 @@ def cost_text(cost: float, currency: str) -> str:
     return f"{digits} {currency}".rstrip()
 
 
-def aligned_columns(lines: Sequence[Sequence[str]], gap: int, left: Collection[int]) -> list[str]:
-    """Columns beside each other, those of ``left`` to the left; a column in which no row says anything is left out."""
-    told = [at for at in range(len(lines[0])) if any(line[at] not in ("", "-") for line in lines[1:])]
-    widths = {at: max(len(line[at]) for line in lines) for at in told}
-    return [
-        (" " * gap)
-        .join(line[at].ljust(widths[at]) if at in left else line[at].rjust(widths[at]) for at in told)
-        .rstrip()
-        for line in lines
-    ]
-
-
-def _name(instance: str, count: int) -> str:
-    return instance if count == 1 else f"{count}x {instance}"
-
-
 def _network(one: Instance) -> str:
     if not one.network_bits_per_s:
         return "-"
@@ -447,11 +423,3 @@ def _network(one: Instance) -> str:
 
 def _rate(value: float) -> str:
     return "-" if not math.isfinite(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _number(value: float) -> float | None:
-    return None if not math.isfinite(value) else float(f"{value:.7g}")
-
-
-def _whole(value: float) -> int | None:
-    return None if not math.isfinite(value) else round(value)

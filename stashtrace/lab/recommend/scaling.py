@@ -1,9 +1,9 @@
 """The step of a job on instances and counts that nobody ran, from characterizations of others with the same device.
 
-    step = compute of one device  +  exposed communication (models.ring)  +  what its loaders lag behind
+    step = compute of one device  +  exposed communication (:class:`Ring`)  +  what its loaders lag behind
 
-What is assumed is listed by :data:`ASSUMPTIONS` and printed with every prediction; what cannot be told is a sentence in
-place of a number. A device of another type is never guessed. Pure.
+What is assumed is listed by :data:`ASSUMPTIONS` and printed with every prediction; what cannot be told is an error, not
+a guess, and a device of another type is never predicted. Pure.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.calibration.fit import bytes_factor
+from stashtrace.errors import MissingDataError
+from stashtrace.lab.intervals import Interval, exactly
 from stashtrace.lab.recommend.catalog import Catalog, Instance
-from stashtrace.lab.recommend.profile import Interval, Profile, exactly
+from stashtrace.lab.recommend.profile import Profile
 
 #: In the words of the output and of docs/guides/recommend.md.
 ASSUMPTIONS = (
@@ -56,7 +58,7 @@ class Prediction:
     emulated : bool
         A network of namespaces is in it.
     told_apart : bool
-        Compute is compute alone. Where step 1 is missing it holds what devices and network cost, too.
+        Compute is compute alone. Where configuration 1 is missing it holds what devices and network cost, too.
     loaded : bool
         ``synthetic`` holds loading: no step without it was measured.
     notes : tuple of str
@@ -75,9 +77,13 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
 
+class UnpredictableError(MissingDataError):
+    """A step cannot be told from what was measured; the message says what is missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for.
+    """Instances to predict for.
 
     Attributes
     ----------
@@ -95,8 +101,8 @@ class Target:
         return self.hosts_count * self.devices_per_host
 
 
-def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence[Profile] = ()) -> Prediction | str:
-    """The step of one target from one characterization, or why it cannot be told.
+def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence[Profile] = ()) -> Prediction:
+    """Predict the step of one target from one characterization.
 
     Parameters
     ----------
@@ -107,50 +113,55 @@ def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence
         For what the measured machine is.
     beside : sequence of Profile
         Others of the same device and batch; they tell latency and bytes apart.
+
+    Raises
+    ------
+    UnpredictableError
+        If what it takes was not measured.
     """
     home = catalog.get(profile.instance) or Instance(profile.instance)
-    t1, t2, t5 = (profile.steps.get(k) for k in (1, 2, 5))
+    t1, t2, t5 = (profile.step_ns.get(k) for k in (1, 2, 5))
     own = target.instance.name == profile.instance
     if target.hosts_count == 1 and own and target.devices_per_host == profile.devices_count:
-        found = _as_measured(profile, t1, t2)
-    elif t5 is not None and _is_step_five(profile, target):
-        found = _between_hosts(profile, target, home, catalog, beside, t5)
+        step = _as_measured(profile, t1, t2)
+    elif t5 is not None and _ran_on_hosts(profile, target):
+        step = _measured_between_hosts(profile, target, home, catalog, beside, t5)
     elif t1 is None:
-        return f"step 1 of {profile.path} was not measured"
+        raise UnpredictableError(f"configuration 1 of {profile.path} was not measured")
     elif target.devices_count == 1:
-        found = Prediction(t1, None, None, {"compute": t1.value})
+        step = Prediction(t1, None, None, {"compute": t1.value})
     elif target.hosts_count == 1:
-        found = _inside_host(profile, target, home, catalog, beside)
+        step = _inside_host(profile, target, home, catalog, beside)
     elif t5 is None:
-        return f"step 5 (several hosts) of {profile.path} was not measured"
+        raise UnpredictableError(f"configuration 5 (several hosts) of {profile.path} was not measured")
     else:
-        found = _between_hosts(profile, target, home, catalog, beside, None)
-    return found if isinstance(found, str) else _with_data(found, profile, target, home)
+        step = _between_hosts(profile, target, home, catalog, beside, t1)
+    return _with_data(step, profile, target, home)
 
 
 def in_host_ring(profile: Profile, catalog: Catalog, beside: Sequence[Profile] = ()) -> Ring | None:
     """Exposed communication between the devices of one host; None if it was not measured."""
-    base = _in_host(profile)
+    base = _exposed_in_host(profile)
     if base is None:
         return None
     wired = (catalog.get(profile.instance) or Instance("")).interconnect
     others = [one for one in beside if (catalog.get(one.instance) or Instance("")).interconnect == wired != ""]
-    return fit_ring([*(e for e in map(_in_host, others) if e is not None), base], base, _hidden(profile))
+    return fit_ring([*filter(None, map(_exposed_in_host, others)), base], base, _hidden(profile))
 
 
 def network_ring(profile: Profile, catalog: Catalog, beside: Sequence[Profile] = ()) -> Ring | None:
     """Exposed communication between hosts; None if it was not measured."""
-    base = _between(profile, catalog)
+    base = _exposed_between(profile, catalog)
     if base is None:
         return None
-    alike = [one for one in beside if one.network_emulated == profile.network_emulated]
-    rest = [e for one in alike if (e := _between(one, catalog)) is not None and (e.rate > 0) == (base.rate > 0)]
-    seen = [Exposed(e.devices_count, e.time_ns, e.rate or 1.0) for e in (*rest, base)]
+    others = (_exposed_between(one, catalog) for one in beside if one.network_emulated == profile.network_emulated)
+    alike = [one for one in others if one is not None and (one.rate > 0) == (base.rate > 0)]
+    seen = [Exposed(one.devices_count, one.time_ns, one.rate or 1.0) for one in (*alike, base)]
     return fit_ring(seen, seen[-1], _hidden(profile))
 
 
 def network_rate(profile: Profile, catalog: Catalog) -> int:
-    """Rate in bits per second of the network of step 5; 0 if unknown."""
+    """Rate in bits per second of the network of configuration 5; 0 if unknown."""
     if profile.network_bits_per_s:
         return profile.network_bits_per_s
     hosts = catalog.get(profile.network_instance)
@@ -159,24 +170,25 @@ def network_rate(profile: Profile, catalog: Catalog) -> int:
 
 def _hidden(profile: Profile) -> float:
     """What a backward pass can hide: itself, taken as twice the forward pass."""
-    return profile.steps[1].value * _BACKWARD if 1 in profile.steps else 0.0
+    return profile.step_ns[1].value * _BACKWARD if 1 in profile.step_ns else 0.0
 
 
-def _in_host(profile: Profile) -> Exposed | None:
-    t1, t2 = profile.steps.get(1), profile.steps.get(2)
+def _exposed_in_host(profile: Profile) -> Exposed | None:
+    t1, t2 = profile.step_ns.get(1), profile.step_ns.get(2)
     if t1 is None or t2 is None or profile.devices_count < 2:
         return None
     return Exposed(profile.devices_count, t2 - t1)
 
 
-def _between(profile: Profile, catalog: Catalog) -> Exposed | None:
-    t1, t5 = profile.steps.get(1), profile.steps.get(5)
+def _exposed_between(profile: Profile, catalog: Catalog) -> Exposed | None:
+    t1, t5 = profile.step_ns.get(1), profile.step_ns.get(5)
     if t1 is None or t5 is None or profile.network_devices_count < 2:
         return None
     return Exposed(profile.network_devices_count, t5 - t1, float(network_rate(profile, catalog)))
 
 
-def _is_step_five(profile: Profile, target: Target) -> bool:
+def _ran_on_hosts(profile: Profile, target: Target) -> bool:
+    """Whether the target is what configuration 5 ran on."""
     return (
         not profile.network_emulated
         and target.instance.name == profile.network_instance
@@ -185,64 +197,77 @@ def _is_step_five(profile: Profile, target: Target) -> bool:
     )
 
 
-def _as_measured(profile: Profile, t1: Interval | None, t2: Interval | None) -> Prediction | str:
+def _as_measured(profile: Profile, t1: Interval | None, t2: Interval | None) -> Prediction:
     step = t2 or (t1 if profile.devices_count == 1 else None)
     if step is None:
-        real = profile.steps.get(4) or profile.steps.get(3)
+        real = profile.step_ns.get(4) or profile.step_ns.get(3)
         if real is None:
-            return f"neither step 2 nor one with data of {profile.path} was measured"
+            raise UnpredictableError(f"neither configuration 2 nor one with data of {profile.path} was measured")
         note = "compute holds everything: no step without loading was measured"
-        parts = {"compute": real.value}
-        return Prediction(real, None, None, parts, ran=True, told_apart=False, loaded=True, notes=(note,))
+        return _undivided(real, note, loaded=True)
     if profile.devices_count == 1:
         return Prediction(step, None, None, {"compute": step.value}, ran=True)
     if t1 is None:
-        note = "compute holds the interconnect: step 1 was not measured"
-        return Prediction(step, None, None, {"compute": step.value}, ran=True, told_apart=False, notes=(note,))
+        return _undivided(step, "compute holds the interconnect: configuration 1 was not measured")
     parts = {"compute": min(t1.value, step.value), "interconnect": max(step.value - t1.value, 0.0)}
     return Prediction(step, None, None, parts, ran=True)
 
 
+def _undivided(step: Interval, note: str, *, loaded: bool = False) -> Prediction:
+    """A step that ran, and of which nobody knows what is compute and what is not."""
+    parts = {"compute": step.value}
+    return Prediction(step, None, None, parts, ran=True, told_apart=False, loaded=loaded, notes=(note,))
+
+
 def _inside_host(
     profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile]
-) -> Prediction | str:
-    t1 = profile.steps[1]
+) -> Prediction:
+    t1 = profile.step_ns[1]
     ring = in_host_ring(profile, catalog, beside)
     if ring is None:
-        return f"step 2 with several devices in a host was not measured on {profile.instance}"
+        raise UnpredictableError(
+            f"configuration 2 with several devices in a host was not measured on {profile.instance}"
+        )
     wired = target.instance.interconnect
     if wired != home.interconnect or wired in ("", "none"):
         theirs, ours = (x.interconnect or "unknown wires" for x in (target.instance, home))
-        return f"its devices are joined by {theirs}, those of {profile.instance} by {ours}"
+        raise UnpredictableError(f"its devices are joined by {theirs}, those of {profile.instance} by {ours}")
     exposed = ring.at(target.devices_count)
     return Prediction(t1 + exposed, None, None, {"compute": t1.value, "interconnect": exposed.value})
 
 
-def _between_hosts(
-    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile], ran: Interval | None
-) -> Prediction | str:
-    """``ran`` is step 5 where the target is what step 5 ran on."""
-    notes: list[str] = []
-    t1 = profile.steps.get(1)
+def _within_hosts(
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile]
+) -> tuple[Interval, list[str]]:
+    """Exposed communication inside each of several hosts, and what was assumed of it."""
     inside = in_host_ring(profile, catalog, beside)
     if target.devices_per_host < 2:
-        within: Interval = exactly(0.0)
-    elif inside is not None and target.instance.interconnect == home.interconnect:
-        within = inside.at(target.devices_count)
-    else:
-        within = exactly(0.0)
-        notes.append("network holds the interconnect, which was not measured for these devices")
-    if ran is not None:
-        if t1 is None:
-            note = "compute holds the communication: step 1 was not measured"
-            return Prediction(ran, None, None, {"compute": ran.value}, ran=True, told_apart=False, notes=(note,))
-        whole = max(ran.value - t1.value, 0.0)
-        inner = min(max(within.value, 0.0), whole)
-        parts = {"compute": min(t1.value, ran.value), "interconnect": inner, "network": whole - inner}
-        return Prediction(ran, None, None, parts, ran=True, notes=tuple(notes))
+        return exactly(0.0), []
+    if inside is not None and target.instance.interconnect == home.interconnect:
+        return inside.at(target.devices_count), []
+    return exactly(0.0), ["network holds the interconnect, which was not measured for these devices"]
+
+
+def _measured_between_hosts(
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile], t5: Interval
+) -> Prediction:
+    t1 = profile.step_ns.get(1)
+    if t1 is None:
+        return _undivided(t5, "compute holds the communication: configuration 1 was not measured")
+    within, notes = _within_hosts(profile, target, home, catalog, beside)
+    whole = max(t5.value - t1.value, 0.0)
+    inner = min(max(within.value, 0.0), whole)
+    parts = {"compute": min(t1.value, t5.value), "interconnect": inner, "network": whole - inner}
+    return Prediction(t5, None, None, parts, ran=True, notes=tuple(notes))
+
+
+def _between_hosts(
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile], t1: Interval
+) -> Prediction:
+    within, notes = _within_hosts(profile, target, home, catalog, beside)
     ring = network_ring(profile, catalog, beside)
-    if ring is None or t1 is None:
-        return f"steps 1 and 5 of {profile.path} were not measured"
+    if ring is None:
+        raise UnpredictableError(f"configurations 1 and 5 of {profile.path} were not measured")
     rate = None
     measured_at, here = network_rate(profile, catalog), target.instance.network_bits_per_s
     if measured_at and here:
@@ -258,14 +283,13 @@ def _between_hosts(
     return Prediction(t1 + exposed, None, None, parts, emulated=profile.network_emulated, notes=tuple(notes))
 
 
-def _with_data(found: Prediction, profile: Profile, target: Target, home: Instance) -> Prediction:
+def _with_data(step: Prediction, profile: Profile, target: Target, home: Instance) -> Prediction:
     """Add the loaders: measured where the target was, else by their rates."""
-    t2, t3, t4 = (profile.steps.get(k) for k in (2, 3, 4))
-    here = found.ran and target.hosts_count == 1
-    if here:
-        return _replaced(found, t4, t3, ran_with_data=t3 is not None or t4 is not None)
-    base = t2 or (profile.steps.get(1) if profile.devices_count == 1 else None)
-    notes: list[str] = []
+    t2, t3, t4 = (profile.step_ns.get(k) for k in (2, 3, 4))
+    if step.ran and target.hosts_count == 1:
+        return replace(step, warm=t4, cold=t3, ran_with_data=t3 is not None or t4 is not None)
+    base = t2 or (profile.step_ns.get(1) if profile.devices_count == 1 else None)
+    notes = step.notes
     share = target.devices_per_host / profile.devices_count
     sure, prepared = True, share
     if target.instance.name != profile.instance:
@@ -273,12 +297,12 @@ def _with_data(found: Prediction, profile: Profile, target: Target, home: Instan
             prepared = share * home.vcpus_count / target.instance.vcpus_count
         else:
             sure = False
-    warm = None if t4 is None else _lagging(found.synthetic, t4, base, prepared)
+    warm = None if t4 is None else _lagging(step.synthetic, t4, base, prepared)
     if warm is not None and not sure:
         warm = Interval(warm.value)
-        notes.append("vCPUs are not known, so nobody knows how fast batches are prepared")
-    cold = None if t3 is None else _lagging(warm or found.synthetic, t3, t4 or base, share)
-    return _replaced(found, warm, cold, notes=tuple(notes))
+        notes = (*notes, "vCPUs are not known, so nobody knows how fast batches are prepared")
+    cold = None if t3 is None else _lagging(warm or step.synthetic, t3, t4 or base, share)
+    return replace(step, warm=warm, cold=cold, notes=notes)
 
 
 def _lagging(step: Interval, measured: Interval, without: Interval | None, share: float) -> Interval:
@@ -297,17 +321,6 @@ def _lagging(step: Interval, measured: Interval, without: Interval | None, share
     if gap.value <= 0.0:
         return step
     return step.or_more(pace).widened([step + gap.at_least(0.0).times(share)])
-
-
-def _replaced(
-    found: Prediction,
-    warm: Interval | None,
-    cold: Interval | None,
-    *,
-    ran_with_data: bool = False,
-    notes: tuple[str, ...] = (),
-) -> Prediction:
-    return replace(found, warm=warm, cold=cold, ran_with_data=ran_with_data, notes=(*found.notes, *notes))
 
 
 # Exposed communication against the number of devices: what a ring all-reduce lets one expect of counts nobody ran.

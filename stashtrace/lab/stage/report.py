@@ -6,35 +6,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stashtrace.lab.wording import and_more, counted, signed_duration
 from stashtrace.units import bytes_text, duration_text
 
 
-def staging_lines(found: Mapping[str, Any]) -> list[str]:
+def staging_lines(answer: Mapping[str, Any]) -> list[str]:
     """Everything, for a terminal."""
-    count, all_count = found["files_count"], found["files_in_all_count"]
-    already = count - found["copied_count"]
+    count, all_count = answer["files_count"], answer["files_in_all_count"]
+    already = count - answer["copied_count"]
     lines = [
         "",
-        f"  staged       {count:,} of {all_count:,} files, {bytes_text(found['bytes'])}"
+        f"  staged       {count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}"
         + (f" ({already:,} were there)" if already else ""),
-        _expected(found),
-        *_left_out(found["left_out"]),
+        _expected(answer),
+        *_left_out(answer["left_out"]),
     ]
-    if found["same_disk"]:
+    if answer["same_disk"]:
         lines.append("  ! the copies lie on the same disk as the files")
-    check = found["check"]
+    check = answer["check"]
     if check is not None:
         lines += _measured(check)
-    return [*lines, f"  use it       stashtrace run --staged {found['list']} -- COMMAND"]
+    return [*lines, f"  use it       stashtrace run --staged {answer['list']} -- COMMAND"]
 
 
-def _expected(found: Mapping[str, Any]) -> str:
-    per_step, tier = found["predicted_step_gain_ns"], found["method"].partition(", ")[2]
-    if per_step is None:
-        gain = f"at most {duration_text(found['predicted_gain_ns'])} less inside I/O calls, all threads added"
-    else:
-        gain = f"at most {duration_text(per_step)} a step and rank less inside I/O calls, all threads added"
-    return f"  expected     {gain} ({_TIERS.get(tier, tier)})"
+def _expected(answer: Mapping[str, Any]) -> str:
+    per_step, tier = answer["predicted_step_gain_ns"], answer["method"].partition(", ")[2]
+    whole = duration_text(answer["predicted_gain_ns"])
+    gain = whole if per_step is None else f"{duration_text(per_step)} a step and rank"
+    return f"  expected     at most {gain} less inside I/O calls, all threads added ({_TIERS.get(tier, tier)})"
 
 
 _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as calibrated", "stated": "tier as stated"}
@@ -43,8 +42,7 @@ _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as cal
 def _left_out(left: list[Mapping[str, str]]) -> list[str]:
     if not left:
         return []
-    more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-    return [f"  ! not copied: {left[0]['path']} ({left[0]['why']}){more}"]
+    return [f"  ! not copied: {and_more(['{path} ({why})'.format_map(one) for one in left])}"]
 
 
 def _measured(check: Mapping[str, Any]) -> list[str]:
@@ -53,24 +51,16 @@ def _measured(check: Mapping[str, Any]) -> list[str]:
         return ["  measured     nothing", *notes]
     before, after = duration_text(round(check["plain_ns"])), duration_text(round(check["staged_ns"]))
     pairs, low, high = check["pairs_count"], check["low_ns"], check["high_ns"]
-    between = "" if low is None else f", between {_signed(low)} and {_signed(high)}"
+    between = "" if low is None else f", between {signed_duration(low)} and {signed_duration(high)}"
     lines = [
         f"  measured     {before} a step before, {after} with the copies: {duration_text(round(abs(check['gain_ns'])))}"
         f" {'more' if check['gain_ns'] < 0 else 'less'}"
-        f" ({pairs} pair{'s' * (pairs > 1)}{between})"
+        f" ({counted(pairs, 'pair')}{between})"
     ]
     if low is None:
         lines.append("               one pair says nothing of the spread: --repeat 3 or more gives an interval")
     elif low <= 0 <= high:
         lines.append("               that may be nothing: the interval holds zero")
     opens = check["staged_opens_counts"]
-    lines.append(
-        f"  served       {min(opens):,} opens of each run by copies"
-        if min(opens) == max(opens)
-        else f"  served       {min(opens):,} to {max(opens):,} opens of each run by copies"
-    )
-    return lines + notes
-
-
-def _signed(ns: float) -> str:
-    return ("-" if ns < 0 else "") + duration_text(round(abs(ns)))
+    served = " to ".join(f"{count:,}" for count in sorted({min(opens), max(opens)}))
+    return [*lines, f"  served       {served} opens of each run by copies", *notes]

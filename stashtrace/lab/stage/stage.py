@@ -1,7 +1,7 @@
-"""Puts files on a faster disk and looks whether the job gains what the advice said.
+"""Copy files to a faster disk, and measure whether the job gains what the advice said.
 
-    stage:  copy the files that `io_staging` chose into a folder of the tier, and list them
-    check:  run the job in pairs, with the files where they are and with the copies opened in their place, both cold
+    stage:       copy the files that `io_staging` chose into a folder of the tier, and list them
+    check_gain:  run the job in pairs, with the files where they are and with the copies in their place, both cold
 
 Called by ``stashtrace stage``. The job's script is not changed: the preloaded runtime leads its opens to the copies.
 """
@@ -14,20 +14,22 @@ import functools
 import hashlib
 import os
 import re
-import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stashtrace.analysis.io.staging import staged_opens
-from stashtrace.errors import CaptureError, FormatError, StashtraceError
-from stashtrace.lab.characterize.differential import Estimate, Stall, stalls, step_time
+from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError
+from stashtrace.lab.characterize.differential import Stall, stalls, step_time
 from stashtrace.lab.characterize.figures import Figures, step_figures
 from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks
+from stashtrace.lab.intervals import Estimate
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.page_cache import IN_MEMORY, file_system_of, make_cold
+from stashtrace.lab.progress import ProgressCallback, no_progress
+from stashtrace.lab.wording import counted, refusal
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.options import RecordOptions
@@ -35,13 +37,16 @@ from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
 from stashtrace.units import bytes_text
 
 LIST_NAME = "staged.list"
-Progress = Callable[[float, str], None]
-#: Steps in the terms of ``lab.characterize.differential``: the gain is the difference of two runs, as a fetch stall is.
+#: Configurations in the terms of ``lab.characterize.differential``: the gain is a difference, as a fetch stall is.
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
 _HALF_MADE = ".part"
 #: Names of halves of copies; others in the folder may end so too.
 _HALF_NAME = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
+
+
+class _FileRefusedError(Exception):
+    """A file cannot be copied, by its own fault; the others can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def stage(
     tier: Path,
     *,
     room_bytes: int | None = None,
-    on_progress: Progress = lambda share, what: None,
+    on_progress: ProgressCallback = no_progress,
 ) -> Staged:
     """Copy files into a folder, and write the list beside them; those that are there and alike are kept.
 
@@ -123,7 +128,7 @@ def stage(
     """
     sizes, left = _sizes(paths, room_bytes)
     if not sizes:
-        raise _nothing(left)
+        raise _nothing_copied(left)
     if os.path.realpath(tier) in {os.path.realpath(folder) for folder in {os.path.dirname(path) for path in sizes}}:
         raise CaptureError(
             f"cannot stage into {tier}: the job reads files there, and may take copies for more of them",
@@ -142,22 +147,19 @@ def stage(
         for path, size in sizes.items():
             copy = tier / _name_of(path)
             if not _alike(path, copy):
-                why = _copy(
-                    path,
-                    copy,
-                    lambda more, done=done: on_progress(  # type: ignore[misc]
-                        min((done + more) / total, 1.0), f"copying {len(made)} of {len(sizes)} files"
-                    ),
-                )
-                if why:
-                    left.append((path, why))
+                what = f"copying {len(made)} of {len(sizes)} files"
+                try:
+                    for copied in _copy(path, copy):
+                        on_progress(min((done + copied) / total, 1.0), what)
+                except _FileRefusedError as error:
+                    left.append((path, str(error)))
                     continue
                 made.append(copy)
             status = os.stat(copy)
             copies[path] = Copy(str(copy.absolute()), status.st_size, os.stat(path).st_mtime_ns)
             done += size
         if not copies:
-            raise _nothing(left)
+            raise _nothing_copied(left)
         write_staged_list(tier / LIST_NAME, copies)
     except BaseException as error:
         for copy in made:
@@ -178,7 +180,7 @@ def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int]
         try:
             status = os.stat(path)
         except OSError as error:
-            left.append((path, (error.strerror or str(error)).lower()))
+            left.append((path, refusal(error)))
             continue
         if not stat.S_ISREG(status.st_mode):
             left.append((path, "not a regular file"))
@@ -190,11 +192,10 @@ def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int]
     return sizes, left
 
 
-def _nothing(left: Sequence[tuple[str, str]]) -> CaptureError:
-    """Of files none of which can be copied."""
+def _nothing_copied(left: Sequence[tuple[str, str]]) -> CaptureError:
     path, why = left[0]
     return CaptureError(
-        f"none of the {len(left)} file{'s' * (len(left) > 1)} can be copied: {path} ({why})",
+        f"none of the {counted(len(left), 'file')} can be copied: {path} ({why})",
         hint="record the job again on this machine, or give more room with --size",
     )
 
@@ -229,20 +230,27 @@ def _look_for_room(sizes: Mapping[str, int], tier: Path) -> None:
 
 
 def _refused(tier: Path, error: OSError) -> CaptureError:
-    what = (error.strerror or str(error)).lower()
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     hint = "choose less with --size, or another --to" if full else "choose another folder with --to"
-    return CaptureError(f"cannot stage into {tier}: {what} ({error.filename or tier})", hint=hint)
+    return CaptureError(f"cannot stage into {tier}: {refusal(error)} ({error.filename or tier})", hint=hint)
 
 
-def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
-    """Copy, whole or not at all; why it was not, where that is the file's fault."""
+def _copy(path: str, copy: Path) -> Iterator[int]:
+    """Copy a file, whole or not at all; yields the bytes that are copied so far.
+
+    Raises
+    ------
+    _FileRefusedError
+        If the file cannot be read, or was changed meanwhile.
+    OSError
+        If the tier refuses.
+    """
     half = copy.with_name(copy.name + _HALF_MADE)
     try:
         try:
             source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
         except OSError as error:
-            return (error.strerror or str(error)).lower()
+            raise _FileRefusedError(refusal(error)) from error
         with source, open(half, "wb", buffering=0, opener=_for_us_alone) as target:
             before = os.fstat(source.fileno())
             done = 0
@@ -251,25 +259,24 @@ def _copy(path: str, copy: Path, on_bytes: Callable[[int], None]) -> str:
                 while view:
                     view = view[target.write(view) or 0 :]
                 done += len(chunk)
-                on_bytes(done)
+                yield done
         os.utime(half, ns=(before.st_atime_ns, before.st_mtime_ns))
         os.chmod(half, before.st_mode & 0o777 | 0o200)
         after = os.stat(path)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or done != after.st_size:
-            return "was changed while it was copied"
+            raise _FileRefusedError("was changed while it was copied")
         half.replace(copy)
-        return ""
     finally:
         half.unlink(missing_ok=True)
 
 
 def _for_us_alone(path: str, flags: int) -> int:
-    """Opens a copy that nobody else reads before it has the permissions of its file."""
+    """Open a copy that nobody else reads before it has the permissions of its file."""
     return os.open(path, flags, 0o600)
 
 
 def check_runs_folder(out: Path, repeats: int) -> None:
-    """Say before anything is copied that the runs of a check have no place.
+    """Check before anything is copied that the runs of a check have a place.
 
     Raises
     ------
@@ -283,8 +290,8 @@ def check_runs_folder(out: Path, repeats: int) -> None:
             if path.exists() and not (path / RUN_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
                 raise CaptureError(f"{path} is in the way and no run of ours", hint="choose another folder with --out")
     except OSError as error:
-        what = (error.strerror or str(error)).lower()
-        raise CaptureError(f"cannot write runs to {out}: {what}", hint="choose another folder with --out") from error
+        hint = "choose another folder with --out"
+        raise CaptureError(f"cannot write runs to {out}: {refusal(error)}", hint=hint) from error
 
 
 def _run_name(kind: int, repeat: int) -> str:
@@ -302,7 +309,7 @@ def check_gain(
     others: Sequence[str] = (),
     directory: str | None = None,
     timeout_s: float = 600.0,
-    on_progress: Progress = lambda share, what: None,
+    on_progress: ProgressCallback = no_progress,
 ) -> Gain:
     """Run a job with and without the copies, by turns, each time with its files out of the page cache.
 
@@ -327,57 +334,50 @@ def check_gain(
     times: dict[int, list[float]] = {_PLAIN: [], _STAGED: []}
     notes: list[str] = []
     opens: list[int] = []
-    for repeat in range(repeats):
-        order = (_PLAIN, _STAGED) if repeat % 2 == 0 else (_STAGED, _PLAIN)
-        for number, kind in enumerate(order):
-            what = f"pair {repeat + 1} of {repeats}, {'copies' if kind == _STAGED else 'files where they are'}"
-            share = (2 * repeat + number) / (2 * repeats)
-            on_progress(share, what)
-            for cooled in filter(lambda some: some.paths, (files, tier_files)):
-                state = make_cold(cooled)
-                if not state.verified:
-                    notes = [f"not from a cold cache: {state.sentence}"]
-            options = RecordOptions(staged=str(staged.list_path) if kind == _STAGED else None)
-            run = (out / _run_name(kind, repeat)).absolute()
-            shutil.rmtree(run, ignore_errors=True)
-            task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
-            still_running = functools.partial(on_progress, share, what)
-            found = _measured(task, run, iterations, warmup, timeout_s, still_running)
-            if isinstance(found, str):
-                return Gain(why=f"{what}: {found}", opens=tuple(opens), notes=tuple(notes))
-            figures, served = found
+    for number in range(2 * repeats):
+        repeat, second = divmod(number, 2)
+        kind = _STAGED if (repeat + second) % 2 else _PLAIN
+        what = f"pair {repeat + 1} of {repeats}, {'copies' if kind == _STAGED else 'files where they are'}"
+        tell = functools.partial(on_progress, number / (2 * repeats), what)
+        tell()
+        for cooled in (files, tier_files):
+            state = make_cold(cooled) if cooled.paths else None
+            if state is not None and not state.verified:
+                notes = [f"not from a cold cache: {state.sentence}"]
+        options = RecordOptions(staged=str(staged.list_path) if kind == _STAGED else None)
+        task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
+        run = (out / _run_name(kind, repeat)).absolute()
+        try:
+            figures, served = _measure(task, run, iterations, warmup, timeout_s, tell)
             if kind == _STAGED:
                 opens.append(served)
                 if not served:
-                    why = f"{what}: no open was led to a copy, so the job did not use them"
-                    return Gain(why=why, opens=tuple(opens), notes=tuple(notes))
-            times[kind].append(figures.step_ns)
+                    raise MissingDataError("no open was led to a copy, so the job did not use them")
+        except StashtraceError as error:
+            return Gain(why=f"{what}: {error}", opens=tuple(opens), notes=tuple(notes))
+        times[kind].append(figures.step_ns)
     gain = stalls(times).get("fetch")
     return Gain(step_time(times[_PLAIN]), step_time(times[_STAGED]), gain, "", tuple(opens), tuple(notes))
 
 
 def _in_directory(directory: str | None) -> Callable[[list[str], Mapping[str, str]], list[str]]:
-    """Wraps a command so that it runs where the recorded one did."""
+    """Wrap a command so that it runs where the recorded one did."""
     if directory is None or os.path.realpath(directory) == os.getcwd():
         return here
     return lambda words, environment: ["env", "-C", directory, *words]
 
 
-def _measured(
+def _measure(
     task: HostTask, directory: Path, iterations: int, warmup: int, timeout_s: float, on_wait: Callable[[], None]
-) -> tuple[Figures, int] | str:
-    why = run_tasks([task], directory, warmup + iterations + 2, timeout_s, name=directory.name, on_wait=on_wait)
-    if why:
-        return why
-    try:
-        trace = load_trace(str(directory))
-        return step_figures(trace, warmup, iterations), staged_opens(trace)
-    except StashtraceError as error:
-        return str(error)
+) -> tuple[Figures, int]:
+    """Figures of a run, and how many of its opens were served by a copy."""
+    run_tasks([task], directory, warmup + iterations, timeout_s, name=directory.name, on_wait=on_wait)
+    trace = load_trace(directory)
+    return step_figures(trace, warmup, iterations), staged_opens(trace)
 
 
 def _name_of(path: str) -> str:
-    """Two files of one name from two folders do not meet."""
+    """Name of a copy; two files of one name from two folders do not meet."""
     name = os.fsdecode(os.fsencode(os.path.basename(path))[-200:])
     return f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}-{name}"
 

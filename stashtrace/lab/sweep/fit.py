@@ -1,7 +1,7 @@
 """The layers study: step times of many networks on one rank and on all, and how the stall grows with what is sent.
 
-    stall of a variant = step of all ranks - step of one rank       (models.differential, the interconnect stall)
-    stall of all variants = messages * a + bytes * b                (models.linear_fit), each also predicted without it
+    stall of a variant = step of all ranks - step of one rank       the interconnect stall of a characterisation
+    stall of all variants = messages * a + bytes * b                each is also predicted by a fit to the others
 
 The file that holds the runs is made by ``lab.sweep.study``. Pure.
 """
@@ -17,7 +17,8 @@ import numpy as np
 
 from stashtrace.calibration.lines import LinearFit, fit_linear, likeness
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.lab.characterize.differential import Estimate, stalls, step_time
+from stashtrace.lab.characterize.differential import stalls, step_time
+from stashtrace.lab.intervals import Estimate
 from stashtrace.lab.sweep.shapes import Network
 
 FORMAT_VERSION = 1
@@ -152,11 +153,10 @@ def study_of(content: Mapping[str, Any]) -> Study:
             raise FormatError(f"this is no study: its settings lack {', '.join(missing)}")
         outcomes, notes = [], []
         for variant in variants:
-            found = _outcome(variant, runs, int(settings["ranks"]))
-            if isinstance(found, str):
-                notes.append(f"{variant['name']}: {found}")
-            else:
-                outcomes.append(found)
+            try:
+                outcomes.append(_outcome(variant, runs, int(settings["ranks"])))
+            except MissingDataError as error:
+                notes.append(f"{variant['name']}: {error}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"this is no study: {type(error).__name__} {error}") from error
     if not outcomes:
@@ -168,16 +168,15 @@ def study_of(content: Mapping[str, Any]) -> Study:
     return Study(settings, tuple(outcomes), fits, (*notes, *said))
 
 
-def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], ranks: int) -> Outcome | str:
+def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], ranks: int) -> Outcome:
+    """What the runs of a variant say; raise MissingDataError if none of one rank, or of all, worked."""
     singles = {r["repeat"]: r for r in runs if r["name"] == variant["network_name"] and r["ranks"] == 1}
     several = {r["repeat"]: r for r in runs if r["name"] == variant["name"] and r["ranks"] == ranks}
-    whole = sorted(k for k in set(singles) | set(several))
-    t1 = [_step_ns(singles.get(k)) for k in whole]
-    tn = [_step_ns(several.get(k)) for k in whole]
+    t1, tn = ([_step_ns(runs_of.get(k)) for k in sorted({*singles, *several})] for runs_of in (singles, several))
     for times, made, what in ((t1, singles, "one rank"), (tn, several, f"{ranks} ranks")):
         if not np.isfinite(times).any():
             why = next((r["failed"] for r in made.values() if r.get("failed")), "not run yet")
-            return f"no run of {what}: {why}"
+            raise MissingDataError(f"no run of {what}: {why}")
     stall = stalls({1: t1, 2: tn})["interconnect"]
     good = [r for r in several.values() if not r.get("failed")]
     return Outcome(
@@ -212,29 +211,29 @@ def _fits(outcomes: Sequence[Outcome]) -> tuple[tuple[LinearFit, ...], list[str]
         "bytes": [float(o.message_bytes) for o in outcomes],
     }
     target = [o.stall.value for o in outcomes]
-    found, notes = [], []
+    fits, notes = [], []
     for names in MODELS:
         try:
-            found.append(fit_linear(_chosen(names, **columns), target))
+            fits.append(fit_linear(_chosen(names, **columns), target))
         except MissingDataError as error:
-            if len(names) == 2 or not found:
+            if len(names) == 2 or not fits:
                 notes.append(f"{error}; {error.hint}" if error.hint else str(error))
     alike = likeness(columns["messages"], columns["bytes"])
-    both = next((fit for fit in found if len(fit.names) == 2), None)
+    both = next((fit for fit in fits if len(fit.names) == 2), None)
     if both is not None and alike > _ALIKE:
         notes.append(
             f"messages and bytes grow almost alike over these variants ({alike:.3f}): what is due to which is a guess;"
             " another sweep into the same folder (width, bucket) tells them apart"
         )
     if both is not None and (both.coefficients < 0).any():
-        usable = any((fit.coefficients >= 0).all() for fit in found)
+        usable = any((fit.coefficients >= 0).all() for fit in fits)
         notes.append(
             "a negative cost is noise; "
             + ("predictions use the better of the fits of one cost" if usable else "there is no other to predict with")
         )
     # The fit that foretells a variant best is the one to predict with.
-    found.sort(key=lambda fit: (bool((fit.coefficients < 0).any()), _left_out_size(fit)))
-    return tuple(found), notes
+    fits.sort(key=lambda fit: (bool((fit.coefficients < 0).any()), _left_out_size(fit)))
+    return tuple(fits), notes
 
 
 def _left_out_size(fit: LinearFit) -> float:
@@ -259,7 +258,7 @@ def variant_row(variant: Variant) -> dict[str, Any]:
 
 
 def resized(net: Network, factor: float) -> Network:
-    """The network with another width; even, so that heads divide it.
+    """Give the network another width; even, so that heads divide it.
 
     Examples
     --------

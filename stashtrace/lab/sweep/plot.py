@@ -10,16 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.lab.plot import Name, check_plot_file, new_figure, place_names, plain_axes, save_figure
+from stashtrace.lab.plot import (
+    COLOURS,
+    FAINT,
+    Name,
+    bytes_axis,
+    check_plot_file,
+    draw_link,
+    duration_axis,
+    new_figure,
+    place_names,
+    plain_axes,
+    save_figure,
+    scale_links,
+)
 from stashtrace.lab.sweep.fit import Study
 from stashtrace.replay.communication.model import CommunicationModel, LinkFit
 from stashtrace.units import bytes_text, duration_text
 
-#: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
 _BYTES_AXIS = "gradient bytes of a step"
-_FAINT = "#555555"
 
 
 def plot_model(model: CommunicationModel, path: str) -> None:
@@ -39,26 +48,21 @@ def plot_study(study: Study, path: str) -> None:
     # A bucket sweep has one number of bytes, a width sweep one of messages: nothing to draw against.
     columns = [(x, title) for x, title in ((messages, "messages of a step"), (sent, _BYTES_AXIS)) if np.ptp(x) > 0]
     figure, axes = _figure(path, max(len(columns), 1))
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     for column, (x, title) in enumerate(columns or [(messages, "messages of a step")]):
         _draw_study(axes[0][column], axes[1][column], study, x)
         axes[1][column].set_xlabel(title)
         if title == _BYTES_AXIS:
-            axes[1][column].xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+            bytes_axis(axes[1][column].xaxis)
         else:
             axes[1][column].xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
     axes[0][0].set_ylabel("interconnect stall of a step")
     axes[1][0].set_ylabel("off the fit")
     axes[0][0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.align_ylabels()
-    figure.suptitle(
-        f"{study.settings['ranks']} ranks, {study.settings['backend']} on {study.settings['device']}",
-        x=0.01,
-        ha="left",
-        fontsize=10,
-        color=_FAINT,
-    )
+    title = f"{study.settings['ranks']} ranks, {study.settings['backend']} on {study.settings['device']}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=FAINT)
     for column, (x, _) in enumerate(columns or [(messages, "")]):
         _name_variants(figure, axes[0][column], study, x)
     save_figure(figure, path)
@@ -74,66 +78,46 @@ def _figure(path: str, columns: int) -> tuple[Any, Any]:
 
 
 def _draw_links(above: Any, below: Any, links: list[LinkFit]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     for number, link in enumerate(links):
         assert link.fit is not None
-        colour, shape = _COLOURS[number % len(_COLOURS)], _SHAPES[number % len(_SHAPES)]
-        sizes, middle = np.array(link.points.sizes_bytes), np.array(link.points.median_ns)
-        bars = np.maximum(np.stack((middle - link.points.low_ns, np.array(link.points.high_ns) - middle)), 0)
         piece = link.fit.pieces[0]
-        label = f"{link.op} of {link.communicator}: {duration_text(piece.alpha_ns)} + "
         rate = f"bytes / {bytes_text(piece.bandwidth_bytes_per_s)}/s" if piece.beta_ns_per_byte > 0 else "0"
-        above.errorbar(sizes, middle, yerr=bars, fmt=shape, ms=4.5, lw=0.8, color=colour, label=label + rate)
-        x = np.geomspace(max(sizes[0], 1), max(sizes[-1], 2), 80)
-        time, error = link.fit.expected(x)
-        above.plot(x, time, color=colour, lw=1.4)
-        above.fill_between(x, np.maximum(time - error, time * 0.05), time + error, color=colour, alpha=0.12, lw=0)
-        off = 100 * link.fit.residuals(sizes, middle)
-        below.plot(sizes, off, shape, ms=4, color=colour)
-        below.vlines(sizes, 0, off, color=colour, lw=0.6, alpha=0.6)
-    above.set_xscale("log", base=2)
-    above.set_yscale("log")
-    above.set_ylabel("link time of a message")
-    below.set_ylabel("off the fit, %")
-    below.set_xlabel("message size")
-    below.axhline(0, color=_FAINT, lw=0.8)
-    above.legend(fontsize=8, frameon=False, loc="upper left")
+        label = f"{link.op} of {link.communicator}: {duration_text(piece.alpha_ns)} + {rate}"
+        draw_link(above, below, number, link.points, link.fit, label)
+    scale_links(above, below, "link time of a message", "message size")
     low, high = above.get_ylim()
     above.set_ylim(low, high * (high / low) ** (0.07 * max(len(links), 1)))  # room for the legend
     above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    above.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
     above.yaxis.set_minor_formatter(NullFormatter())
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    for axes in (above, below):
-        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     passes = model.passes
     if not len(passes):
-        above.text(0.5, 0.5, "no backward pass", transform=above.transAxes, ha="center", color=_FAINT)
+        above.text(0.5, 0.5, "no backward pass", transform=above.transAxes, ha="center", color=FAINT)
         return
     # Passes of several groups, or of several micro-batches, follow one another.
     order = np.lexsort((passes.rank, passes.step))
     x = np.arange(len(passes)) if len(np.unique(passes.step)) < len(passes) else passes.step[order]
     seen, made = passes.observed_ns[order], passes.predicted_ns[order]
-    above.plot(x, seen, "o", ms=4, color=_COLOURS[0], label=f"as seen, median {duration_text(np.median(seen))}")
+    above.plot(x, seen, "o", ms=4, color=COLOURS[0], label=f"as seen, median {duration_text(np.median(seen))}")
     label = f"recurrence and fit, median {duration_text(np.median(made))}"
-    above.plot(x, made, "s", ms=4, mfc="none", color=_COLOURS[1], label=label)
+    above.plot(x, made, "s", ms=4, mfc="none", color=COLOURS[1], label=label)
     above.set_ylim(0, 1.25 * max(float(seen.max()), float(made.max()), 1.0))
     above.set_ylabel("exposed communication of a backward pass")
     above.legend(fontsize=8, frameon=False, loc="upper left")
-    below.vlines(x, 0, made - seen, color=_COLOURS[1], lw=0.8)
-    below.plot(x, made - seen, "s", ms=3.5, color=_COLOURS[1])
-    below.axhline(0, color=_FAINT, lw=0.8)
+    below.vlines(x, 0, made - seen, color=COLOURS[1], lw=0.8)
+    below.plot(x, made - seen, "s", ms=3.5, color=COLOURS[1])
+    below.axhline(0, color=FAINT, lw=0.8)
     below.set_ylabel("predicted - seen")
     below.set_xlabel("step" if len(np.unique(passes.step)) == len(passes) else "backward pass")
     below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in (above, below):
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
+        duration_axis(axes.yaxis)
 
 
 def _name_variants(figure: Any, axes: Any, study: Study, x: Any) -> None:
@@ -150,33 +134,24 @@ def _name_variants(figure: Any, axes: Any, study: Study, x: Any) -> None:
 
 
 def _draw_study(above: Any, below: Any, study: Study, x: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     stall = np.array([o.stall.value for o in study.outcomes])
     low, high = (np.array([getattr(o.stall, side) for o in study.outcomes]) for side in ("low", "high"))
     bars = np.nan_to_num(np.maximum(np.stack((stall - low, high - stall)), 0))
     # With few repetitions an interval may be wider than the picture.
     reach = max(float(np.nanmax(high, initial=0.0)), float(stall.max()), 1.0)
     top = 1.15 * min(reach, 2 * max(float(stall.max()), 1.0))
-    above.errorbar(x, stall, yerr=bars, fmt="o", ms=5, lw=0.8, color=_COLOURS[0], label="measured, 95 % interval")
+    above.errorbar(x, stall, yerr=bars, fmt="o", ms=5, lw=0.8, color=COLOURS[0], label="measured, 95 % interval")
     fit = study.best
     if fit is not None:
         order = np.argsort(x, kind="stable")
         name = " + ".join(fit.names)
-        above.plot(
-            x[order],
-            fit.fitted[order],
-            "x-",
-            ms=6,
-            lw=1.0,
-            color=_COLOURS[1],
-            label=f"fit of {name}, R2 {fit.r2_ratio:.3f}",
-        )
-        above.plot(x, fit.left_out, "o", ms=8, mfc="none", color=_COLOURS[2], label="predicted without the variant")
-        below.vlines(x, 0, stall - fit.fitted, color=_COLOURS[1], lw=0.8)
-        below.plot(x, stall - fit.fitted, "x", ms=6, color=_COLOURS[1])
-        below.plot(x, stall - fit.left_out, "o", ms=7, mfc="none", color=_COLOURS[2])
-    below.axhline(0, color=_FAINT, lw=0.8)
+        label = f"fit of {name}, R2 {fit.r2_ratio:.3f}"
+        above.plot(x[order], fit.fitted[order], "x-", ms=6, lw=1.0, color=COLOURS[1], label=label)
+        above.plot(x, fit.left_out, "o", ms=8, mfc="none", color=COLOURS[2], label="predicted without the variant")
+        below.vlines(x, 0, stall - fit.fitted, color=COLOURS[1], lw=0.8)
+        below.plot(x, stall - fit.fitted, "x", ms=6, color=COLOURS[1])
+        below.plot(x, stall - fit.left_out, "o", ms=7, mfc="none", color=COLOURS[2])
+    below.axhline(0, color=FAINT, lw=0.8)
     above.set_ylim(min(0.0, 1.2 * float(stall.min())), top)
     for axes in (above, below):
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
+        duration_axis(axes.yaxis)

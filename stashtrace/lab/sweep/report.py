@@ -1,17 +1,17 @@
-"""The words of a layers study: variants with their stalls, the fits, what a variant would have been without itself."""
+"""The words of a layers study: variants with their stalls, the fits, and each variant by the fit to the others."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from stashtrace.calibration.lines import LinearFit
-from stashtrace.lab.characterize.differential import Estimate
 from stashtrace.lab.sweep.fit import Outcome, Study
-from stashtrace.summary.layout import table_lines, wrapped
+from stashtrace.lab.wording import aligned, wrapped
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 _MEASURED = ("variant", "tensors", "messages", "bytes", "1 rank", "{} ranks", "stall", "95 % interval", "share")
@@ -25,12 +25,12 @@ def study_lines(study: Study) -> list[str]:
     rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
     rows += [_measured(outcome) for outcome in study.outcomes]
     repeats = sorted({outcome.stall.runs_count for outcome in study.outcomes})
-    counted = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
+    made = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
     lines = [
         f"interconnect stall, step of {ranks} ranks minus step of one: {study.settings['backend']} on"
         f" {study.settings['device']}, {study.settings['batch_samples']} samples a rank,"
-        f" {study.settings['iterations']} steps a run, {counted} repetition{'' if counted == '1' else 's'}",
-        *table_lines(rows, left=1),
+        f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}",
+        *aligned(rows, {0}, indent="  "),
         "",
         *_fit_lines(study),
         "",
@@ -52,10 +52,10 @@ def study_json(study: Study) -> dict[str, Any]:
                 "tensors_count": o.tensors_count,
                 "messages_count": o.messages_count,
                 "message_bytes": o.message_bytes,
-                "t1_ns": _estimate(o.t1),
-                "tn_ns": _estimate(o.tn),
-                "stall_ns": _estimate(o.stall),
-                "share_ratio": _estimate(o.share),
+                "t1_ns": asdict(o.t1),
+                "tn_ns": asdict(o.tn),
+                "stall_ns": asdict(o.stall),
+                "share_ratio": asdict(o.share),
                 "exposed_ns": o.exposed_ns,
                 "predicted_exposed_ns": o.predicted_ns,
                 "late_ns": o.late_ns,
@@ -101,8 +101,8 @@ def typical_error(fit: LinearFit) -> float:
 
 
 def _measured(outcome: Outcome) -> tuple[str, ...]:
-    low, high = outcome.stall.low, outcome.stall.high
-    interval = f"{duration_text(low)} to {duration_text(high)}" if math.isfinite(low) else "one run"
+    stall = outcome.stall
+    interval = f"{duration_text(stall.low)} to {duration_text(stall.high)}" if stall.known else "one run"
     return (
         outcome.name,
         str(outcome.tensors_count),
@@ -128,7 +128,7 @@ def _explained_lines(study: Study) -> list[str]:
     name = " + ".join(study.best.names) if study.best is not None else "nothing"
     return [
         f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:",
-        *table_lines(rows, left=1),
+        *aligned(rows, {0}, indent="  "),
     ]
 
 
@@ -142,20 +142,9 @@ def _fit_lines(study: Study) -> list[str]:
             costs[name] = f"{duration_text(value * _SCALES[name])} ±{duration_text(error * _SCALES[name])}"
         r2 = "-" if math.isnan(fit.r2_ratio) else f"{fit.r2_ratio:.3f}"
         typical = typical_error(fit)
-        rows.append(
-            (
-                " + ".join(fit.names),
-                costs.get("messages", "-"),
-                costs.get("bytes", "-"),
-                r2,
-                duration_text(fit.residual),
-                "-" if math.isnan(typical) else percent_text(typical),
-            )
-        )
-    return [
-        "fits of the stall, with standard errors:",
-        *table_lines(rows, left=1),
-    ]
+        cells = (costs.get("messages", "-"), costs.get("bytes", "-"), r2, duration_text(fit.residual))
+        rows.append((" + ".join(fit.names), *cells, "-" if math.isnan(typical) else percent_text(typical)))
+    return ["fits of the stall, with standard errors:", *aligned(rows, {0}, indent="  ")]
 
 
 def _time(value: float) -> str:
@@ -164,7 +153,3 @@ def _time(value: float) -> str:
 
 def _off(value: float, measured: float) -> str:
     return f"{100 * (value / measured - 1):+.0f} %" if measured > 0 and not math.isnan(value) else "-"
-
-
-def _estimate(estimate: Estimate) -> dict[str, Any]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "runs_count": estimate.runs_count}

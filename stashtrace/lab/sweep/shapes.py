@@ -53,7 +53,7 @@ _MOST_LAYERS = 1000
 _FLOAT_BYTES = 4
 _NAME = re.compile(r"(resnet|vgg|transformer)(\d+)((?:-[a-z0-9]+)*)")
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Network:
 
 
 def network(family: str, depth: int, **options: object) -> Network:
-    """A variant of a family.
+    """Make a variant of a family, with what the family has by default.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def network(family: str, depth: int, **options: object) -> Network:
 
 
 def named(text: str) -> Network:
-    """The variant of a name.
+    """Find the variant of a name.
 
     Raises
     ------
@@ -172,21 +172,21 @@ def named(text: str) -> Network:
     >>> named("resnet34-w32-nobn").parameters_count, named("vgg16").name
     (5345380, 'vgg16')
     """
-    found = _NAME.fullmatch(text.strip().lower())
+    match = _NAME.fullmatch(text.strip().lower())
     options: dict[str, object] = {}
-    for word in found.group(3).split("-")[1:] if found else ():
+    for word in match.group(3).split("-")[1:] if match else ():
         if re.fullmatch(r"w\d+", word):
             options["width"] = int(word[1:])
         elif word in ("nores", "nobn"):
             options["residual" if word == "nores" else "batch_norm"] = False
         else:
-            found = None
-    if found is None:
+            match = None
+    if match is None:
         raise UsageError(f"no network is called {text!r}", hint="for example resnet34, vgg16-nobn, transformer12-w128")
-    return network(found.group(1), int(found.group(2)), **options)
+    return network(match.group(1), int(match.group(2)), **options)
 
 
-def gradient_shapes(net: Network) -> Iterator[Shape]:
+def gradient_shapes(net: Network) -> Iterator[TensorShape]:
     """Shapes of the gradient tensors in the order of the forward pass; backward makes them ready from the last on."""
     makers = {"resnet": _resnet, "vgg": _vgg, "transformer": _transformer}
     return makers[net.family](net)
@@ -207,7 +207,7 @@ def heads_count(width: int) -> int:
     return max(width // 32, 1) if width % 32 == 0 else 2
 
 
-def _convolution(net: Network, inputs: int, outputs: int, kernel: int) -> Iterator[Shape]:
+def _convolution(net: Network, inputs: int, outputs: int, kernel: int) -> Iterator[TensorShape]:
     """Weight, and scale and shift of its batch norm, or a bias where there is none."""
     yield (outputs, inputs, kernel, kernel)
     yield (outputs,)
@@ -215,12 +215,12 @@ def _convolution(net: Network, inputs: int, outputs: int, kernel: int) -> Iterat
         yield (outputs,)
 
 
-def _linear(inputs: int, outputs: int) -> Iterator[Shape]:
+def _linear(inputs: int, outputs: int) -> Iterator[TensorShape]:
     yield (outputs, inputs)
     yield (outputs,)
 
 
-def _resnet(net: Network) -> Iterator[Shape]:
+def _resnet(net: Network) -> Iterator[TensorShape]:
     blocks, deep = RESNET_STAGES[net.depth]
     yield from _convolution(net, 3, net.width, first_kernel(net))
     inputs = net.width
@@ -241,7 +241,7 @@ def _resnet(net: Network) -> Iterator[Shape]:
     yield from _linear(inputs, net.classes_count)
 
 
-def _vgg(net: Network) -> Iterator[Shape]:
+def _vgg(net: Network) -> Iterator[TensorShape]:
     inputs = 3
     for factor, count in zip(VGG_CHANNELS, VGG_STAGES[net.depth], strict=True):
         for _ in range(count):
@@ -253,7 +253,7 @@ def _vgg(net: Network) -> Iterator[Shape]:
     yield from _linear(hidden, net.classes_count)
 
 
-def _transformer(net: Network) -> Iterator[Shape]:
+def _transformer(net: Network) -> Iterator[TensorShape]:
     width = net.width
     yield (net.tokens_count, width)
     yield (net.classes_count, width)

@@ -1,4 +1,4 @@
-"""Run a layers study: networks of a sweep, each on one rank and on all, under the tracer, repetition by repetition.
+"""Make a layers study: train the networks of a sweep, each on one rank and on all, under the tracer.
 
     repetition 0   resnet10 x1, x2   resnet12 x1, x2   ...      what slows the machine down for a while
     repetition 1   resnet10 x1, x2   ...                        meets one rank and all alike
@@ -15,7 +15,6 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +25,14 @@ import numpy as np
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
 from stashtrace.lab.calibrate.ranks import probe_machine
+from stashtrace.lab.intervals import finite_or_none
 from stashtrace.lab.machine import machine_facts
+from stashtrace.lab.processes import cores_of_ranks
+from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
 from stashtrace.lab.sweep.fit import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
-from stashtrace.lab.sweep.ranks import cores_of_ranks, last_words
+from stashtrace.lab.sweep.ranks import last_words
 from stashtrace.lab.sweep.shapes import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
+from stashtrace.lab.wording import refusal
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -50,6 +53,7 @@ _WARM_STEPS = 5
 _GRACE_S = 10.0
 _REMOVE = "remove it; its runs are repeated"
 
+#: Makes one run in a folder, as :func:`traced_run`: (folder, task) -> facts of the run.
 Runner = Callable[[Path, Mapping[str, Any]], dict[str, Any]]
 
 
@@ -129,9 +133,9 @@ def run_study(
     version: str = "",
     facts: Mapping[str, Any] | None = None,
     runner: Runner | None = None,
-    on_progress: Callable[[float, str], None] | None = None,
+    on_progress: ProgressCallback = no_progress,
 ) -> dict[str, Any]:
-    """Make the runs that ``out`` does not hold yet; the content of its study file.
+    """Make the runs that ``out`` does not hold yet, and return the content of its study file.
 
     Parameters
     ----------
@@ -145,7 +149,7 @@ def run_study(
         As ``calibrate.worker.probe`` finds them; asked for if left out.
     runner : callable, optional
         Makes one run in a folder; :func:`traced_run`.
-    on_progress : callable, optional
+    on_progress : callable
         Told the share that is done (0 to 1), and what is going on.
 
     Raises
@@ -159,29 +163,27 @@ def run_study(
     variants = variants_of(request)
     known = dict(facts) if facts is not None else probe_machine()
     settings = settings_of(request, known)
-    content = _opened(out, settings, version, known)
+    content = _open_study(out, settings, version, known)
     rows = {row["name"]: row for row in content["variants"]}
     rows |= {v.name: variant_row(v) for v in variants}
     content["variants"] = list(rows.values())
-    jobs = _jobs(variants, settings["ranks"], request.repeat, content["runs"])
-    tasks = [_task(v, ranks, settings) for v, ranks, _ in jobs]
-    whole = sum(_weight(v, ranks) for v, ranks, _ in jobs)
-    done, began, failures = 0.0, time.monotonic(), []
-    for (variant, ranks, repeat), task in zip(jobs, tasks, strict=True):
+    missing = _missing_runs(variants, settings["ranks"], request.repeat, content["runs"])
+    progress = Progress(on_progress, sum(_weight(variant, ranks) for variant, ranks, _ in missing))
+    failures = []
+    for variant, ranks, repeat in missing:
         name = variant.network.name if ranks == 1 else variant.name
-        if on_progress is not None:
-            on_progress(done / whole, f"{name} x{ranks}, {repeat + 1} of {request.repeat}{_left(began, done, whole)}")
+        progress.tell(f"{name} x{ranks}, {repeat + 1} of {request.repeat}")
         folder = out / "runs" / f"{name}-x{ranks}-{repeat}"
-        found = {"name": name, "ranks": ranks, "repeat": repeat, "directory": f"runs/{folder.name}", "failed": ""}
+        row = {"name": name, "ranks": ranks, "repeat": repeat, "directory": f"runs/{folder.name}", "failed": ""}
         try:
-            found |= (runner or traced_run)(folder, task)
+            row |= (runner or traced_run)(folder, _task(variant, ranks, settings))
         except (CaptureError, FormatError, MissingDataError) as error:
-            found["failed"] = str(error)
+            row["failed"] = str(error)
             failures.append(f"{name} x{ranks}: {error}")
-        content["runs"] = [r for r in content["runs"] if _key(r) != _key(found)] + [found]
+        content["runs"] = [r for r in content["runs"] if _key(r) != _key(row)] + [row]
         write_study(out, content)
-        done += _weight(variant, ranks)
-    if jobs and len(failures) == len(jobs):
+        progress.finish(_weight(variant, ranks))
+    if missing and len(failures) == len(missing):
         raise CaptureError(f"no run of the study worked: {failures[0]}", hint="`stashtrace doctor`")
     write_study(out, content)
     return content
@@ -220,7 +222,7 @@ def settings_of(request: StudyRequest, facts: Mapping[str, Any]) -> dict[str, An
 
 
 def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Train once under the tracer; what its trace says about the run.
+    """Train once under the tracer, and return what the trace says about the run.
 
     Raises
     ------
@@ -246,34 +248,33 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         raise KeyboardInterrupt
     if outcome.exit_code:
         raise CaptureError(f"exit code {outcome.exit_code}, {last_words(path, int(task['ranks']))}")
-    return run_facts(load_trace(str(folder / "run")), int(task["ranks"]))
+    return run_facts(load_trace(folder / "run"), int(task["ranks"]))
 
 
 def run_facts(trace: Trace, ranks: int) -> dict[str, Any]:
     """Step time of a run, and of several ranks what was sent in a step and what of it was exposed."""
     known = counted_steps(steps(trace))
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "step_ns": float(np.median(known["end_ns"] - known["begin_ns"])),
         "steps_count": len(np.unique(known["step"])),
     }
     if ranks == 1:
-        return found
+        return facts
     messages = gradient_messages(trace)
     own = (messages.backward >= 0) & (messages.rank == messages.rank.min(initial=0))
     passes = np.unique(messages.backward[own], return_inverse=True)[1]
     if not len(passes):
         raise MissingDataError("no gradient was sent in a step that counts")
-    found["messages_count"] = int(np.median(np.bincount(passes)))
-    found["message_bytes"] = int(np.median(np.bincount(passes, weights=messages.bytes[own])))
+    facts["messages_count"] = int(np.median(np.bincount(passes)))
+    facts["message_bytes"] = int(np.median(np.bincount(passes, weights=messages.bytes[own])))
     model = communication_model(trace, needs_fit=False)
-    predicted = float(np.median(model.passes.predicted_ns))
-    found |= {
+    facts |= {
         "exposed_ns": float(np.median(model.passes.observed_ns)),
-        "predicted_ns": predicted if math.isfinite(predicted) else None,
+        "predicted_ns": finite_or_none(float(np.median(model.passes.predicted_ns))),
         "link_ns": float(np.median(model.passes.link_ns)),
         "late_ns": model.late_ns,
     }
-    return found
+    return facts
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -288,7 +289,7 @@ def read_study(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FormatError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise FormatError(f"{file} cannot be read: {refusal(error)}") from error
     except ValueError as error:
         raise FormatError(f"{file} is damaged: {error}", hint=_REMOVE) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_VERSION:
@@ -324,12 +325,12 @@ def _check(request: StudyRequest) -> None:
             raise UsageError(f"{option} {value} is too few", hint=f"at least {low}")
 
 
-def _opened(out: Path, settings: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _open_study(out: Path, settings: Mapping[str, Any], version: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with file_rights(share=False):
             out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CaptureError(f"cannot make {out}: {(error.strerror or str(error)).lower()}", hint="--out DIR") from error
+        raise CaptureError(f"cannot make {out}: {refusal(error)}", hint="--out DIR") from error
     if (out / FILE_NAME).exists():
         content = read_study(out)
         differing = [k for k, v in settings.items() if content.get("settings", {}).get(k) != v]
@@ -350,19 +351,19 @@ def _opened(out: Path, settings: Mapping[str, Any], version: str, facts: Mapping
     }
 
 
-def _jobs(
+def _missing_runs(
     variants: Sequence[Variant], ranks: int, repeat: int, runs: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Variant, int, int]]:
     """Runs to make: (variant, ranks, repetition). One rank is the same for all buckets of a network."""
     have = {_key(r) for r in runs if not r.get("failed")}
-    jobs = []
+    missing = []
     for number in range(repeat):
         for variant in variants:
             for count, name in ((1, variant.network.name), (ranks, variant.name)):
                 if (name, count, number) not in have:
                     have.add((name, count, number))
-                    jobs.append((variant, count, number))
-    return jobs
+                    missing.append((variant, count, number))
+    return missing
 
 
 def _key(run: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -386,10 +387,3 @@ def _task(variant: Variant, ranks: int, settings: Mapping[str, Any]) -> dict[str
 def _weight(variant: Variant, ranks: int) -> float:
     """What a run takes, roughly: starting, then the network and its messages."""
     return 3.0 + variant.network.tensors_count * (0.02 if ranks == 1 else 0.06)
-
-
-def _left(began: float, done: float, whole: float) -> str:
-    if done <= 0:
-        return ""
-    left_s = (time.monotonic() - began) / done * (whole - done)
-    return f", {math.ceil(left_s / 60)} min left" if left_s > 90 else f", {math.ceil(left_s)} s left"

@@ -25,17 +25,16 @@ from stashtrace.lab.sweep.shapes import (
     Network,
     first_kernel,
     heads_count,
+    network,
     vgg_features,
 )
 
 _TIMEOUT_S = 120
 _MIB = 1 << 20
-#: Bytes of a bucket that no two tensors fit into.
-ONE_TENSOR_BYTES = 1
 
 
 def main(argv: list[str]) -> int:
-    """Train, and say nothing."""
+    """Train as the task says, printing nothing."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cores = task["cores"][rank]
@@ -64,8 +63,6 @@ def main(argv: list[str]) -> int:
 
 def train(torch: Any, task: Mapping[str, Any], rank: int, ranks: int) -> None:
     """Forward, backward, update, as many times as the task says."""
-    from stashtrace.lab.sweep.shapes import network
-
     net = network(**task["network"])
     device = "cpu"
     if task["device"] == "cuda":
@@ -88,8 +85,6 @@ def train(torch: Any, task: Mapping[str, Any], rank: int, ranks: int) -> None:
 
 
 # The networks of ``lab.sweep.shapes`` in torch, with their input: plain layers, nothing pretrained.
-#
-# Used by ``worker``, which imports torch and hands it in.
 
 
 def build(torch: Any, net: Network) -> Any:
@@ -207,18 +202,18 @@ def _transformer(torch: Any, net: Network) -> Any:
     nn, width, heads = torch.nn, net.width, heads_count(net.width)
 
     class Words(nn.Module):  # type: ignore[misc,name-defined]
-        """Words and their places."""
+        """Embedding of words and of their positions."""
 
         def __init__(self) -> None:
             super().__init__()
             self.words = nn.Embedding(net.classes_count, width)
-            self.places = nn.Parameter(torch.zeros(net.tokens_count, width))
+            self.positions = nn.Parameter(torch.zeros(net.tokens_count, width))
 
         def forward(self, x: Any) -> Any:
-            return self.words(x) + self.places
+            return self.words(x) + self.positions
 
     class Attention(nn.Module):  # type: ignore[misc,name-defined]
-        """What came before, weighed."""
+        """Causal self-attention."""
 
         def __init__(self) -> None:
             super().__init__()

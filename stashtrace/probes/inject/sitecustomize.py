@@ -1,11 +1,11 @@
-"""Found by every Python of a traced job, because this folder stands first in its PYTHONPATH.
+"""Imported by every Python of a traced job, since this folder comes first in its PYTHONPATH.
 
-Runs the user's own sitecustomize first, then lets ``stashtrace.probes.bootstrap`` set its import hook.
-It must never raise on our behalf, costs well under 5 ms, and leaves ``sys.path`` as it is: where the
-package is not importable it is loaded by its place, so that no other package becomes visible.
+It runs the user's own sitecustomize, then lets ``stashtrace.probes.bootstrap`` set its import hook. It must never raise
+because of us, costs well under 5 ms, and leaves ``sys.path`` as it is: if our package cannot be imported, it is loaded
+from its file, so that no other package becomes visible.
 
-A job may start Pythons of any age, also Python 2, which reads this file too: its syntax is what all of them
-understand. Python 2 is left alone.
+A job may start a Python of any version, which all read this file, so its syntax is that of Python 2 and 3. In Python 2
+nothing is recorded.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 def _elsewhere():
     # type: () -> list[str]
-    """The path without this folder."""
+    """Return the path without this folder."""
     here = os.path.realpath(os.path.dirname(__file__))
     return [p for p in sys.path if os.path.realpath(p or ".") != here]
 
 
 def _run_the_users_own():
     # type: () -> None
-    """Import the next sitecustomize on the path; what it raises is reported by ``site`` as always."""
+    """Import the next sitecustomize on the path; ``site`` reports what it raises, as always."""
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("sitecustomize", _elsewhere())
@@ -52,7 +52,7 @@ def _run_the_users_own_in_python_2():
 
 def _execute(spec):
     # type: (ModuleSpec) -> None
-    # importlib.util would give the same function and import thirty modules with it.
+    # importlib.util has the same function, but imports thirty modules.
     from importlib._bootstrap import module_from_spec
 
     module = module_from_spec(spec)
@@ -66,7 +66,7 @@ def _make_importable():
     from importlib.machinery import PathFinder
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    # Looked for before it is imported: nothing of the user's may run earlier than it would without us.
+    # Only looked for at first: no code of the user's may run earlier than it does without us.
     found = PathFinder.find_spec("stashtrace")
     if found is not None and found.origin is not None and os.path.dirname(os.path.realpath(found.origin)) != package:
         raise ImportError("{} has the name of this package".format(found.origin))  # noqa: UP032

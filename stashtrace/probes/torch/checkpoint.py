@@ -1,8 +1,7 @@
 """Checkpoints: ``torch.save``, ``torch.load``, ``torch.distributed.checkpoint.save``, ``async_save``, ``load``.
 
-Part of the ``step`` collector. A call inside another one (``dcp.save`` calls ``torch.save`` for its
-metadata) is part of it and not recorded again. Work done for ``async_save`` on other threads of the
-process is marked as background.
+Part of the ``torch_step`` collector. A call inside another one (``dcp.save`` calls ``torch.save`` for its metadata) is
+not recorded again. Work for ``async_save`` on other threads of the process is marked as background.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -31,7 +30,7 @@ def install(torch: ModuleType) -> None:
 
 
 def install_distributed(checkpoint: ModuleType) -> None:
-    """Patch ``torch.distributed.checkpoint``; its executor of ``async_save`` looks ``save`` up in the saver."""
+    """Patch ``torch.distributed.checkpoint``, in its own modules too, where ``async_save`` looks ``save`` up."""
     from importlib import import_module
 
     saver = import_module("torch.distributed.checkpoint.state_dict_saver")

@@ -1,8 +1,8 @@
-"""Batches of torch's DataLoader: what the main process waits for, receives and pins.
+"""Batches of torch's DataLoader: how the main process waits for them, receives them and pins them.
 
 Installed by ``bootstrap`` when ``torch.utils.data.dataloader`` has been imported. The worker's half is in
-``dataloader_worker``; fetch and collate, which run on either side, are wrapped here. Nothing is added
-to what travels between the processes: both sides derive the same ``loader_id`` from what torch hands over.
+``dataloader_worker``; fetch and collate, which run in either process, are wrapped here. Nothing is added to what the
+processes send each other: both derive the same ``loader_id`` from what torch hands over.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,7 +22,7 @@ from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.torch import dataloader_worker
-from stashtrace.probes.torch.loader_facts import Loader, tell_samples
+from stashtrace.probes.torch.loader_facts import Loader, record_samples
 
 COLLECTOR = "torch_dataloader"
 _WAIT = recorder.code("BatchPhase", "wait")
@@ -31,16 +31,16 @@ _COLLATE = recorder.code("BatchPhase", "collate")
 _RECEIVE = recorder.code("BatchPhase", "receive")
 _PIN = recorder.code("BatchPhase", "pin")
 _WORKERS_END = recorder.code("BatchPhase", "workers_end")
-#: Iterators without workers of this process so far.
+#: Numbers of the iterators of this process that have no workers.
 _ordinals = itertools.count(1)
-#: Whether this torch says which worker made the batch that it returns (2.7 and later).
-_worker_is_told = False
-#: Iterators whose workers may be killed.
+#: Whether this torch tells which worker made the batch that it returns (2.7 and later).
+_worker_is_known = False
+#: Iterators that have workers, which may be killed.
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install(dataloader: ModuleType) -> None:
-    """Patch the iterators, the fetchers and, for children to come, the worker loop."""
+    """Patch the iterators, the fetchers and, for later children, the worker loop."""
     base = dataloader._BaseDataLoaderIter
     multi = dataloader._MultiProcessingDataLoaderIter
     patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", timed_iter)
@@ -50,9 +50,9 @@ def install(dataloader: ModuleType) -> None:
     patching.replace(
         COLLECTOR, dataloader._utils.signal_handling, "_error_if_any_worker_fails", _named_failure, needed=False
     )
-    global _worker_is_told
+    global _worker_is_known
     process_data = getattr(multi, "_process_data", None)
-    _worker_is_told = process_data is not None and len(inspect.signature(process_data).parameters) > 2
+    _worker_is_known = process_data is not None and len(inspect.signature(process_data).parameters) > 2
     patching.replace(COLLECTOR, multi, "_process_data", told_worker)
     patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
     tools = dataloader._utils
@@ -65,10 +65,10 @@ def install(dataloader: ModuleType) -> None:
 
 
 def timed_iter(original: Any) -> Any:
-    """``DataLoader.__iter__``: making an iterator is a wait, too."""
+    """Wrap ``DataLoader.__iter__``: to make an iterator is a wait, too."""
 
     def __iter__(self: Any) -> Any:
-        _asks()
+        _batch_is_asked_for()
         if not window.open:
             return original(self)
         begin = probe_begins(CLOCKS)
@@ -76,9 +76,9 @@ def timed_iter(original: Any) -> Any:
         try:
             loader = _loader_of(iterator)
             if loader is not None:
-                # Starting or waking workers keeps the step thread waiting for data like any batch.
+                # While workers start or wake up, the step thread waits for data, as for a batch.
                 batch_ends(begin, _WAIT, loader.loader_id, -1, -1)
-                tell_samples(self, loader)
+                record_samples(self, loader)
         except Exception as error:
             failed(COLLECTOR, "iter", error)
         return iterator
@@ -86,8 +86,8 @@ def timed_iter(original: Any) -> Any:
     return __iter__
 
 
-def _asks() -> None:
-    """The thread that makes the updates asks for a batch: its next step begins, unless a batch of it is made here."""
+def _batch_is_asked_for() -> None:
+    """Begin the next step if its thread asks for a batch, and not a data set that makes one of its batches."""
     try:
         if thread_state.is_step_thread and thread_state.batch is None:
             window.forward_begins()
@@ -96,9 +96,9 @@ def _asks() -> None:
 
 
 def _loader_of(iterator: Any) -> Loader | None:
-    """The iterator's Loader, made when first asked for."""
-    found: Loader | None = getattr(iterator, "_stashtrace_loader", None)
-    if found is None and hasattr(iterator, "_base_seed"):
+    """Return the iterator's Loader, made on the first call; None if the iterator is not torch's."""
+    loader: Loader | None = getattr(iterator, "_stashtrace_loader", None)
+    if loader is None and hasattr(iterator, "_base_seed"):
         workers = getattr(iterator, "_workers", ())
         first = dataloader_worker.process_counter(workers[0]) if workers else -next(_ordinals)
         for number, worker in enumerate(workers):
@@ -106,18 +106,18 @@ def _loader_of(iterator: Any) -> Loader | None:
                 recorder.failures.add(
                     COLLECTOR, "workers_not_joined", "another thread started processes between the workers of a loader"
                 )
-        found = iterator._stashtrace_loader = Loader(os.getpid(), iterator._base_seed, first)
+        loader = iterator._stashtrace_loader = Loader(os.getpid(), iterator._base_seed, first)
         queue = getattr(iterator, "_worker_result_queue", None)
         if queue is not None:
-            _watch_receive(queue, found)
+            _watch_receive(queue, loader)
         if workers:
             _with_workers.add(iterator)
-    return found
+    return loader
 
 
 def _next(original: Any) -> Any:
     def __next__(self: Any) -> Any:
-        _asks()
+        _batch_is_asked_for()
         if not window.open:
             return original(self)
         state = thread_state
@@ -140,35 +140,35 @@ def _next(original: Any) -> Any:
         try:
             result = original(self)
         except BaseException as error:
-            _yielded(self, loader, begin, -1, worker, isinstance(error, StopIteration), token)
-            if isinstance(error, RuntimeError):  # torch's answer to a worker that is gone
+            _wait_ends(loader, begin, -1, worker, isinstance(error, StopIteration), token)
+            if isinstance(error, RuntimeError):  # torch raises it when a worker is gone
                 _note_killed(self, "unknown")
             raise
         finally:
-            # The next batch of an outer loader, whose dataset iterates this one, goes on.
+            # An outer loader, whose data set iterates this one, goes on with its batch.
             ended, state.batch = state.batch, outer
         if ended is not None:
             index = _returned(self, index)
-            _yielded(self, loader, begin, index, given.get(index, ended[2]), False, token)
+            _wait_ends(loader, begin, index, given.get(index, ended[2]), False, token)
         return result
 
     return __next__
 
 
 def _awaited(iterator: Any) -> tuple[int, int, dict[int, int]]:
-    """Index of the batch that the next call will return, the worker it was given to, and those of all others."""
+    """Return the index of the batch that is due, the worker that makes it, and the workers of all batches by index."""
     index = getattr(iterator, "_rcvd_idx", None)
     if index is None:
         return int(iterator._num_yielded), -1, {}
     tasks = iterator._task_info
     task = tasks.get(index)
-    # Another batch is returned if the worker of this one has no more; later torch tells its worker then.
-    given = {} if _worker_is_told else {i: int(t[0]) for i, t in tasks.items()}
+    # Another batch is returned if the worker of this one has none left; a later torch tells the worker then.
+    given = {} if _worker_is_known else {i: int(t[0]) for i, t in tasks.items()}
     return int(index), int(task[0]) if task else -1, given
 
 
 def _returned(iterator: Any, awaited: int) -> int:
-    """Index of the batch that was returned: workers that ended early leave holes in the count."""
+    """Return the index of the batch that was returned: a worker that ended early leaves holes in the count."""
     following = getattr(iterator, "_rcvd_idx", None)
     if following is None:
         return awaited
@@ -177,16 +177,14 @@ def _returned(iterator: Any, awaited: int) -> int:
     return thread_state.received
 
 
-def _yielded(
-    iterator: Any, loader: Loader | None, begin: bytes, index: int, worker: int, ended: bool, token: int
-) -> None:
+def _wait_ends(loader: Loader | None, begin: bytes, index: int, worker: int, ended: bool, token: int) -> None:
     try:
         device_marks.wait_ends(token, index)
         if loader is None:
             return
         batch_ends(begin, _WAIT, loader.loader_id, index, worker)
         if ended:
-            _emit_life(loader.begin_ticks, now_ticks(), loader.loader_id, loader.yielded)
+            _emit_epoch(loader.begin_ticks, now_ticks(), loader.loader_id, loader.yielded)
         else:
             loader.yielded += 1
     except Exception as error:
@@ -196,16 +194,16 @@ def _yielded(
 _emit_span = recorder.RecordWriter("span").emit
 
 
-def _emit_life(begin: int, end: int, loader_id: int, batches: int) -> None:
+def _emit_epoch(begin: int, end: int, loader_id: int, batches: int) -> None:
     kind = recorder.code("SpanKind", "loader")
     _emit_span(begin, end, loader_id, batches, recorder.intern("DataLoader"), kind)
 
 
 def told_worker(original: Any) -> Any:
-    """``_process_data``: which worker made the batch that is returned."""
+    """Wrap ``_process_data``, which knows the worker that made the batch."""
 
     def _process_data(self: Any, data: Any, *rest: Any) -> Any:
-        # torch >= 2.7 says which worker made the batch; before, the index tells.
+        # torch 2.7 and later pass the worker; with an older one the index tells.
         batch = thread_state.batch
         if rest and batch is not None and type(rest[0]) is int:
             thread_state.batch = (batch[0], batch[1], rest[0])
@@ -215,7 +213,7 @@ def told_worker(original: Any) -> Any:
 
 
 def counted_reset(original: Any) -> Any:
-    """``_reset`` of an iterator whose workers stay: its batches count from 0 again."""
+    """Wrap ``_reset`` of an iterator whose workers stay: its batches count from 0 again."""
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -230,9 +228,9 @@ def counted_reset(original: Any) -> Any:
 
 
 def _watch_receive(queue: Any, loader: Loader) -> None:
-    """Time the taking of a batch from the pipe: from the moment it can be read until it is unpickled.
+    """Time how a batch is taken from the pipe, from when it can be read until it is unpickled.
 
-    On the queue object alone, and through a weak reference, so that its pipe is closed as early as without us.
+    The wrappers sit on the queue object and refer to it weakly, so that its pipe is closed as early as without us.
     """
     receive_bytes = getattr(queue, "_recv_bytes", None)
     if receive_bytes is None:
@@ -267,11 +265,11 @@ def _watch_receive(queue: Any, loader: Loader) -> None:
 
 
 def timed_shutdown(original: Any) -> Any:
-    """``_shutdown_workers``: the iterator waits until its workers have ended, some seconds for each at most."""
+    """Wrap ``_shutdown_workers``, which waits until the workers have ended, some seconds for each at most."""
 
     def _shutdown_workers(self: Any) -> Any:
         loader = getattr(self, "_stashtrace_loader", None)
-        # Also called when the iterator is collected: it was shut down before, or Python itself is.
+        # Also called when the iterator is collected; it may have been shut down, or Python may be ending.
         if loader is None or getattr(self, "_shutdown", True) or sys.is_finalizing():
             return original(self)
         _note_killed(self, "unknown")
@@ -290,7 +288,7 @@ def timed_shutdown(original: Any) -> Any:
 
 
 def _named_failure(original: Any) -> Any:
-    """torch's check, also in its handler of SIGCHLD, that raises where a worker was killed: anywhere in the job."""
+    """Wrap torch's check for dead workers, which its handler of SIGCHLD runs, so that it raises anywhere in the job."""
 
     def _error_if_any_worker_fails() -> Any:
         try:
@@ -304,7 +302,7 @@ def _named_failure(original: Any) -> Any:
 
 
 def _note_killed(iterator: Any, sender: str) -> None:
-    """Record which workers a signal has ended; torch asks its workers for that, too."""
+    """Record which workers a signal has ended."""
     try:
         for number, worker in enumerate(iterator._workers):
             child_ends.note(COLLECTOR, worker.pid, worker.exitcode, f"worker {number}", sender)
@@ -332,14 +330,14 @@ def _create_fetcher(original: Any) -> Any:
 
 
 def _timed_fetch(fetcher: Any) -> Any:
-    weak = weakref.ref(fetcher)  # one that held itself would hold the data set until the next garbage collection
+    weak = weakref.ref(fetcher)  # a cycle would keep the data set until the next garbage collection
     fetch_original = type(fetcher).fetch
 
     def timed_fetch(index: Any) -> Any:
         batch = thread_state.batch
         if batch is None or not window.open:
             return fetch_original(weak(), index)
-        # What a worker waits for while it makes a batch; the waits of a step thread are recorded anyway.
+        # Record the waits of a worker while it makes a batch; those of a step thread are recorded anyway.
         watched = not thread_state.is_step_thread
         begin = probe_begins(USAGE)
         if watched:
@@ -384,7 +382,7 @@ def _record(phase: int, begin: bytes, loader: Loader, index: int, worker: int) -
 def _pin_memory(original: Any) -> Any:
     def pin_memory(data: Any, *args: Any, **kwargs: Any) -> Any:
         state = thread_state
-        if state.in_pin or not window.open:  # it calls itself for each part of a batch
+        if state.in_pin or not window.open:  # pin_memory calls itself for each part of a batch
             return original(data, *args, **kwargs)
         state.in_pin = True
         begin = probe_begins(CLOCKS)

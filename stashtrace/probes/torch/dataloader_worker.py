@@ -1,7 +1,7 @@
-"""The DataLoader worker's half: waiting for an index, handing over, pickling in the feeder thread.
+"""Batches in a DataLoader worker: waiting for an index, putting a batch into the queue, pickling in the feeder thread.
 
-Wraps ``_worker_loop``, which torch starts by name in forked, spawned and forkserver children alike. All
-hooks sit on the worker's own queue objects, and die with the process.
+Wraps ``_worker_loop``, which torch starts by name in forked, spawned and forkserver children. The wrappers sit on the
+worker's own queue objects, and end with the process.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,7 +33,7 @@ def install(worker: ModuleType) -> None:
 
 
 def process_counter(process: Any) -> int:
-    """Number of a process among the children of its parent; the same seen from both."""
+    """Return the number of a process among the children of its parent; both get the same."""
     identity = getattr(process, "_identity", None)
     return int(identity[-1]) if identity else 0
 
@@ -50,7 +50,7 @@ def _worker_loop(original: Any) -> Any:
         try:
             return original(*args, **kwargs)
         finally:
-            # Children of multiprocessing end without atexit.
+            # Children of multiprocessing skip atexit.
             lifetime.end()
 
     return _worker_loop
@@ -72,7 +72,7 @@ def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) ->
 
 
 def _record(phase: int, begin: int, end: int, loader: Any, index: int, worker: int) -> None:
-    # Where a hand-over spends its time is told by its neighbours, so ticks alone will do.
+    # The rows before and after it tell where the time went, so ticks are enough.
     _emit(begin, end, loader.loader_id, index, -1, -1, worker, 0, 0, phase)
     cost.add(now_ticks() - end)
 
@@ -85,7 +85,7 @@ def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
         nonlocal idle_since
         thread_state.batch = None
         begin = idle_since or now_ticks()
-        idle_since = begin  # an empty queue raises after some seconds, and the wait goes on
+        idle_since = begin  # an empty queue raises after some seconds, but the wait goes on
         task = get_original(*args, **kwargs)
         idle_since = None
         try:
@@ -119,7 +119,7 @@ def _watch_handover(queue: Any, loader: Any, worker_id: int) -> None:
 
 
 class _TimedBuffer(collections.deque[Any]):
-    """The queue's buffer; notes when the feeder thread takes a batch out of it."""
+    """The queue's buffer; notes when the feeder thread takes a batch out."""
 
     taken: tuple[int, int] | None = None
 
@@ -131,10 +131,10 @@ class _TimedBuffer(collections.deque[Any]):
 
 
 def _watch_feeder(queue: Any, loader: Any, worker_id: int) -> None:
-    """Time the feeder thread from taking a batch to sending its bytes: that is the pickling."""
+    """Time the pickling: from when the feeder thread takes a batch until it sends the bytes."""
     untouched = type(getattr(queue, "_buffer", None)) is collections.deque and not queue._buffer
     if not untouched or getattr(queue, "_thread", queue) is not None or not hasattr(queue, "_send_bytes"):
-        recorder.unavailable(COLLECTOR, "serialize_not_seen", f"{type(queue).__name__} is built in another way")
+        recorder.unavailable(COLLECTOR, "serialize_not_seen", f"{type(queue).__name__} is not built as expected")
         return
     buffer = queue._buffer = _TimedBuffer()
     send_original = queue._send_bytes

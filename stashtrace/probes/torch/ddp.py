@@ -1,8 +1,8 @@
-"""DistributedDataParallel: how large its buckets are, which gradients they hold, and another size if one is asked for.
+"""DistributedDataParallel: record the size of its buckets and its gradients; set another size if one is asked for.
 
 Installed by ``bootstrap`` when ``torch.nn.parallel.distributed`` has been imported. ``stashtrace whatif --apply`` sets
-``STASHTRACE_BUCKET_MB``: that size takes the place of torch's default; what the script asks for itself stays.
-What a process says of itself is read by ``analysis/ddp_facts``.
+``STASHTRACE_BUCKET_MB``, which replaces torch's default; a size that the script gives stays.
+``replay/communication/ddp.py`` reads the facts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,16 +17,16 @@ from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
 VARIABLE = "STASHTRACE_BUCKET_MB"
-#: Facts of a process, each with the number of the wrapper: "MIB SOURCE", and the bytes of the gradients in the reverse
-#: order of the parameters. The same in ``analysis/ddp_facts``.
+#: Keys of the facts, each followed by the number of the wrapper: "MIB SOURCE", and the bytes of the gradients in the
+#: reverse order of the parameters. The same in ``replay/communication/ddp.py``.
 BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
 COLLECTOR = "core"
 _OPTIONS = ("bucket_cap_mb", "bucket_cap_mb_list")
-#: A byte, and more than any memory: torch counts bytes in 64 bits, and a size beyond them would end the job.
+#: A byte, and more than any memory: torch counts bytes in 64 bits, and a larger size would end the job.
 _LEAST_MIB, _MOST_MIB = 2.0**-20, 2.0**40
-#: More gradients than this would fill the strings of a process.
+#: More gradients than this would fill the string table of a process.
 _MOST_GRADIENTS = 4096
-#: Wrappers that are told of; a job that makes one for each step would fill its strings.
+#: Wrappers that are recorded; a job that makes one for each step would fill its string table.
 _MOST_WRAPPERS = 8
 
 
@@ -35,12 +35,12 @@ def install(distributed: ModuleType) -> None:
     text = os.environ.get(VARIABLE, "")
     wanted = wanted_mib(text)
     if text and wanted is None:
-        recorder.unavailable(COLLECTOR, "bucket_not_applied", f"{VARIABLE}={text!r} is no size in MiB")
+        recorder.unavailable(COLLECTOR, "bucket_not_applied", f"{VARIABLE}={text!r} is not a size in MiB")
     patching.replace(COLLECTOR, distributed.DistributedDataParallel, "__init__", _constructor(wanted))
 
 
 def wanted_mib(text: str) -> int | float | None:
-    """Return the size that the variable asks for, None if it is none; whole numbers as int, as torch declares them."""
+    """Return the size in MiB that a text names, as int if it is whole, as torch declares it; None if it names none."""
     try:
         size = float(text)
     except ValueError:
@@ -51,14 +51,14 @@ def wanted_mib(text: str) -> int | float | None:
 
 
 def _constructor(wanted: int | float | None) -> Any:
-    told = 0
+    recorded_count = 0
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
         takes_size = _OPTIONS[0] in signature.parameters
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            nonlocal told
+            nonlocal recorded_count
             bound = _bound(signature, self, *args, **kwargs)
             if bound is None:
                 original(self, *args, **kwargs)  # which raises what it would without us
@@ -68,9 +68,9 @@ def _constructor(wanted: int | float | None) -> Any:
             if applied:
                 bound.arguments[_OPTIONS[0]] = wanted
             original(*bound.args, **bound.kwargs)
-            if told < _MOST_WRAPPERS:
-                _tell(self, told, "script" if own else "applied" if applied else "default")
-            told += 1
+            if recorded_count < _MOST_WRAPPERS:
+                _record_facts(self, recorded_count, "script" if own else "applied" if applied else "default")
+            recorded_count += 1
 
         return __init__
 
@@ -78,18 +78,18 @@ def _constructor(wanted: int | float | None) -> Any:
 
 
 def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
-    """Arguments by name, None if the constructor does not take them."""
+    """Return the arguments by name, None if the constructor does not take them."""
     try:
         return signature.bind_partial(*args, **kwargs)
     except TypeError:
         return None
 
 
-def _tell(wrapper: Any, number: int, source: str) -> None:
+def _record_facts(wrapper: Any, number: int, source: str) -> None:
     try:
         recorder.record_fact(f"{BUCKET} {number}", f"{wrapper.bucket_bytes_cap / 2**20:g} {source}")
-        left_out = getattr(wrapper, "parameters_to_ignore", ())
-        parameters = [p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in left_out]
+        ignored = getattr(wrapper, "parameters_to_ignore", ())
+        parameters = [p for name, p in wrapper.module.named_parameters() if p.requires_grad and name not in ignored]
         gradients = [p.numel() * p.element_size() for p in parameters]
         if len(gradients) <= _MOST_GRADIENTS:
             recorder.record_fact(f"{GRADIENTS} {number}", " ".join(map(str, reversed(gradients))))

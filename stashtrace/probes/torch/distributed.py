@@ -1,14 +1,14 @@
-"""Every collective of torch.distributed, whoever issues it: Python, DDP's reducer, FSDP, compiled code.
+"""Every collective of torch.distributed, from Python, DDP's reducer, FSDP and compiled code.
 
-Installed by ``bootstrap`` when ``torch.distributed.distributed_c10d`` has been imported; works from the
-first ``init_process_group`` on. All of them pass the dispatcher as ``c10d::*`` operators:
+Installed by ``bootstrap`` when ``torch.distributed.distributed_c10d`` has been imported; records from the first
+``init_process_group`` on. All collectives pass the dispatcher as ``c10d::*`` operators:
 
     dist.all_reduce ─┐                    BackendSelect        CPU, CUDA, ...
     reducer, FSDP   ─┼─► c10d::allreduce_ ─► our kernel ─────► gloo, NCCL
     _c10d_functional─┘                        (redispatch)
 
-BackendSelect is in every call's key set, also below autograd and under inference_mode, where the Autograd
-key is not, and it lies under the modes that trace (fake tensors, functionalisation), which see no trace of us.
+BackendSelect is in the key set of every call, also below autograd and in inference mode, where the Autograd key is not.
+It lies below the modes that trace (fake tensors, functionalisation), which therefore do not see us.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -34,7 +34,7 @@ _ASYNC = recorder.code("CollectiveFlag", "async_op")
 _INFERENCE = recorder.code("CollectiveFlag", "inference")
 _IN_BACKWARD = recorder.code("CollectiveFlag", "in_backward")
 _MESSAGES = tuple(recorder.code("CollectiveOp", name) for name in ("send", "receive"))
-#: Beginning of an operator's name -> CollectiveOp; the first that fits counts.
+#: Beginning of an operator's name, and its CollectiveOp; the first match counts.
 _OPS = (
     ("_allgather", "all_gather"),
     ("_reduce_scatter", "reduce_scatter"),
@@ -59,14 +59,14 @@ _next_id = itertools.count(1).__next__
 _libraries: list[Any] = []
 _world: Any = None
 _torch: Any = None
-# Looked up once: every collective comes by here, between computations that have emptied the caches.
+# Looked up once: they are used at every collective, after computations that have filled the caches.
 _unbox_group: Any = None
 _unbox_work: Any = None
 _is_inference: Any = None
 
 
 def install(c10d: ModuleType) -> None:
-    """Patch what makes and destroys groups; operators are watched from the first group on."""
+    """Patch the functions that make and destroy groups; operators are watched from the first group on."""
     global _world
     _world = c10d
     package = _package(c10d)
@@ -91,7 +91,7 @@ def _package(c10d: ModuleType) -> Any:
 def _init(original: Any) -> Any:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         try:
-            process.begin()  # of a rank that was forked after its parent had imported torch
+            process.begin()  # for a rank that was forked after its parent had imported torch
             _watch_operators()
         except Exception as error:
             failed(COLLECTOR, "watch_operators", error)
@@ -106,7 +106,7 @@ def _init(original: Any) -> Any:
             failed(COLLECTOR, "init_process_group", error)
         try:
             clock_ping.start(_world)
-            groups.note_sockets()  # those of the ping are no group's
+            groups.note_sockets()  # the ping's belong to no group
         except Exception as error:
             failed(COLLECTOR, "clock_ping", error)
         return result
@@ -122,9 +122,9 @@ def _new_group(original: Any) -> Any:
             failed(COLLECTOR, "sockets", error)
         result = original(*args, **kwargs)
         try:
-            made = result[0] if isinstance(result, tuple) else result
-            if hasattr(made, "group_name"):  # not of those that this rank is no member of
-                groups.made(made.group_name)
+            group = result[0] if isinstance(result, tuple) else result
+            if hasattr(group, "group_name"):  # which a group of other ranks has not
+                groups.made(group.group_name)
         except Exception as error:
             failed(COLLECTOR, "sockets", error)
         return result
@@ -144,9 +144,9 @@ def _destroy(original: Any) -> Any:
                 clock_ping.repeat(last=False)
             else:
                 names = [group.group_name]
-                found = groups.named(names[0])
-                if found is not None:
-                    found.compare(group)
+                known = groups.named(names[0])
+                if known is not None:
+                    known.compare(group)
         except Exception as error:
             failed(COLLECTOR, "destroy_process_group", error)
         result = original(group, *args, **kwargs)
@@ -158,9 +158,9 @@ def _destroy(original: Any) -> Any:
 
 def _compare_all() -> None:
     for process_group in list(_world._world.pg_map):
-        found = groups.named(process_group.group_name)
-        if found is not None:
-            found.compare(process_group)
+        group = groups.named(process_group.group_name)
+        if group is not None:
+            group.compare(process_group)
 
 
 def _end() -> None:
@@ -176,7 +176,7 @@ def _end() -> None:
 
 
 def _watch_operators() -> None:
-    """Register our kernels, once."""
+    """Register our kernels; a second call does nothing."""
     global _torch, _unbox_group, _unbox_work, _is_inference
     if _libraries:
         return
@@ -210,13 +210,13 @@ def _register(library: Any, namespace: str, name: str, make: Any) -> None:
 
 
 def _keys() -> tuple[Any, Any]:
-    """Keys below ours, and the one by which calls that only ask for shapes (fake tensors) are known."""
+    """Return the keys below ours, and the key of calls that only compute shapes (fake tensors)."""
     keys = _torch._C.DispatchKey
     return _torch._C._dispatch_keyset_full_after(getattr(keys, _KEY)), keys.Meta
 
 
 class _Operator:
-    """Where an operator's schema, as this torch has it, keeps what we want to know."""
+    """An operator, and the positions of the arguments that we read, from its schema in this torch."""
 
     def __init__(self, operator: Any, name: str) -> None:
         arguments = [a.name for a in operator._schema.arguments]
@@ -247,7 +247,7 @@ def _collective_kernel(operator: Any, name: str) -> Any:
         blocking = False
         try:
             if not keyset.has(meta):
-                # Defaults at the end are left out of args.
+                # args lacks trailing arguments that have their default.
                 given = about.async_op if about.async_op < len(args) else -1
                 blocking = not (args[given] if given >= 0 else about.async_default)
                 launch = _enter(about, args, begin, blocking)
@@ -274,7 +274,7 @@ def _collective_kernel(operator: Any, name: str) -> Any:
 
 
 def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_work.Launch | None:
-    """Count the operation, and write that it was entered, so that a hang can be seen."""
+    """Count the operation and write that it was entered, so that a hang can be seen."""
     state = thread_state
     if state.lingering is not None:
         torch_work.let_go()
@@ -308,7 +308,7 @@ def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_wor
 
 
 def _message(about: _Operator, args: Any, group: Group, peer: int) -> tuple[int, int, int]:
-    """Hash, number and peer of a send or receive, within the pair of ranks it joins."""
+    """Return hash, number and direction of a send or receive, within the pair of ranks that it joins."""
     tag = int(args[about.tag]) if about.tag >= 0 else 0
     if about.code == _MESSAGES[0]:
         return (*group.message(group.rank, peer, tag), 1)
@@ -321,15 +321,15 @@ def _bytes(tensors: Any) -> int:
     try:
         return int(tensors.nbytes)
     except (RuntimeError, AttributeError):
-        return 0  # sparse
+        return 0  # a sparse tensor
 
 
 def _on_cpu(args: Any) -> bool | None:
-    """Whether its tensors are the CPU's, by the first there is: an operator has no outputs on some ranks."""
-    for each in args:
-        found = _on_cpu(each) if isinstance(each, (list, tuple)) else getattr(each, "is_cpu", None)
-        if found is not None:
-            return bool(found)
+    """Return whether the first tensor among the arguments is on the CPU; None if there is none on this rank."""
+    for argument in args:
+        on_cpu = _on_cpu(argument) if isinstance(argument, (list, tuple)) else getattr(argument, "is_cpu", None)
+        if on_cpu is not None:
+            return bool(on_cpu)
     return None
 
 
@@ -345,7 +345,7 @@ def _leave(launch: torch_work.Launch, result: Any, blocking: bool, args: Any) ->
 
 
 def _functional_kernel(operator: Any, name: str) -> Any:
-    """Mark what a functional operator launches; the c10d operator inside does the recording."""
+    """Mark what a functional operator launches; the c10d operator inside it is recorded."""
     below, meta = _keys()
     redispatch = operator.redispatch
     if name == "wait_tensor":

@@ -1,7 +1,7 @@
-"""Process groups as every rank names them alike: hash, members, counters, and whom they are connected to.
+"""Process groups, with a hash that is the same on every rank: members, counters, connections.
 
-Holds no process group, because one that we kept alive could not be destroyed; a group is found again by its name, and
-forgotten when the job destroys it.
+Keeps no reference to a process group, since it could not be destroyed then. A group is found by its name, and forgotten
+when the job destroys it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,7 +22,7 @@ COLLECTOR = "torch_distributed"
 _emit_group = recorder.RecordWriter("group").emit
 _emit_count = recorder.RecordWriter("group_count").emit
 _emit_peer = recorder.RecordWriter("group_peer").emit
-#: A job with more groups than this is described without the addresses of the later ones.
+#: The addresses of later groups are not recorded.
 _MOST_SCANS = 64
 
 
@@ -37,13 +37,13 @@ class Group:
     Parameters
     ----------
     name, title, backend : str
-        As torch calls it, as a person does, and what it runs on.
+        Torch's name, a name for people, and the backend's name.
     members : tuple of int
         Global ranks in group order.
     rank : int
-        This process within the group.
+        Of this process within the group.
     life : int
-        How often the default group had been made before: names start anew then.
+        How often the default group has been destroyed: names are used again then.
     """
 
     def __init__(self, name: str, title: str, backend: str, members: tuple[int, ...], rank: int, life: int) -> None:
@@ -63,7 +63,7 @@ class Group:
         self._lanes: dict[tuple[int, int, int], tuple[int, Any]] = {}
 
     def announce(self) -> None:
-        """Write the ``group`` row, once it can be kept."""
+        """Write the ``group`` row; tried again as long as it is dropped."""
         self.announced = _emit_group(
             now_ticks(),
             self.hash,
@@ -75,9 +75,9 @@ class Group:
         )
 
     def message(self, sender: int, receiver: int, tag: int) -> tuple[int, int]:
-        """Hash and number of a point-to-point message: a pair of ranks counts on its own.
+        """Return hash and number of a point-to-point message, counted for the pair of ranks.
 
-        The rest of the group takes no part, so a number of the whole group would differ between ranks.
+        The other ranks of the group do not see the message, so a count of the group would differ between ranks.
         """
         key = (sender, receiver, tag)
         lane = self._lanes.get(key)
@@ -97,25 +97,25 @@ class Group:
         return lane[0], lane[1]()
 
     def monitored_barrier(self) -> None:
-        """The backend makes this one of messages between rank 0 and each other rank, and does not count it."""
+        """Count a monitored barrier as messages between rank 0 and each other rank; the backend does not count it."""
         self.uncounted += 1
         self.messages += 2 * (len(self.members) - 1) if self.rank == 0 else 2
 
     def compare(self, process_group: Any) -> None:
-        """Write our count beside the group's own; what we did not see is a loss."""
+        """Write our count of operations and the group's own; a loss row says how many we did not see."""
         backend = own_count(process_group)
         grown = -1 if backend is None or self.baseline is None else backend - self.baseline
         _emit_count(now_ticks(), self.hash, self.collectives, grown)
-        # Some backends count point-to-point messages, some do not: they must not look like a gap.
+        # Some backends count point-to-point messages and others do not; these must not look like a gap.
         missing = grown - (self.collectives - self.uncounted) - self.messages
         if missing > 0:
             recorder.failures.add(
-                COLLECTOR, "collectives_not_seen", f"{self.title} counted {missing} more operations than we saw"
+                COLLECTOR, "collectives_not_seen", f"{self.title} counted {missing} more operations than were recorded"
             )
 
 
 def own_count(process_group: Any) -> int | None:
-    """The sequence number that the group keeps for itself, None if its backend keeps none."""
+    """Return the group's own count of operations, None if its backend does not count."""
     try:
         return int(process_group._get_sequence_number_for_group())
     except (AttributeError, RuntimeError):
@@ -133,7 +133,7 @@ class Groups:
         self._ends: dict[str, set[tuple[str, str]]] = {}
 
     def find(self, process_group: Any, world: Any) -> Group:
-        """Return the group of a torch ProcessGroup, described at first sight.
+        """Return the Group of a torch ProcessGroup, made on the first call.
 
         Parameters
         ----------
@@ -142,9 +142,9 @@ class Groups:
             ``torch.distributed.distributed_c10d``, which knows the members.
         """
         name = process_group.group_name
-        found = self._by_name.get(name)
-        if found is None:
-            found = self._by_name[name] = Group(
+        group = self._by_name.get(name)
+        if group is None:
+            group = self._by_name[name] = Group(
                 name,
                 _title(process_group, name),
                 _backend_name(process_group, world),
@@ -152,13 +152,13 @@ class Groups:
                 int(process_group.rank()),
                 self._life,
             )
-            found.baseline = own_count(process_group)
-        if not found.announced:
-            found.announce()
-        return found
+            group.baseline = own_count(process_group)
+        if not group.announced:
+            group.announce()
+        return group
 
     def forget(self, names: Iterable[str] | None) -> None:
-        """Drop destroyed groups; None when the default group went, with which naming starts anew."""
+        """Forget destroyed groups; all of them for None, with the default group, whose end frees the names."""
         if names is None:
             self._by_name.clear()
             self._ends.clear()
@@ -168,25 +168,25 @@ class Groups:
             self._by_name.pop(name, None)
 
     def named(self, name: str) -> Group | None:
-        """Group of that name if it was seen."""
+        """Return the group of a name, None if no operation of it was seen."""
         return self._by_name.get(name)
 
     def note_sockets(self) -> set[tuple[str, str]]:
-        """Return the ends of the connections made since the last look."""
+        """Return the ends of the connections that were made since the last call."""
         if self._scans >= _MOST_SCANS:
             return set()
         self._scans += 1
-        now = _connections()
-        ends = {(own, peer) for inode, own, peer in now if inode not in self._known_sockets}
-        self._known_sockets = {inode for inode, _, _ in now}
+        connections = _connections()
+        ends = {(own, peer) for inode, own, peer in connections if inode not in self._known_sockets}
+        self._known_sockets = {inode for inode, _, _ in connections}
         return ends
 
     def made(self, name: str) -> None:
-        """A group was made: connections that are new since ``note_sockets`` are its."""
+        """A group has been made: connections since the last ``note_sockets`` belong to it."""
         self._ends[name] = self.note_sockets()
 
     def scan(self, group: Group) -> None:
-        """Write whom the group is connected to: known since it was made, or made by its first operation."""
+        """Write the connections of the group, made with the group or by its first operation."""
         group.scanned = True
         ends = self._ends.pop(group.name, None) or self.note_sockets()
         for own, peer in sorted(ends):
@@ -213,16 +213,16 @@ def _backend_name(process_group: Any, world: Any) -> str:
 
 
 def _connections() -> list[tuple[int, str, str]]:
-    """(inode, own address, peer address) of this process's established TCP connections, but for the store's."""
+    """Return (inode, own address, peer address) of the established TCP connections, without the store's."""
     store_port = os.environ.get("MASTER_PORT", "")
-    found: list[tuple[int, str, str]] = []
+    connections: list[tuple[int, str, str]] = []
     for entry in os.listdir("/proc/self/fd"):
         try:
             status = os.fstat(int(entry))
         except OSError:
-            continue  # closed meanwhile
+            continue  # it has been closed
         ends = _native.tcp_ends(int(entry)) if stat.S_ISSOCK(status.st_mode) else None
         if ends is None or (store_port and store_port in (end.rpartition(":")[2] for end in ends)):
             continue
-        found.append((status.st_ino, *ends))
-    return found
+        connections.append((status.st_ino, *ends))
+    return connections

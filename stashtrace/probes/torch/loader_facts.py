@@ -1,4 +1,4 @@
-"""An iterator of a DataLoader, as its process and its workers know it, and what the loader says of its samples."""
+"""An iterator of a DataLoader, with the same id in its process and its workers; and the samples that the loader has."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 from stashtrace.probes import recorder
 from stashtrace.probes.recorder import now_ticks
 
-#: Metadata key of an iterator: this and 16 digits of its ``loader_id``; the same in ``analysis/loader_samples``.
+#: Key of an iterator's fact, followed by 16 digits of its ``loader_id``; the same in ``analysis/steps/samples.py``.
 FACT = "dataloader "
-#: Iterators of a process that say something of themselves: a job that makes one for each step would fill its strings.
+#: Iterators of a process that are recorded; a job that makes one for each step would fill its string table.
 _MOST_FACTS = 64
 
 
 class Loader:
-    """One iterator, as both sides see it.
+    """One iterator, in its process and in its workers.
 
     Parameters
     ----------
@@ -26,13 +26,13 @@ class Loader:
     base_seed : int
         The iterator's own; handed to its workers by torch.
     ordinal : int
-        Process counter of worker 0, or minus the number of the iterator if it has no workers: tells
-        iterators apart that were given the same seed.
+        Process counter of worker 0, or minus the number of the iterator if it has no workers; distinguishes iterators
+        with the same seed.
 
     Attributes
     ----------
     loader_id : int
-        64 bits, other for each epoch of persistent workers, whose batches count from 0 again.
+        64 bits; changes with each epoch of persistent workers, whose batches count from 0 again.
     """
 
     __slots__ = ("_key", "begin_ticks", "epoch", "loader_id", "yielded")
@@ -49,28 +49,26 @@ class Loader:
         return int.from_bytes(digest, "little")
 
     def restart(self) -> None:
-        """The workers are told to begin another epoch."""
+        """The workers begin another epoch."""
         self.epoch += 1
         self.yielded = 0
         self.begin_ticks = now_ticks()
         self.loader_id = self._hash()
 
 
-class _Told:
-    """Iterators of this process that have said something."""
-
-    count = 0
+_recorded_count = 0
 
 
-def tell_samples(loader: Any, iterator: Loader) -> None:
-    """Record samples of a batch, samples of this process in an epoch, and of the data set; 0 for what nobody knows.
+def record_samples(loader: Any, iterator: Loader) -> None:
+    """Record the samples of a batch, of this process in an epoch, and of the data set; 0 for what is not known.
 
-    Asks the sampler and a map-style data set for their lengths, as torch did when it made the loader; an iterable one
-    is not asked, since torch checks what it answers. Called once for each iterator.
+    Asks the sampler and a map-style data set for their lengths, as torch did when it made the loader. An iterable data
+    set is not asked, since torch checks its answer. Called once for each iterator.
     """
-    if _Told.count >= _MOST_FACTS:
+    global _recorded_count
+    if _recorded_count >= _MOST_FACTS:
         return
-    _Told.count += 1
+    _recorded_count += 1
     batch = _batch_samples(loader)
     epoch = every = 0
     if batch and not isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset):
@@ -81,19 +79,19 @@ def tell_samples(loader: Any, iterator: Loader) -> None:
 
 
 def _batch_samples(loader: Any) -> int:
-    """Samples of a whole batch of this process."""
+    """Return the samples of a full batch of this process, 0 if unknown."""
     size = loader.batch_size
     if size is None:
         sampler = loader.batch_sampler
         size = getattr(sampler, "batch_size", None)
-        # accelerate's sampler that cuts each batch into one for each process
+        # accelerate's sampler, which splits each batch among the processes
         if type(size) is int and getattr(sampler, "split_batches", False):
             size //= max(getattr(sampler, "num_processes", 1), 1)
     return size if type(size) is int and size > 0 else 0
 
 
 def _length(sized: Any) -> int:
-    """0 where it has none, or does not know it."""
+    """Return the length, 0 if there is none or it is not known."""
     try:
         return len(sized)
     except Exception:

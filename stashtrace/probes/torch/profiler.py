@@ -1,7 +1,8 @@
-"""Leaves CUPTI to torch.profiler: a process has room for one profiler, and the user's own comes first.
+"""Leave CUPTI to torch.profiler: a process has room for one profiler, and the user's own comes first.
 
-Installed by ``bootstrap`` when ``torch.autograd.profiler`` has been imported. The native hooks see Kineto subscribe
-too, but not by the newer calls of CUPTI, which a library in front cannot offer without misleading those that probe.
+Installed by ``bootstrap`` when ``torch.autograd.profiler`` has been imported. The native hooks see Kineto subscribe as
+well, but not by the newer calls of CUPTI, which a preloaded library cannot offer without misleading programs that look
+for them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,7 +19,7 @@ COLLECTOR = "cupti"
 
 
 def install(profiler: ModuleType) -> None:
-    """Patch the one door to Kineto that all of torch's profilers go through."""
+    """Patch the method by which all profilers of torch start Kineto."""
     patching.replace(COLLECTOR, profiler.profile, "_prepare_trace", _prepare)
 
 

@@ -1,10 +1,9 @@
 """Synthetic data without a change of the script: a DataLoader that returns its first batches again and again.
 
-On with ``STASHTRACE_SYNTHETIC=N``, which only an experiment sets; ``bootstrap`` does not even import this file
-otherwise. The first N batches of each loader are made as always; then its workers and its pinning thread are ended
-and the kept batches go round. Sampler, epoch lengths, ``StopIteration`` and what ``dataloader`` records of a
-wait stay the real ones. How a batch is kept is in ``replay_batches``; what torchdata's loader
-has of its own, in ``torchdata_replay``.
+``bootstrap`` imports this file with ``STASHTRACE_SYNTHETIC=N`` alone, which only experiments set. The first N batches
+of each loader are made as always; then its workers and its pinning thread are ended, and the kept batches are returned
+in turn. The sampler, the lengths of epochs, ``StopIteration`` and what ``dataloader`` records of a wait stay the real
+ones. ``replay_batches`` keeps a batch; ``torchdata_replay`` has what differs for torchdata's loader.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,24 +25,24 @@ from stashtrace.probes.torch.replay_batches import KeptBatch, Notes
 
 COLLECTOR = "torch_dataloader"
 _MARK = patching.MARK
-#: What a run of replayed batches says of itself: key and value of the metadata row.
+#: Key and value of the metadata row of a process that replays batches.
 FACT = ("synthetic_data", "batches replayed")
-#: Further replays of a loader after which it must have been seen whether its batches stay on the device.
+#: Replays beyond the first round, after which it is known whether the batches of a loader stay on the device.
 _SETTLED = 8
-_DIFFER = "batches differ in shape: the first ones, which are replayed, need not be as much work as the others are"
+_DIFFER = "batches differ in shape: those that are replayed, the first ones, may be more or less work than the others"
 
 
 class Replay:
-    """What is kept of one DataLoader.
+    """The kept batches of one DataLoader.
 
     Parameters
     ----------
     wanted : int
         Batches to keep.
     is_iterable : bool
-        Its data set is one, so that no sampler tells where an epoch ends.
+        Whether the data set is iterable, so that no sampler tells where an epoch ends.
     batches_count : int
-        Length of an epoch of such a data set, -1 if it does not say.
+        Length of an epoch of such a data set, -1 if unknown.
     begins : callable
         Called when the first batch is replayed.
 
@@ -51,7 +50,7 @@ class Replay:
     ----------
     batches : list of KeptBatch
     complete : bool
-        From now on no batch is made.
+        Whether all batches are kept, so that no more are made.
     """
 
     __slots__ = ("_begins", "batches", "batches_count", "complete", "handed_out", "is_iterable", "notes", "wanted")
@@ -76,49 +75,49 @@ class Replay:
         return kept.hand_out()
 
     def ends_after(self, batches_count: int) -> None:
-        """An epoch ended before all wanted batches were kept."""
+        """An epoch ended before all batches were kept that were wanted."""
         self.batches_count = batches_count
         self.complete = True
 
     def next(self) -> Any:
-        """The next batch, as good as new."""
+        """Return the next batch, as the loader made it."""
         number = self.handed_out
         self.handed_out += 1
         if number == 0:
-            self._say()
+            self._report_begin()
         elif number == len(self.batches) + _SETTLED:
-            self._settled()
+            self._report_copies()
         return self.batches[number % len(self.batches)].hand_out()
 
-    def _say(self) -> None:
+    def _report_begin(self) -> None:
         self._begins()
         self.notes.inform("batches_replayed", f"synthetic data: {len(self.batches)} batches replayed")
         if self.is_iterable and self.batches_count < 0:
             self.notes.inform("replayed_epoch_does_not_end", "the iterable data set does not know its length")
 
-    def _settled(self) -> None:
-        """Say so if a job on a device copies every batch again."""
+    def _report_copies(self) -> None:
+        """Warn if a job on a device copies every batch again."""
         if 2 * self.notes.moved_bytes < self.notes.host_bytes and _native.device_active():
             self.notes.warn(
                 "replayed_batches_copied_again", "the script changes its batches before it moves them to the device"
             )
 
 
-class _Own(threading.local):
-    """Per thread: how many loaders are making a batch, one inside the other."""
+class _Making(threading.local):
+    """How many loaders are making a batch on this thread, one inside the other."""
 
     depth = 0
 
 
 class _Session:
-    """All loaders of this process.
+    """The loaders of this process.
 
     Parameters
     ----------
     dataloader : module
         ``torch.utils.data.dataloader``.
     wanted : int
-        Batches to keep of each.
+        Batches to keep of each loader.
     epoch : int
         Batches after which an epoch of unknown length ends; -1: never.
     """
@@ -127,24 +126,24 @@ class _Session:
         self.dataloader = dataloader
         self.wanted = wanted
         self.epoch = epoch
-        self._own = _Own()
+        self._making = _Making()
         self._reasons: set[str] = set()
         self._has_begun = False
         self._replays: weakref.WeakKeyDictionary[Any, Replay] = weakref.WeakKeyDictionary()
         self.iterator_class = _iterator_class(dataloader._BaseDataLoaderIter)
 
     def replay_of(self, loader: Any) -> Replay | None:
-        """What is kept of a loader; None if it must be left alone."""
+        """Return the kept batches of a loader; None if it returns real data."""
         if self.is_off():
             return None
         try:
-            found = self._replays.get(loader)
-            if found is None:
+            replay = self._replays.get(loader)
+            if replay is None:
                 is_iterable = loader._dataset_kind == self.dataloader._DatasetKind.Iterable
-                length = self._told_length(loader) if is_iterable else -1
-                found = self._replays[loader] = Replay(self.wanted, is_iterable, length, self.begins)
-            return found
-        except Exception as error:  # a loader that cannot be told from others, or is none
+                length = self._epoch_batches(loader) if is_iterable else -1
+                replay = self._replays[loader] = Replay(self.wanted, is_iterable, length, self.begins)
+            return replay
+        except Exception as error:  # not a DataLoader, or one that has no hash
             self.not_replayed(f"{type(loader).__module__}.{type(loader).__name__}: {error!r}")
             return None
 
@@ -154,8 +153,8 @@ class _Session:
             self._has_begun = True
             recorder.record_fact(*FACT)
 
-    def _told_length(self, loader: Any) -> int:
-        """Batches of an epoch, if the iterable data set knows; asking the loader would make torch check it."""
+    def _epoch_batches(self, loader: Any) -> int:
+        """Return the batches of an epoch of an iterable data set; if the loader were asked, torch would check it."""
         try:
             samples = len(loader.dataset)
         except Exception:
@@ -165,40 +164,40 @@ class _Session:
             return samples
         return samples // size if loader.drop_last else -(-samples // size)
 
-    def not_replayed(self, why: str) -> None:
-        """Say, once for each reason, that real data is used all the same."""
-        if why not in self._reasons:
-            self._reasons.add(why)
-            recorder.unavailable(COLLECTOR, "batches_not_replayed", why)
+    def not_replayed(self, reason: str) -> None:
+        """Report, once for each reason, that a loader returns real data."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            recorder.unavailable(COLLECTOR, "batches_not_replayed", reason)
 
     def is_off(self) -> bool:
-        """Whether this thread is making a batch, in a worker or for a loader around this one."""
-        return self._own.depth > 0 or self.dataloader._utils.worker.get_worker_info() is not None
+        """Return True while this thread makes a batch, in a worker or for a loader around this one."""
+        return self._making.depth > 0 or self.dataloader._utils.worker.get_worker_info() is not None
 
     def make(self, original: Any, iterator: Any) -> Any:
-        """Let the real loader make a batch; loaders that its data set uses are left alone."""
-        self._own.depth += 1
+        """Let the real loader make a batch; loaders that its data set uses return real data meanwhile."""
+        self._making.depth += 1
         try:
             return original(iterator)
         finally:
-            self._own.depth -= 1
+            self._making.depth -= 1
 
 
 _session: _Session | None = None
 
 
 def current_session() -> _Session | None:
-    """All loaders of this process; None if it shall have real data."""
+    """Return the loaders of this process; None without synthetic data."""
     return _session
 
 
 def wanted_batches(text: str) -> int:
-    """What ``STASHTRACE_SYNTHETIC`` asks for; 0: nothing, also if it is no number."""
+    """Return the number in the text of a variable, 0 if it is not a number."""
     return int(text) if text.isdecimal() else 0
 
 
 def install(dataloader: ModuleType) -> None:
-    """Patch the making of iterators and of batches, below what ``dataloader`` wraps."""
+    """Patch how iterators and batches are made; the wrappers of ``dataloader`` go around these."""
     global _session
     wanted = wanted_batches(os.environ.get("STASHTRACE_SYNTHETIC", ""))
     if not wanted:
@@ -233,16 +232,16 @@ def _made(original: Any) -> Any:
 
 
 def attach(session: _Session, iterator: Any, loader: Any) -> None:
-    """Let a real iterator keep its batches, or say that it cannot."""
+    """Let a real iterator keep its batches, or report that it cannot."""
     kind = type(iterator)
     if hasattr(getattr(kind, "_next_data", None), _MARK):
         iterator._stashtrace_replay = session.replay_of(loader)
     else:
-        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in a way of its own")
+        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in its own way")
 
 
 def next_data(original: Any) -> Any:
-    """``_next_data`` of an iterator: the real batch first, then one of those that are kept."""
+    """Wrap ``_next_data`` of an iterator: it returns real batches first, then the kept ones."""
 
     def _next_data(self: Any) -> Any:
         session = _session
@@ -254,7 +253,7 @@ def next_data(original: Any) -> Any:
         try:
             batch = session.make(original, self)
         except StopIteration:
-            if replay.batches:  # the epoch was less than what we were to keep
+            if replay.batches:  # the epoch is shorter than the number of batches to keep
                 replay.ends_after(_returned_batches(self))
                 _retire(self, replay)
             raise
@@ -267,19 +266,19 @@ def next_data(original: Any) -> Any:
 
 
 def _replay_next(iterator: Any, replay: Replay) -> Any:
-    """Do what ``_next_data`` of torch does but for the work; StopIteration where the real one raises it."""
+    """Do what torch's ``_next_data`` does, without making a batch; raise StopIteration where torch does."""
     _retire(iterator, replay)
     if replay.is_iterable:
         if hasattr(iterator, "_sampler_iter_yielded"):
-            iterator._next_index()  # torchdata saves how often its endless sampler was asked
+            iterator._next_index()  # torchdata's state has the number of calls of the endless sampler
         if 0 <= replay.batches_count <= _returned_batches(iterator):
             raise StopIteration
     elif getattr(iterator, "_task_info", None):
-        iterator._task_info.popitem()  # the sampler gave its indices before the workers ended
+        iterator._task_info.popitem()  # its indices were drawn before the workers ended
     else:
         iterator._next_index()  # raises at the end of the epoch
     if hasattr(iterator, "_send_idx"):
-        # A number that no worker was ever given, so that no row of theirs is taken for one of this batch.
+        # A number that no worker was given, so that none of their rows seems to belong to this batch.
         iterator._send_idx += 1
         iterator._rcvd_idx = iterator._send_idx
         thread_state.received = iterator._send_idx - 1
@@ -287,12 +286,12 @@ def _replay_next(iterator: Any, replay: Replay) -> Any:
 
 
 def _returned_batches(iterator: Any) -> int:
-    """Batches of this epoch so far; torchdata counts those twice that it skips after a restart."""
+    """Return the batches of this epoch so far; torchdata counts twice those that it skips after a restart."""
     return int(iterator._num_yielded) - getattr(iterator, "_stashtrace_counted_twice", 0)
 
 
 def _retire(iterator: Any, replay: Replay) -> None:
-    """End the workers and the pinning thread of a real iterator; what its sampler gave already is still owed."""
+    """End the workers and the pinning thread of a real iterator; the batches of drawn indices are still due."""
     if not hasattr(iterator, "_shutdown_workers") or getattr(iterator, "_stashtrace_retired", False):
         return
     iterator._stashtrace_retired = True
@@ -301,29 +300,29 @@ def _retire(iterator: Any, replay: Replay) -> None:
         try:
             iterator._shutdown_workers()
         except RuntimeError as error:
-            # torch tells its workers to end without waiting for the thread that sends their batches, and an interpreter
-            # that ends under this thread aborts. Its batches are not needed either; torch has ended the others.
+            # torch tells workers to end without waiting for the thread that sends their batches, and an interpreter
+            # that ends before that thread aborts. Its batches are not needed; torch has ended the other workers.
             if "killed by signal" not in str(error):
                 raise
             replay.notes.inform("worker_ended_by_signal", str(error))
             _note_lost_ends(iterator._workers)
-        iterator._num_workers = 0  # `_reset` of persistent workers then wakes nobody
-        waiting = iterator._data_queue
-        while isinstance(waiting, queue.Queue) and not waiting.empty():
-            waiting.get_nowait()
+        iterator._num_workers = 0  # so that `_reset` of persistent workers wakes none
+        pinned = iterator._data_queue
+        while isinstance(pinned, queue.Queue) and not pinned.empty():
+            pinned.get_nowait()
     except Exception as error:
         failed(COLLECTOR, "end_of_workers", error)
 
 
 def _note_lost_ends(workers: Any) -> None:
-    """Mark those as ended whose status is lost, with the code that multiprocessing has for an unknown one.
+    """Mark workers whose exit status is lost as ended, with the code of multiprocessing for an unknown status.
 
-    Torch raises from a signal handler, which may be when ``waitpid`` has taken the status and nobody has stored it yet.
-    For multiprocessing such a process lives for ever.
+    Torch raises from a signal handler, possibly after ``waitpid`` has taken the status and before it is stored. To
+    multiprocessing such a process then never ends.
     """
     for worker in workers:
         process = worker._popen
-        if process is None or process.returncode is not None or process.method == "forkserver":  # no child of ours
+        if process is None or process.returncode is not None or process.method == "forkserver":  # not our child
             continue
         try:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -333,13 +332,13 @@ def _note_lost_ends(workers: Any) -> None:
 
 def _iterator_class(base: Any) -> Any:
     class ReplayedDataLoaderIter(base):  # type: ignore[misc]
-        """Iterates over kept batches; sampler, seed and settings are those of a real iterator."""
+        """Iterates over kept batches, with sampler, seed and settings of a real iterator."""
 
         def _reset(self, loader: Any, first_iter: bool = False) -> None:
             super()._reset(loader, first_iter)
-            seen = getattr(self, "_stashtrace_loader", None)
-            if seen is not None:
-                seen.restart()
+            loader_facts = getattr(self, "_stashtrace_loader", None)
+            if loader_facts is not None:
+                loader_facts.restart()
 
         def _next_data(self) -> Any:
             return _replay_next(self, self._stashtrace_replay)

@@ -1,13 +1,13 @@
-"""A batch that is kept and handed out many times: fresh containers around the same tensors.
+"""A batch that is kept and handed out many times: new containers around the same tensors.
 
-What a script does to a batch must not reach the next step. Containers are copied at each hand-out; a tensor is handed
-out as an alias of the kept one, so that ``requires_grad`` and gradients stay with the alias; a tensor whose version
-counter says that it was changed in place is restored from the copy that is kept beside it.
+What a script does to a batch must not affect the next step. Containers are copied each time. A tensor is handed out as
+an alias of the kept one, so that ``requires_grad`` and gradients stay with the alias. If its version counter shows that
+a tensor was changed in place, it is restored from a second copy.
 
-Each alias has the methods by which a script brings it to a device as attributes of its own, so that no other tensor of
-the job is touched. The first result of such a call is kept on its device, and later calls get an alias of that. A call
-that makes another tensor on the host (``x.float()``, ``x.unsqueeze(1)``) is done as always, and the methods of what
-it returns remember in turn. Where a tensor was changed before it is moved, it is copied again, and a note says so.
+Each alias has, as its own attributes, the methods by which a script moves it to a device, so that other tensors of the
+job are not affected. The first result of such a call is kept on the device, and later calls get an alias of it. A call
+that makes another tensor on the host (``x.float()``, ``x.unsqueeze(1)``) is done as always, and its result gets such
+methods too. A tensor that is changed before it is moved is copied again, and a note says so.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,9 +26,9 @@ from stashtrace.probes import annotations as marks
 from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
-#: Methods whose result is kept: they move a tensor, or pin it.
+#: Methods that move or pin a tensor; their result is kept.
 _MOVES = ("to", "cuda", "xpu", "npu", "hpu", "mlu", "musa", "type", "pin_memory")
-#: Methods that scripts call before they move a tensor; done as always, their results remember.
+#: Methods that scripts call before they move a tensor; done as always, but their results have methods that keep, too.
 _STEPS_BEFORE = (
     "float",
     "half",
@@ -46,14 +46,14 @@ _STEPS_BEFORE = (
     "transpose",
 )
 _DEEPEST = 8
-#: Results kept of one tensor: a script whose calls differ in each step would fill the device.
+#: Results that are kept of one tensor; those of a script whose calls differ in each step would fill the device.
 _MOST_RESULTS = 32
-#: Bytes of an array that are compared at each hand-out.
+#: Bytes of an array that are compared each time it is handed out.
 _SAMPLED_BYTES = 251
 
 
 class Notes:
-    """What is worth saying of the batches of one loader; each thing once.
+    """What is reported of the batches of one loader, each reason once.
 
     Attributes
     ----------
@@ -63,29 +63,29 @@ class Notes:
         Of those whose copy on a device is kept.
     """
 
-    __slots__ = ("_collector", "_said", "host_bytes", "moved_bytes")
+    __slots__ = ("_collector", "_reasons", "host_bytes", "moved_bytes")
 
     def __init__(self, collector: str) -> None:
         self._collector = collector
-        self._said: set[str] = set()
+        self._reasons: set[str] = set()
         self.host_bytes = 0
         self.moved_bytes = 0
 
-    def warn(self, what: str, why: str) -> None:
-        """Something of the replay is not as it should be."""
-        if what not in self._said:
-            self._said.add(what)
-            recorder.unavailable(self._collector, what, why)
+    def warn(self, reason: str, detail: str) -> None:
+        """Report that the replay differs from the real data, as an error."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            recorder.unavailable(self._collector, reason, detail)
 
-    def inform(self, what: str, why: str) -> None:
-        """Something worth knowing."""
-        if what not in self._said:
-            self._said.add(what)
+    def inform(self, reason: str, detail: str) -> None:
+        """Report something about the replay, as information."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
             code = recorder.collector_code(self._collector)
-            _native.report_loss(code, what, 0, why[:300], recorder.code("Severity", "info"))
+            _native.report_loss(code, reason, 0, detail[:300], recorder.code("Severity", "info"))
 
     def failed(self, error: BaseException) -> None:
-        """Report an exception of ours."""
+        """Report an exception of the replay."""
         failed(self._collector, "replay", error)
 
 
@@ -102,7 +102,7 @@ class KeptBatch:
     Attributes
     ----------
     shapes : list
-        Of its tensors, in the order in which they lie in it.
+        Shapes of its tensors, in their order in the batch.
     """
 
     __slots__ = ("_batch", "_notes", "_renew", "shapes")
@@ -118,7 +118,7 @@ class KeptBatch:
             notes.failed(error)
 
     def hand_out(self) -> Any:
-        """The batch as the loader made it; its own containers, aliases of its tensors."""
+        """Return the batch as the loader made it: new containers, and aliases of its tensors."""
         if self._renew is None:
             return self._batch
         try:
@@ -129,7 +129,7 @@ class KeptBatch:
 
 
 class _Keeper:
-    """Takes a batch apart once; ``keep`` returns how to make a part anew, None for what may be handed out as it is."""
+    """Takes a batch apart once, into functions that make its parts anew."""
 
     def __init__(self, notes: Notes, shapes: list[Any]) -> None:
         self._notes, self._shapes = notes, shapes
@@ -140,7 +140,7 @@ class _Keeper:
         patching.look_like(_call, torch.nn.Module._call_impl)
 
     def keep(self, part: Any, depth: int) -> Callable[[], Any] | None:
-        """How to make a part of a batch anew."""
+        """Return the function that makes a part of a batch anew; None if the part may be handed out as it is."""
         if isinstance(part, self._tensor):
             self._shapes.append(_shape_of(part))
             kept = self._seen.get(id(part))
@@ -151,9 +151,9 @@ class _Keeper:
             return None
         self._seen[id(part)] = None
         if isinstance(part, (dict, UserDict)):
-            return self._mapping(part, depth)
+            return self._container(part, part.items(), depth)
         if isinstance(part, list):
-            return self._list(part, depth)
+            return self._container(part, enumerate(part), depth)
         if isinstance(part, tuple):
             return self._tuple(part, depth)
         if (getattr(part, "__dict__", None) or hasattr(part, "__slots__")) and not callable(part):
@@ -161,29 +161,18 @@ class _Keeper:
         return self._array(part)
 
     def _within(self, items: Any, depth: int) -> list[tuple[Any, Callable[[], Any]]]:
-        found = ((key, self.keep(value, depth + 1)) for key, value in items)
-        return [(key, renew) for key, renew in found if renew is not None]
+        parts = ((key, self.keep(value, depth + 1)) for key, value in items)
+        return [(key, renew) for key, renew in parts if renew is not None]
 
-    def _mapping(self, part: Any, depth: int) -> Callable[[], Any]:
-        inner = self._within(part.items(), depth)
+    def _container(self, part: Any, items: Any, depth: int) -> Callable[[], Any]:
+        """A mapping or list, with its ``items``: keys or indices, and values."""
+        inner = self._within(items, depth)
         pristine = copy.copy(part)
 
         def renew() -> Any:
             made = copy.copy(pristine)
             for key, renew_value in inner:
                 made[key] = renew_value()
-            return made
-
-        return renew
-
-    def _list(self, part: Any, depth: int) -> Callable[[], Any]:
-        inner = self._within(enumerate(part), depth)
-        pristine = copy.copy(part)
-
-        def renew() -> Any:
-            made = copy.copy(pristine)
-            for index, renew_value in inner:
-                made[index] = renew_value()
             return made
 
         return renew
@@ -203,12 +192,12 @@ class _Keeper:
         return renew
 
     def _object(self, part: Any, depth: int) -> Callable[[], Any] | None:
-        """A batch of the user's own class: its attributes are renewed if they hold a tensor."""
+        """An object of the user's own class: its attributes are made anew if they hold a tensor."""
         before = len(self._shapes)
         inner = self._within(getattr(part, "__dict__", {}).items(), depth)
         slots = self._within(_slots_of(part), depth)
         if len(self._shapes) == before:
-            return None  # anything may be costly to copy, an image for one
+            return None  # without a tensor it is not copied, which may be costly, as for an image
         pristine = copy.copy(part)
 
         def renew() -> Any:
@@ -222,7 +211,7 @@ class _Keeper:
         return renew
 
     def _array(self, part: Any) -> Callable[[], Any] | None:
-        """An array of numpy or its like: sampled bytes tell whether it was changed in place."""
+        """An array of numpy or the like: sampled bytes tell whether it was changed in place."""
         try:
             view = memoryview(part).cast("B")
         except (TypeError, ValueError, NotImplementedError, BufferError):
@@ -243,23 +232,23 @@ class _Keeper:
 
 
 def _slots_of(part: Any) -> list[tuple[str, Any]]:
-    """Attributes of an object that has no dictionary for them."""
-    found = [vars(kind).get("__slots__", ()) for kind in type(part).__mro__]
-    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    """Return names and values of the attributes that an object has in slots."""
+    declared = [vars(kind).get("__slots__", ()) for kind in type(part).__mro__]
+    names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
     return [(name, getattr(part, name)) for name in names if name[:2] != "__" and hasattr(part, name)]
 
 
 class KeptTensor:
-    """A tensor that is handed out as often as wanted, and what its methods returned.
+    """A tensor that is handed out many times, and the results of its methods.
 
     Parameters
     ----------
     tensor : torch.Tensor or None
-        Kept, never handed out itself; None for what is made anew in each step, of which only results are kept.
+        Kept, never handed out itself; None for a tensor that is made anew in each step, of which only results are kept.
     notes : Notes
         Of its loader.
     source : KeptTensor, optional
-        The tensor of the batch that this one comes from.
+        The tensor of the batch that this one was made from.
     """
 
     __slots__ = (
@@ -290,7 +279,7 @@ class KeptTensor:
             notes.host_bytes += _bytes_of(tensor)
 
     def hand_out(self, again: Callable[[], Any] | None = None) -> Any:
-        """An alias; ``again`` makes the tensor anew if the script has changed it in place."""
+        """Return an alias; ``again`` makes the tensor anew if the script has changed it in place."""
         if _version_of(self._tensor) != self._version:
             self._undo(again)
         if self._clones:
@@ -309,7 +298,7 @@ class KeptTensor:
     def _undo(self, again: Callable[[], Any] | None) -> None:
         self._notes.inform("replayed_batches_restored", "the script changes its batches in place")
         if again is not None:
-            # It will do so in each step: from now on it gets a copy, made where the tensor lies.
+            # The script will do so in each step, so from now on it gets a copy, made on the tensor's own device.
             self._tensor = again()
             self._clones = True
         elif self._pristine is not None:
@@ -317,16 +306,16 @@ class KeptTensor:
         self._version = _version_of(self._tensor)
 
     def _methods_of(self, twin: Any) -> dict[str, Any]:
-        """Attributes of an alias. ``twin`` is no alias that was handed out: they would hold each other."""
+        """Return the attributes of an alias. ``twin`` is not the alias itself, since that would be a cycle."""
         names = [name for name in (*_MOVES, *_STEPS_BEFORE) if hasattr(type(twin), name)]
         made: dict[str, Any] = {name: functools.partial(_call, self, twin, name) for name in names}
-        # Whoever copies or pickles the batch gets a tensor like any other.
+        # A copied or pickled batch has ordinary tensors.
         made["__deepcopy__"] = functools.partial(_deepcopy, twin)
         made["__reduce_ex__"] = functools.partial(_reduce, twin)
         return made
 
     def call(self, twin: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call a method of an alias, or give its former result."""
+        """Call a method of an alias, or return its earlier result."""
         original = getattr(type(twin), name)
         live = self._last()
         key = _key(name, args, kwargs)
@@ -338,27 +327,27 @@ class KeptTensor:
                 self._notes.warn("replayed_batches_copied_again", "the script changes its batches before it moves them")
             return result
         again = functools.partial(original, twin, *args, **kwargs)
-        found = self._results.get(key)
-        if found is not None and found._tensor is not None:
-            return found.hand_out(again)
+        kept = self._results.get(key)
+        if kept is not None and kept._tensor is not None:
+            return kept.hand_out(again)
         result = again()
-        if result is twin:  # nothing to do
+        if result is twin:  # there was nothing to do
             return self._equipped(twin) if live is None else live
-        if type(result) is not type(twin) or (found is None and len(self._results) >= _MOST_RESULTS):
+        if type(result) is not type(twin) or (kept is None and len(self._results) >= _MOST_RESULTS):
             return result
         source = self._source or self
         if result.device != twin.device or name == "pin_memory":
             self._results[key] = moved = KeptTensor(result, self._notes, source)
             source.note_move(result)
             return moved.hand_out(again)
-        if found is None:
-            found = self._results[key] = KeptTensor(None, self._notes, source)
-        found._version = _version_of(result)
-        result.__dict__.update(found._methods_of(_alias(result)))
+        if kept is None:
+            kept = self._results[key] = KeptTensor(None, self._notes, source)
+        kept._version = _version_of(result)
+        result.__dict__.update(kept._methods_of(_alias(result)))
         return result
 
     def note_move(self, result: Any) -> None:
-        """Count what is on a device from now on."""
+        """Count the bytes of this tensor as moved if ``result`` is its copy on a device."""
         if not self._is_moved and _is_on_host(self._tensor) and not _is_on_host(result):
             self._is_moved = True
             self._notes.moved_bytes += _bytes_of(self._tensor)
@@ -383,13 +372,13 @@ def _nothing() -> None:
 
 
 def _alias(tensor: Any) -> Any:
-    """Another tensor of the same memory and version counter; itself, if its class forgets what it is."""
+    """Return another tensor with the same memory and version counter; ``tensor`` itself if that loses its class."""
     made = tensor.detach()
     return made if type(made) is type(tensor) else tensor
 
 
 def _version_of(tensor: Any) -> int:
-    """Changes in place so far, by any alias; tensors of inference mode do not count them."""
+    """Return the number of changes in place, by any alias; -1 for tensors of inference mode, which do not count."""
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
@@ -406,11 +395,11 @@ def _bytes_of(tensor: Any) -> int:
 
 
 def _key(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a result is found by; None if the call cannot be told from another one."""
+    """Return the key of a call's result, None if the call cannot be distinguished from others."""
     torch = sys.modules["torch"]
     if any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         return None
-    device = torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1  # "cuda" is the current one
+    device = torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1  # "cuda" is the current device
     key = (name, device, args, tuple(kwargs.items()))
     try:
         hash(key)

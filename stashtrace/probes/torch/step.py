@@ -1,9 +1,9 @@
 """Phases of a training step: forward, backward, optimizer, skipped updates; garbage collection pauses.
 
-Installed by ``bootstrap`` when torch has been imported. Calls of modules are seen in the call slot of the one function
-behind ``nn.Module.__call__`` (``csrc/bindings/bind_calls.cpp``), which stays torch's own; nothing of ours runs for a
-module inside another but a look at a flag. Wrappers sit on the one door to the autograd engine, and hooks on the
-optimizers. Under Dynamo every wrapper is the original (``is_compiling`` is a constant there).
+Installed by ``bootstrap`` when torch has been imported. Calls of modules are seen in the call slot of the function
+behind ``nn.Module.__call__`` (``csrc/bindings/bind_calls.cpp``), which stays torch's own; for a module inside another,
+we only test a flag. The entry of the autograd engine is wrapped, and the optimizers have hooks. Under Dynamo every
+wrapper only calls the original (``is_compiling`` is a constant there).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,7 +26,7 @@ COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
 GC_THRESHOLD_NS = 100_000
 _MOST_NESTED_UPDATES = 8
-#: Optimizers of one class that are told apart; a job that makes one for each step would fill its strings.
+#: Optimizers of one class with names of their own; a job that makes one for each step would fill its string table.
 _MOST_OF_A_CLASS = 8
 
 _FORWARD = recorder.code("Phase", "forward")
@@ -43,7 +43,7 @@ _grad_enabled: Any = bool
 
 
 def install(torch: ModuleType) -> None:
-    """Patch torch; called once, when ``import torch`` is done."""
+    """Patch torch; called once, after ``import torch``."""
     global is_compiling, _grad_enabled
     compiler = getattr(torch, "compiler", None)
     is_compiling = marks.is_compiling = (
@@ -61,14 +61,14 @@ def install(torch: ModuleType) -> None:
 
 
 def install_grad_scaler(grad_scaler: ModuleType) -> None:
-    """Patch ``GradScaler.step``; called when its module has been imported."""
+    """Patch ``GradScaler.step``."""
     patching.replace(COLLECTOR, grad_scaler.GradScaler, "step", _scaler_step)
 
 
 def hide_from_dynamo(trace_rules: ModuleType) -> None:
-    """Have Dynamo run our frames as they are, where it would compile them inside a compiled region.
+    """Make Dynamo run our frames uncompiled inside a compiled region.
 
-    ``annotations`` stays visible: users call it in code that they compile.
+    ``annotations`` stays visible, since users call it in code that they compile.
     """
     for name in list(sys.modules):
         if name.startswith("stashtrace.probes.") and name != marks.__name__:
@@ -76,7 +76,7 @@ def hide_from_dynamo(trace_rules: ModuleType) -> None:
 
 
 def _describe_process(torch: ModuleType) -> None:
-    # Only blocking waits of the thread that imports torch are of interest: it becomes the step thread.
+    # Only the blocking waits of the thread that imports torch matter: it becomes the step thread.
     _native.watch_waits(True)
     recorder.record_fact("torch_version", torch.__version__)
     recorder.record_fact("torch_threads", torch.get_num_threads())
@@ -87,11 +87,11 @@ def _describe_process(torch: ModuleType) -> None:
 
 
 def _watch_modules(module: Any) -> None:
-    """Be told of outermost module calls; a call inside one costs a look at a flag, and no Python code of ours."""
+    """Watch the outermost module calls; a call inside one costs the test of a flag, and no Python code of ours."""
     function = vars(module).get("__call__")
     if not _native.watch_outermost_calls(function, _forward_begins, _forward_ends):
         recorder.unavailable(
-            COLLECTOR, "not_patched", f"Module.__call__ is no Python function but a {type(function).__name__}"
+            COLLECTOR, "not_patched", f"Module.__call__ is a {type(function).__name__}, not a Python function"
         )
 
 
@@ -168,14 +168,14 @@ def _backward_ends(begin: bytes, flags: int) -> None:
 
 
 def _hook_optimizers(torch: ModuleType) -> None:
-    # torch.optim takes the name of this module away again, so it is not an attribute.
+    # torch.optim deletes the name of this module, so it is not an attribute.
     hooks = sys.modules.get("torch.optim.optimizer", torch.optim)
     before = getattr(hooks, "register_optimizer_step_pre_hook", None)
     after = getattr(hooks, "register_optimizer_step_post_hook", None)
     if before is None or after is None:
         recorder.unavailable(COLLECTOR, "not_patched", "this torch has no global optimizer hooks")
         return
-    # Dynamo compiles the steps of optimizers with their hooks, and would stop at a file of ours.
+    # Dynamo compiles the steps of optimizers with their hooks, and would break the graph at a file of ours.
     step = getattr(torch.optim.Optimizer, "profile_hook_step", before)
     before(patching.look_like(_update_begins, step))
     after(patching.look_like(_update_ends, step))
@@ -188,9 +188,9 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         mark_step_thread()
         owner = id(optimizer)
         pending = thread_state.open_updates
-        # A step that raises calls no hook, so what it left is found when its optimizer steps again.
+        # A step that raises calls no second hook; what it left is removed when its optimizer steps again.
         pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
-        # Kept outside the window too: the forward that opens it may be in the closure of this step.
+        # Kept outside the window of steps too: the forward that opens it may be in the closure of this step.
         pending.append((owner, probe_begins(CLOCKS)))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
@@ -218,8 +218,8 @@ _optimizers_of_class: dict[str, int] = {}
 
 
 def _optimizer_name(optimizer: Any) -> str:
-    """Class of an optimizer; from the second one of a class on with its number, as ``Adam 2``."""
-    # Kept in the object, where neither its state_dict() nor a copy of it has it.
+    """Return the class of an optimizer, with a number from the second one of a class on, as ``Adam 2``."""
+    # Kept in the object, but in neither its state_dict() nor a copy of it.
     own: dict[str, Any] = vars(optimizer)
     name: str | None = own.get("_stashtrace_name")
     if name is None:
@@ -259,7 +259,7 @@ def _watch_garbage_collection() -> None:
     threshold = GC_THRESHOLD_NS * _native.tick_hz() // 1_000_000_000
     now, state, step_window, name = now_ticks, thread_state, window, "gc"
 
-    # Every name is bound here: collections still happen while the interpreter takes modules apart.
+    # All names are bound here, since collections still happen while the interpreter deletes the modules.
     def collected(moment: str, info: dict[str, int]) -> None:
         try:
             if moment == "start":

@@ -1,8 +1,8 @@
-"""The life of a launched collective: when it ended, and who blocked on it.
+"""A collective after its launch: when it ended, and which thread waited for it.
 
-The end comes from the first of: the future's callback (a backend thread, late if it must wait for the GIL), the return
-of ``Work.wait``. A Work, which holds tensors, is kept only while it is in flight; afterwards through a weak reference,
-as long as the caller keeps it.
+Whichever comes first tells the end: the callback of the future (on a backend thread, late if that must wait for the
+GIL), or the return of ``Work.wait``. A Work holds tensors, so we keep it only while it is in flight; afterwards only a
+weak reference, as long as the caller keeps it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,7 +22,7 @@ COLLECTOR = "torch_distributed"
 FINE, FAILED, SEEN_BY_WAIT, UNSEEN = 0, 1, 2, 3
 _emit_done = recorder.RecordWriter("collective_done").emit
 _emit_wait = recorder.RecordWriter("collective_wait").emit
-#: How long the end of the process waits for callbacks that are still to come.
+#: How long the process waits at its end for callbacks still to come.
 _EXIT_PATIENCE_S = 2.0
 
 
@@ -34,7 +34,7 @@ class Launch:
     collective_id : int
         As in ``collective_call``.
     group : Group, optional
-        Ours, not torch's.
+        Of ``groups``, not torch's.
     """
 
     __slots__ = ("_token", "by_callback", "collective_id", "group", "return_ticks", "work")
@@ -48,19 +48,14 @@ class Launch:
         self._token = [True]
 
     def finish(self, end_ticks: int, status: int) -> bool:
-        """Write ``collective_done``; False if another thread was first."""
+        """Write ``collective_done``; return False if another thread has."""
         try:
             self._token.pop()
         except IndexError:
             return False
-        # The end is not before the return of a launch that a fast backend overtook.
+        # A fast backend may end before the launch returns; the end is never earlier than the return.
         _emit_done(self.return_ticks or end_ticks, 0, end_ticks, self.collective_id, status)
         return True
-
-    @property
-    def finished(self) -> bool:
-        """Whether the end is written."""
-        return not self._token
 
 
 _by_work: dict[int, Launch] = {}
@@ -70,20 +65,21 @@ _backend_threads: set[int] = set()
 
 
 def launched(launch: Launch, work: Any, *, blocking: bool, end_visible: bool) -> None:
-    """Take over a collective that was launched.
+    """Follow a collective that has been launched, to its end.
 
     Parameters
     ----------
     launch : Launch
+        The collective.
     work : Work or None
-        None if the backend keeps nothing: on the CPU the operation has ended then.
+        What torch returned; None if the backend has none, on the CPU because the operation has ended.
     blocking : bool
-        The caller is about to wait for it (``async_op=False``): no callback is needed.
+        Whether the caller waits for it now (``async_op=False``), so that no callback is needed.
     end_visible : bool
-        False on an accelerator, whose work ends on a stream and not for the host.
+        False on an accelerator, whose work ends on a stream, unseen by the host.
     """
     if not end_visible:
-        # Before the work is looked at: NCCL gives none back for a blocking call, whose kernel has yet to run.
+        # Before the test of work: NCCL returns none for a blocking call, although its kernel has yet to run.
         launch.finish(0, UNSEEN)
     if work is None:
         launch.finish(launch.return_ticks, FINE)
@@ -95,22 +91,22 @@ def launched(launch: Launch, work: Any, *, blocking: bool, end_visible: bool) ->
         future = _future(work)
         if future is not None:
             launch.by_callback = True
-            # Runs at once if it has ended already.
+            # Called at once if the collective has ended.
             future.add_done_callback(_Ended(launch, key))
             return
-    # Without a callback the Work is let go when this thread launches the next one.
+    # Without a callback, the Work is released when this thread launches the next collective.
     thread_state.lingering = launch
 
 
 def let_go() -> None:
-    """Hold the last Work of this thread only weakly from now on; its caller has it, or nobody has."""
+    """Keep only a weak reference to the last Work of this thread, so that the caller alone decides when it goes."""
     launch = thread_state.lingering
     if launch is not None:
         thread_state.lingering = None
         work, launch.work = launch.work, None
         if work is not None:
             key = id(work)
-            # From here on the entry lives as long as the caller's reference.
+            # From now on the entry lives as long as the caller's reference.
             launch.work = weakref.ref(work, lambda _: _abandoned(key, launch))
 
 
@@ -124,11 +120,11 @@ def _future(work: Any) -> Any:
     try:
         return work.get_future()
     except (RuntimeError, NotImplementedError):
-        return None  # gloo's send and recv have none
+        return None  # as for send and recv of gloo
 
 
 class _Ended:
-    """Callback of a future, on a thread of the backend."""
+    """The callback of a future; runs on a thread of the backend."""
 
     __slots__ = ("_key", "_launch")
 
@@ -143,7 +139,7 @@ class _Ended:
             if _by_work.get(self._key) is launch:
                 del _by_work[self._key]
             launch.work = None
-            # Whether it failed is told by the wait that raises: asking the future makes tensors again.
+            # The wait that raises tells of a failure; to ask the future would make tensors.
             launch.finish(end, FINE)
             _name_backend_thread()
             cost.add(now_ticks() - end)
@@ -185,7 +181,7 @@ def _wait(original: Any) -> Any:
 def _waited(launch: Launch | None, key: int, begin: int, end: int, status: int) -> None:
     try:
         if launch is None:
-            return  # it had ended before, or was never seen
+            return  # it has ended before, or its launch was not seen
         _emit_wait(begin, end, launch.collective_id)
         if launch.by_callback and status == FINE:
             status = SEEN_BY_WAIT
@@ -198,7 +194,7 @@ def _waited(launch: Launch | None, key: int, begin: int, end: int, status: int) 
 
 
 def remember_storages(launch: Launch, tensors: Any) -> None:
-    """Note which memory a functional collective fills, for the ``wait_tensor`` to come."""
+    """Note the memory that a functional collective fills, by which ``wait_tensor`` finds it."""
     if len(_by_storage) > _MOST_STORAGES:
         _by_storage.clear()
     for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
@@ -206,7 +202,7 @@ def remember_storages(launch: Launch, tensors: Any) -> None:
 
 
 def functional_waited(tensor: Any, begin: int, end: int, status: int) -> None:
-    """A functional collective was waited for."""
+    """Write that a functional collective was waited for."""
     launch = _by_storage.pop(tensor.data_ptr(), None)
     if launch is not None:
         _waited(launch, 0, begin, end, status)
@@ -216,14 +212,14 @@ def functional_waited(tensor: Any, begin: int, end: int, status: int) -> None:
 
 
 def settle() -> None:
-    """Wait, briefly, for callbacks still to come: one that finds the interpreter gone would stop its thread."""
+    """Wait briefly for callbacks still to come: one that finds the interpreter gone would stop its thread."""
     deadline = time.monotonic() + _EXIT_PATIENCE_S
-    while time.monotonic() < deadline and any(e.by_callback for e in list(_by_work.values())):
+    while time.monotonic() < deadline and any(launch.by_callback for launch in list(_by_work.values())):
         time.sleep(0.002)
 
 
 def forget() -> None:
-    """Drop everything; in a forked child, which has no backend threads."""
+    """Forget everything, in a forked child, which has no backend threads."""
     _by_work.clear()
     _by_storage.clear()
     _backend_threads.clear()

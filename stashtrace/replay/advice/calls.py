@@ -262,11 +262,11 @@ def _calls(
 
 def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
     """Size of an element of each row, from the kernel that ran it: the one that began when it did."""
-    found = np.full(len(rows), ELEMENT_BYTES, dtype=np.int64)
+    element_bytes = np.full(len(rows), ELEMENT_BYTES, dtype=np.int64)
     kernels, began = index.trace.kernels, index.on_devices.begin_ns[rows]
     talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
     if not len(talks):
-        return found
+        return element_bytes
     codes, of = np.unique(kernels["name_code"][talks], return_inverse=True)
     sizes = int64([element_bytes_of(index.trace.text(code)) for code in codes.tolist()])[of]
     by_process, own = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
@@ -278,8 +278,8 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
         begin = kernels["begin_ns"][talks[order]]
         at = np.minimum(np.searchsorted(begin, began[mine]), len(order) - 1)
         hit = (begin[at] == began[mine]) & (sizes[order[at]] > 0)
-        found[mine[hit]] = sizes[order[at[hit]]]
-    return found
+        element_bytes[mine[hit]] = sizes[order[at[hit]]]
+    return element_bytes
 
 
 def element_bytes_of(kernel_name: str) -> int:
@@ -319,11 +319,11 @@ def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
     }
     begun = np.stack([_last_begin(time, call) for time in (work.forward, work.backward, work.update)])
     latest = np.where(begun.max(axis=0) >= 0, begun.argmax(axis=0), -1)
-    found = np.where(latest == 1, AFTER_BACKWARD, np.where(latest == 2, AFTER_UPDATE, ELSEWHERE))
+    position = np.where(latest == 1, AFTER_BACKWARD, np.where(latest == 2, AFTER_UPDATE, ELSEWHERE))
     # Activation checkpointing runs forwards in backward, and a closure runs both in the update.
     for phase, chosen in ((UPDATE, inside[UPDATE]), (FORWARD, inside[FORWARD]), (BACKWARD, inside[BACKWARD] | flagged)):
-        found = np.where(chosen, phase, found)
-    return int64(found)
+        position = np.where(chosen, phase, position)
+    return int64(position)
 
 
 def _last_begin(time: TimeSet, call: Int64) -> Int64:
@@ -337,7 +337,7 @@ def _blocked_on(pieces: tuple[Int64, Int64, Int64], rows: Int64, begin: Int64, c
     at[rows] = np.arange(len(rows))
     of = at[pieces[2]]
     known = of >= 0
-    found = np.zeros(len(rows), dtype=np.int64)
+    blocked_ns = np.zeros(len(rows), dtype=np.int64)
     since = np.maximum(pieces[0][known], begin[of[known]])
-    np.add.at(found, of[known], np.maximum(pieces[1][known] - since, 0))
-    return found
+    np.add.at(blocked_ns, of[known], np.maximum(pieces[1][known] - since, 0))
+    return blocked_ns

@@ -59,12 +59,12 @@ def kinds_of(scene: Scene) -> list[Kind]:
     known, first, of = np.unique(places, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(of.reshape(-1), kind="stable")
     bounds = np.searchsorted(of.reshape(-1)[order], np.arange(len(known) + 1))
-    found = []
+    kinds = []
     for number, entry in enumerate(first.tolist()):
         group, op, size, position, element = (int(column[entry]) for column in columns)
         entries = int64(order[bounds[number] : bounds[number + 1]])
-        found.append(Kind(number, group, op, size, position, element, entries))
-    return found
+        kinds.append(Kind(number, group, op, size, position, element, entries))
+    return kinds
 
 
 def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> dict[int, float]:
@@ -73,7 +73,7 @@ def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> di
     The median over the counted steps if every one of them has such a call, else the mean.
     """
     calls = scene.calls
-    found = {}
+    sums_of = {}
     for rank in np.unique(calls.rank[entries]).tolist():
         own = entries[calls.rank[entries] == rank]
         steps = scene.ranks[rank].step
@@ -81,8 +81,8 @@ def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> di
         amount = np.asarray(values, dtype=np.float64)[calls.rank[entries] == rank]
         sums = np.bincount(at, amount, len(steps))
         everywhere = (np.bincount(at, minlength=len(steps)) > 0).all()
-        found[rank] = float(np.median(sums) if everywhere else sums.mean())
-    return found
+        sums_of[rank] = float(np.median(sums) if everywhere else sums.mean())
+    return sums_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ class Update:
 def updates(scene: Scene) -> dict[int, Update]:
     """Updates of the ranks that have one and whose work was seen."""
     steps = counted_steps(host_steps(scene.trace)).sort_by("rank", "begin_ns")
-    found = {}
+    of_rank = {}
     for rank, work in scene.ranks.items():
         if not len(work.update) or not work.steps_count:
             continue
         mine = steps.take(steps["rank"] == rank)
         if work.seen == DEVICE:
-            found[rank] = _on_device(scene, work, mine)
+            of_rank[rank] = _on_device(scene, work, mine)
         elif work.seen == HOST:
             begin, end = mine["begin_ns"], mine["end_ns"]
-            found[rank] = Update(float(np.median((work.update & work.computing).within(begin, end))), -1.0, -1.0)
-    return {rank: update for rank, update in found.items() if update.work_ns > 0}
+            of_rank[rank] = Update(float(np.median((work.update & work.computing).within(begin, end))), -1.0, -1.0)
+    return {rank: update for rank, update in of_rank.items() if update.work_ns > 0}
 
 
 def _on_device(scene: Scene, work: RankWork, steps: Table) -> Update:
@@ -213,9 +213,9 @@ def _means(place: Int64, length: Int64, chosen: npt.NDArray[np.bool_]) -> Floats
     """Mean length by place; NaN where none was chosen."""
     count = int(place.max(initial=-1)) + 1
     times = np.bincount(place[chosen], minlength=count)
-    found: Floats = np.full(count, np.nan)
-    np.divide(np.bincount(place[chosen], length[chosen], count), times, out=found, where=times > 0)
-    return found
+    means: Floats = np.full(count, np.nan)
+    np.divide(np.bincount(place[chosen], length[chosen], count), times, out=means, where=times > 0)
+    return means
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:

@@ -77,10 +77,10 @@ def named_advice(table: Table, limited: Callable[[Advice], Advice] | None = None
             together.setdefault(key, []).append(row)
     best: dict[tuple[str, str, str], Advice] = {}
     for key, rows in together.items():
-        found = _joined(rows)
+        advice = _joined(rows)
         known = best.get(key[:3])
-        if known is None or found.saving_high_ns > known.saving_high_ns:
-            best[key[:3]] = found
+        if known is None or advice.saving_high_ns > known.saving_high_ns:
+            best[key[:3]] = advice
     worth = [a for a in best.values() if _is_worth(a)]
     if limited is not None:
         worth = [a for a in map(limited, worth) if _is_worth(a)]

@@ -108,17 +108,17 @@ class Patterns:
     @cached_property
     def _sums(self) -> dict[int, _Measured]:
         """Of each kind, by its number."""
-        calls, found = self.scene.calls, {}
+        calls, sums = self.scene.calls, {}
         for kind in self.kinds:
             own = kind.entries
             parts = (np.ones(len(own)), calls.transfer_ns[own], calls.exposed_ns[own])
-            found[kind.number] = _Measured(*(by_rank(self.scene, own, part) for part in parts))
-        return found
+            sums[kind.number] = _Measured(*(by_rank(self.scene, own, part) for part in parts))
+        return sums
 
     def rows(self) -> list[Row]:
         """Rows of all patterns, what may save most first; those without a figure last."""
-        found = [*self._of_updates(), *self._overlaps(), *self._sliced_sends()]
-        return sorted(found, key=lambda r: (r.validity == "none", -r.saving_high_ns, r.transformation))
+        rows = [*self._of_updates(), *self._overlaps(), *self._sliced_sends()]
+        return sorted(rows, key=lambda r: (r.validity == "none", -r.saving_high_ns, r.transformation))
 
     # Split + reorder, fuse ------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class Patterns:
         In backward that since its begin, or since the gradients' collective before was done, which had the link until
         then. Behind backward, the part of all of it that the call's transfer is of all such transfers of the step.
         """
-        calls, found = self.scene.calls, np.zeros(len(kind.entries))
+        calls, produced = self.scene.calls, np.zeros(len(kind.entries))
         alike = np.zeros(len(calls), dtype=bool)
         for other in self._gradients:
             alike[other.entries] = other.position == kind.position
@@ -356,8 +356,8 @@ class Patterns:
             at = np.full(len(calls), -1, dtype=np.int64)
             at[order] = np.arange(len(order))
             mine = calls.rank[kind.entries] == rank
-            found[mine] = made[at[kind.entries[mine]]]
-        return found
+            produced[mine] = made[at[kind.entries[mine]]]
+        return produced
 
     def _backward_begins(self, rank: int, enter: Int64) -> Int64:
         """Begin of the backward before each moment: on the device, that of the first kernel launched in it."""
@@ -376,7 +376,7 @@ class Patterns:
     def _gemm_before(self, kind: Kind) -> Floats | None:
         """Length of the matrix product that ended right before each call; None where most calls have none."""
         calls, kernels, entries = self.scene.calls, self.scene.trace.kernels, kind.entries
-        found = np.zeros(len(entries))
+        produced = np.zeros(len(entries))
         for rank, work in self.scene.ranks.items():
             mine = np.flatnonzero(calls.rank[entries] == rank)
             if work.seen != DEVICE or not len(mine):
@@ -390,8 +390,8 @@ class Patterns:
             products = [code for code in codes.tolist() if _GEMM.search(self.scene.trace.text(code))]
             hit = (at >= 0) & (enter - kernels["end_ns"][last] <= _BEHIND_NS)
             hit &= np.isin(kernels["name_code"][last], products)
-            found[mine[hit]] = (kernels["end_ns"] - kernels["begin_ns"])[last[hit]]
-        return found if len(found) and (found > 0).mean() >= _PRODUCED_FROM else None
+            produced[mine[hit]] = (kernels["end_ns"] - kernels["begin_ns"])[last[hit]]
+        return produced if len(produced) and (produced > 0).mean() >= _PRODUCED_FROM else None
 
     # Sliced sends ---------------------------------------------------------------------------------
 
@@ -401,9 +401,9 @@ class Patterns:
             alike = [kind for kind in sends if kind.message_bytes == size_bytes]
             entries = np.sort(np.concatenate([kind.entries for kind in alike]))
             for group, reduces in self._tensor_groups():
-                found = self._sliced(alike[0], entries, group, reduces)
-                if found is not None:
-                    yield found
+                row = self._sliced(alike[0], entries, group, reduces)
+                if row is not None:
+                    yield row
 
     def _tensor_groups(self) -> Iterator[tuple[int, list[Kind]]]:
         """Groups that all-reduce in forward: their members then hold the same activations."""
@@ -499,16 +499,16 @@ class Patterns:
 
     def _obstacles(self, kind: Kind, ranks: list[int]) -> list[str]:
         """Why nothing can be predicted of a kind."""
-        found = []
+        codes = []
         if kind.message_bytes <= 0:
-            found.append("no_payload")
+            codes.append("no_payload")
         elif kind.elements_count < FEWEST_ELEMENTS:
-            found.append("too_small")
+            codes.append("too_small")
         if any(self._unseen(rank) for rank in ranks):
-            found.append("no_kernels")
+            codes.append("no_kernels")
         if not self._sharded.isdisjoint(ranks):
-            found.append("sharded")
-        return found
+            codes.append("sharded")
+        return codes
 
     def _unseen(self, rank: int) -> bool:
         return self.scene.ranks[rank].seen == UNSEEN

@@ -60,20 +60,6 @@ def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
     return found
 
 
-def fused_ns(total_ns: Any, update_ns: Any) -> Floats:
-    """Time of a collective and its update, ``total_ns``, if the update were part of the collective's kernel.
-
-    Within :data:`FUSE_ERROR_RATIO` from :data:`FUSE_HOLDS_ELEMENTS` elements on; below, no more than a bound.
-
-    Examples
-    --------
-    >>> float(fused_ns(35_949.7, 9_509.1))  # 2^28 elements; measured: 26,398.3
-    26440.6
-    """
-    found: Floats = np.maximum(np.asarray(total_ns, dtype=np.float64) - np.asarray(update_ns, dtype=np.float64), 0.0)
-    return found
-
-
 def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, contention_ratio: float = 1.0) -> Floats:
     """Time of a producer and its collective in chunks, the collective of each beside the producer of the next.
 

@@ -70,10 +70,10 @@ class ReplayedAdvice:
         table = self._collectives
         rows = np.isin(table["message_bytes"], advice.message_bytes)
         rows &= table["op_code"] == CollectiveOp[advice.op.upper()]
-        found = np.zeros(len(self._graph), dtype=bool)
+        chosen = np.zeros(len(self._graph), dtype=bool)
         moves = np.flatnonzero((self._graph.resource == Resource.TRANSFER) & (self._graph.row >= 0))
-        found[moves] = rows[self._graph.row[moves]]
-        return found
+        chosen[moves] = rows[self._graph.row[moves]]
+        return chosen
 
     def _mean_step(self, work_ns: Int64 | None) -> float:
         graph = self._graph
@@ -84,7 +84,7 @@ class ReplayedAdvice:
 
 def _in_update(graph: Graph, trace: Trace) -> Bools:
     """Nodes of threads inside optimizer phases, and work on devices that was launched in them."""
-    found = np.zeros(len(graph), dtype=bool)
+    inside = np.zeros(len(graph), dtype=bool)
     phases, kernels = trace.phases, trace.kernels
     updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
     ran = (graph.resource == Resource.STREAM) & (graph.row >= 0)
@@ -93,8 +93,8 @@ def _in_update(graph: Graph, trace: Trace) -> Bools:
         time = TimeSet.of(phases["begin_ns"][own], phases["end_ns"][own])
         mine = graph.process_id == process
         threads = np.flatnonzero(mine & np.isin(graph.resource, _THREADS))
-        found[threads] = time.within(graph.begin_ns[threads], graph.begin_ns[threads] + 1) > 0
+        inside[threads] = time.within(graph.begin_ns[threads], graph.begin_ns[threads] + 1) > 0
         device = np.flatnonzero(mine & ran)
         launch = kernels["launch_ns"][graph.row[device]]
-        found[device] = (launch >= 0) & (time.within(launch, launch + 1) > 0)
-    return found
+        inside[device] = (launch >= 0) & (time.within(launch, launch + 1) > 0)
+    return inside

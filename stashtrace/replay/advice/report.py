@@ -1,4 +1,4 @@
-"""Advice about overlapping, fusing and splitting collectives in words; no sentence says more than its row."""
+"""The text of advice about overlapping, fusing and splitting collectives; no sentence claims more than its row."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 _WIDTH = 78
 _OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters", "send": "sends"}
-#: Times are those of the median rank, savings the least and the most of any rank. If the most is more than this times
-#: what those times allow, the sentence says whose each is.
+#: Times are those of the median rank, savings the least and the most of any rank. If the largest saving is more than
+#: this many times what those times allow, the sentence names the rank of each.
 _UNEVEN_RATIO = 1.05
-#: What each limit means in a sentence; those of rows without a figure stand in no sentence.
+#: Each limit in words; limits of rows without a figure are in no sentence.
 LIMITS = {
     "halves_unmeasured": "if a reduce-scatter and an all-gather together take as long as the all-reduce",
-    "gather_exposed": "the all-gather behind the update may show",
+    "gather_exposed": "the all-gather after the update may be exposed",
     "peers_unseen": "not all ranks were recorded, so waits for them count as transfer",
     "other_parameters": "the update may hold parameters that are not all-reduced",
     "short_kernels": "its kernels are so short that slices may take as long",
     "not_a_gpu": "if it is not fused already, which cannot be seen",
     "size_between": "",  # the sentence gives an upper limit in any case
-    "contention_unknown": "how much both would slow each other down was not seen",
-    "latency_unknown": "what more messages cost was not seen",
-    "pace": "with more gone, something else sets the pace",
-    "identity_unseen": "if they do send the same, which a trace does not show",
+    "contention_unknown": "how much both would slow each other down is unknown",
+    "latency_unknown": "the cost of more messages is unknown",
+    "pace": "beyond that, something else limits the step",
+    "identity_unseen": "if they send the same data, which a trace does not show",
 }
-#: What does it in today's stack.
+#: Software that does it today.
 SWITCHES = {
     "sharded_optimizer": "fully_shard, DeepSpeed's ZeRO stage 1, Megatron's distributed optimizer",
     "fused_optimizer": "fused=True or foreach=True of torch's optimizers, torch.compile",
@@ -46,7 +46,7 @@ SWITCHES = {
 
 
 def advice_lines(advice: Sequence[Advice]) -> list[str]:
-    """Lines for the terminal, below an empty one; none if there is nothing to say."""
+    """Return the lines for the terminal, below an empty one; none without advice."""
     lines = [""] if advice else []
     for item in advice:
         text = advice_text(item)
@@ -57,13 +57,13 @@ def advice_lines(advice: Sequence[Advice]) -> list[str]:
 
 
 def advice_text(item: Advice) -> str:
-    """One sentence: what was seen, what would change, what that saves, under which conditions, and the switch."""
+    """Write one sentence: what was seen, what would change, what that saves, the conditions, and the switch."""
     conditions = "".join(f"; {LIMITS[code]}" for code in item.limits if LIMITS[code])
     return f"{_SEEN[item.transformation](item)} {_saved(item)}{conditions}. Switch: {SWITCHES[item.switch]}"
 
 
 def advice_row(item: Advice) -> dict[str, Any]:
-    """The same for JSON."""
+    """Return the advice for JSON."""
     names = [name for name in item.__dataclass_fields__ if name not in ("is_bound", "limits")]
     row = {name: getattr(item, name) for name in names}
     return row | {
@@ -76,9 +76,9 @@ def advice_row(item: Advice) -> dict[str, Any]:
 def _saved(item: Advice) -> str:
     high, share = duration_text(item.saving_high_ns), percent_text(item.share_ratio)
     low = duration_text(item.saving_low_ns)
-    # What a replay allows ("pace") is the mean step's, and no rank's.
+    # A saving limited by the replay ("pace") is that of the mean step, not of a rank.
     most = ", the most of any rank" if _is_uneven(item) and "pace" not in item.limits else ""
-    if item.transformation == "fuse":  # of no kernel of torch's the own time is nothing
+    if item.transformation == "fuse":  # no fused kernel takes no time at all
         return f"less than {high} a step ({share}){most}"
     if item.is_bound:
         least = f"at least {low} and " if item.saving_low_ns > 0 else ""
@@ -89,7 +89,7 @@ def _saved(item: Advice) -> str:
 
 
 def _is_uneven(item: Advice) -> bool:
-    """Whether a rank could save clearly more than the times of the sentence allow, which are the median rank's."""
+    """Return True if a rank could save clearly more than the median rank's times in the sentence allow."""
     allowed_ns = {
         "split_reorder": item.work_ns * (1 - 1 / item.ranks_count),
         "fuse": item.work_ns + max(item.gap_ns, 0.0),
@@ -108,8 +108,8 @@ def _messages(item: Advice) -> str:
 
 def _split(item: Advice) -> str:
     return (
-        f"on the recorded ranks the whole update behind {_messages(item)} takes {duration_text(item.work_ns)}"
-        f"{_whose(item)}; a reduce-scatter, the update of one of {item.ranks_count} slices and an all-gather instead"
+        f"on the recorded ranks the update after {_messages(item)} takes {duration_text(item.work_ns)}"
+        f"{_whose(item)}; instead, a reduce-scatter, the update of one of {item.ranks_count} slices and an all-gather"
         " would save"
     )
 
@@ -117,18 +117,18 @@ def _split(item: Advice) -> str:
 def _fuse(item: Advice) -> str:
     gaps = f" and leaves gaps of {duration_text(item.gap_ns)} between its kernels" if item.gap_ns > 0 else ""
     return (
-        f"the update behind {_messages(item)} takes {duration_text(item.work_ns)}{gaps}{_whose(item)}; as one"
+        f"the update after {_messages(item)} takes {duration_text(item.work_ns)}{gaps}{_whose(item)}; as one"
         " kernel, or a few, it would save"
     )
 
 
 def _overlap(item: Advice) -> str:
-    what = {"backward": "the backward before them", "gemm": "the matrix products before them"}[item.work]
+    producer = {"backward": "the backward before them", "gemm": "the matrix products before them"}[item.work]
     exposed, transfer = duration_text(item.exposed_ns), duration_text(item.transfer_ns)
     part = f"the {transfer}" if exposed == transfer else f"{exposed} of the {transfer}"
     return (
-        f"nothing is computed for {part} that {_messages(item)} take{_whose(item)}; in {item.chunks_count} chunks"
-        f" beside {what} they would save"
+        f"nothing is computed during {part} that {_messages(item)} take{_whose(item)}; in {item.chunks_count} chunks"
+        f" beside {producer} they would save"
     )
 
 

@@ -102,13 +102,13 @@ def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike
     ForeignCalibrationWarning
         If it was measured on another machine.
     """
-    found = scene(trace)
-    rows = Patterns.of(found, calibration_of(trace, calibration)).rows()
+    calls = scene(trace)
+    rows = Patterns.of(calls, calibration_of(trace, calibration)).rows()
     if not rows:
         return Table.empty(OVERLAP_ADVICE)
     names = communicator_names(trace, np.array([row.kind.group_hash for row in rows], dtype=np.uint64)).tolist()
     return Table.from_rows(
-        OVERLAP_ADVICE, [_cells(row, name, found.step_ns) for row, name in zip(rows, names, strict=True)]
+        OVERLAP_ADVICE, [_cells(row, name, calls.step_ns) for row, name in zip(rows, names, strict=True)]
     )
 
 

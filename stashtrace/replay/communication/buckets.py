@@ -131,31 +131,31 @@ def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
 
 def _refuse(trace: Trace, messages: Messages, rows: Int64) -> None:
     """Raise if these messages are not buckets that another ``bucket_cap_mb`` would change."""
-    what = "bucket_mb cannot be answered"
+    problem = "bucket_mb cannot be answered"
     if trace.strings.find(_WRAPPER) < 0 and not messages.ddp.sources:
         raise MissingDataError(
-            f"{what}: the run shows no {_WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
+            f"{problem}: the run shows no {_WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
         )
     if not len(rows):
         raise MissingDataError(
-            f"{what}: no message was sent inside a backward pass that counts",
+            f"{problem}: no message was sent inside a backward pass that counts",
             hint="`stashtrace analyze collectives RUN` shows what was sent",
         )
     ops = sorted(set(messages.op[rows].tolist()))
     if ops != ["all_reduce"]:
         raise MissingDataError(
-            f"{what}: backward passes send {', '.join(ops)}, not all-reduced buckets alone",
+            f"{problem}: backward passes send {', '.join(ops)}, not all-reduced buckets alone",
             hint="sharded and tensor-parallel models have no bucket_cap_mb",
         )
     lanes = np.unique(np.stack([messages.rank[rows], messages.lane[rows]]), axis=1)
     if lanes.shape[1] > len(np.unique(lanes[0])):
         raise MissingDataError(
-            f"{what}: messages of a backward pass are of several communicators",
+            f"{problem}: messages of a backward pass are of several communicators",
             hint="the buckets of one model cannot be told from the messages of the others",
         )
     if messages.blocking[rows].any():
         raise MissingDataError(
-            f"{what}: callers wait for messages inside backward, as SyncBatchNorm does",
+            f"{problem}: callers wait for messages inside backward, as SyncBatchNorm does",
             hint="these messages cannot be told from buckets",
         )
 
@@ -170,23 +170,23 @@ def _nodes(trace: Trace, graph: Graph, messages: Messages, rows: Int64) -> Int64
     number = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
     node = np.full(len(pairs) + 1, -1, dtype=np.int64)
     node[number[: len(transfers)]] = transfers
-    found = node[number[len(transfers) :]]
-    if (found < 0).any():
+    nodes = node[number[len(transfers) :]]
+    if (nodes < 0).any():
         raise MissingDataError(
-            f"bucket_mb cannot be answered: {int((found < 0).sum())} of {len(found)} messages are not in the graph",
+            f"bucket_mb cannot be answered: {int((nodes < 0).sum())} of {len(nodes)} messages are not in the graph",
             hint="their transfers were not seen to end on all ranks",
         )
-    return found
+    return nodes
 
 
 def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
     """The best sizes by the fit of the run; where it has none, a few that send very different numbers of messages."""
-    found: dict[float, float] = {}
+    caps_by_count: dict[float, float] = {}
     for forecast in ranked_buckets(messages):
         if not forecast.split:
-            found.setdefault(forecast.messages_count, forecast.bucket_mib)
-    if found:
-        return tuple(found.values())[:_MOST_CANDIDATES]
+            caps_by_count.setdefault(forecast.messages_count, forecast.bucket_mib)
+    if caps_by_count:
+        return tuple(caps_by_count.values())[:_MOST_CANDIDATES]
     sizes, gradients = messages.bytes[one_pass].astype(np.float64), messages.ddp.gradients_bytes
     whole = gradients if gradients.sum() == sizes.sum() else sizes
     caps = merge_caps(whole)
@@ -395,13 +395,13 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
 def _calls(graph: Graph, last: Int64) -> Int64:
     """When each rank called the last message of each pass; rows are passes, columns ranks."""
     ranks = int(graph.rank.max(initial=0)) + 1
-    found = np.full((len(last), ranks), np.iinfo(np.int64).max)
+    called = np.full((len(last), ranks), np.iinfo(np.int64).max)
     number = np.full(len(graph), -1, dtype=np.int64)
     number[last] = np.arange(len(last))
     member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & (number[graph.target] >= 0))
     moment = graph.end_ns[graph.source[member]] + graph.lag_ns[member]
-    found[number[graph.target[member]], np.maximum(graph.rank[graph.source[member]], 0)] = moment
-    return found
+    called[number[graph.target[member]], np.maximum(graph.rank[graph.source[member]], 0)] = moment
+    return called
 
 
 def _final_waits(

@@ -43,8 +43,8 @@ class DdpFacts:
 
 def ddp_facts(trace: Trace) -> DdpFacts:
     """Read the facts of a run; those that cannot be read count as not there."""
-    said = [re.fullmatch(r"([0-9.e+-]+) (\w+)", text) for text in _facts(trace, BUCKET)]
-    whole = [match.groups() for match in said if match is not None]
+    matches = [re.fullmatch(r"([0-9.e+-]+) (\w+)", text) for text in _facts(trace, BUCKET)]
+    whole = [match.groups() for match in matches if match is not None]
     sizes = {_number(size) for size, _ in whole}
     lists = _facts(trace, GRADIENTS)
     gradients = np.zeros(0)

@@ -107,17 +107,17 @@ def gradient_messages(trace: Trace) -> Messages:
         If there is none.
     """
     index = TraceIndex(trace)
-    found = instances(index) if len(trace.collectives) else None
-    if found is None:
+    calls = instances(index) if len(trace.collectives) else None
+    if calls is None:
         raise MissingDataError(
             "no collective was recorded", hint="record a run of two or more ranks, with the collector torch_distributed"
         )
     table = index.trace.collectives
-    first = found.row[found.starts]
-    ready = found.last_enter_ns
+    first = calls.row[calls.starts]
+    ready = calls.last_enter_ns
     loops = _loops(index)
-    end = np.maximum.reduceat(_ends(index, found, loops), found.starts)
-    kept = np.flatnonzero((table["message_bytes"][first] > 0) & ~np.isin(found.method, (HUNG, PARTIAL)) & (end > ready))
+    end = np.maximum.reduceat(_ends(index, calls, loops), calls.starts)
+    kept = np.flatnonzero((table["message_bytes"][first] > 0) & ~np.isin(calls.method, (HUNG, PARTIAL)) & (end > ready))
     if not len(kept):
         raise MissingDataError(
             "no collective of this run moved bytes between ranks and ended",
@@ -125,7 +125,7 @@ def gradient_messages(trace: Trace) -> Messages:
         )
     rows, ready, end = first[kept], ready[kept], end[kept]
     groups = group_table(index.trace)
-    hashes, inverse = np.unique(found.group_hash[kept], return_inverse=True)
+    hashes, inverse = np.unique(calls.group_hash[kept], return_inverse=True)
     sizes = int64([len(groups[h].members) for h in hashes.tolist()])[inverse]
     backend = backends_of_rows(index.trace)[rows]
     link = np.zeros(len(kept))
@@ -153,7 +153,7 @@ def gradient_messages(trace: Trace) -> Messages:
         within=within,
         group_hash=table["group_hash"][rows],
         sequence=table["sequence"][rows],
-        blocking=_blocking(index, found, kept),
+        blocking=_blocking(index, calls, kept),
         on_device=index.timed_on_device[rows],
         has_steps=has_steps,
         ddp=ddp_facts(trace),
@@ -215,7 +215,7 @@ def _loops(index: TraceIndex) -> dict[int, _Loop]:
     except MissingDataError:
         return {}
     wrapper = index.origin.strings.find("DistributedDataParallel")
-    found = {}
+    loops = {}
     for thread in threads:
         phases = index.origin.phases.take(index.phases.rows(thread.track_id))
         code, flags = phases["phase_code"], phases["phase_flags"]
@@ -224,36 +224,36 @@ def _loops(index: TraceIndex) -> dict[int, _Loop]:
         backward = phases["phase_code"] == Phase.BACKWARD
         forward = np.maximum.accumulate(np.where(backward, -1, np.arange(len(phases))))
         wrapped = (forward >= 0) & (phases["name_code"][forward] == wrapper) & (wrapper >= 0)
-        found[thread.rank] = _Loop(phases["begin_ns"], phases["end_ns"], backward, backward & wrapped)
-    return found
+        loops[thread.rank] = _Loop(phases["begin_ns"], phases["end_ns"], backward, backward & wrapped)
+    return loops
 
 
-def _ends(index: TraceIndex, found: Instances, loops: dict[int, _Loop]) -> Int64:
+def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64:
     """End of each row of the instances.
 
     The host learns of it from a callback that needs the interpreter's lock. The thread of the loop, whose backward has
     waited for the message, may take that first and keep it for milliseconds: such an end is that of backward.
     """
-    table, end = index.trace.collectives, int64(found.end_ns.copy())
-    seen = np.isin(table["collective_key"][found.row], index.trace.collective_waits["collective_key"])
-    late = np.flatnonzero(~index.timed_on_device[found.row] & ~seen)
-    by_rank = RowsBy(found.rank[late])
+    table, end = index.trace.collectives, int64(calls.end_ns.copy())
+    seen = np.isin(table["collective_key"][calls.row], index.trace.collective_waits["collective_key"])
+    late = np.flatnonzero(~index.timed_on_device[calls.row] & ~seen)
+    by_rank = RowsBy(calls.rank[late])
     for rank in by_rank.values.tolist():
         loop = loops.get(rank)
         if loop is None or not loop.awaits.any():
             continue
         own = late[by_rank.rows(rank)]
-        call = table["call_ns"][found.row[own]]
+        call = table["call_ns"][calls.row[own]]
         at = np.searchsorted(loop.begin_ns, call, side="right") - 1
         inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
         end[own[inside]] = np.minimum(end[own], loop.end_ns[at])[inside]
     return end
 
 
-def _blocking(index: TraceIndex, found: Instances, kept: Int64) -> npt.NDArray[np.bool_]:
+def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> npt.NDArray[np.bool_]:
     """Messages whose wait, on their lowest rank, begins before that rank calls the next one."""
     table, waits = index.trace.collectives, index.trace.collective_waits
-    rows = found.row[found.starts[kept]]
+    rows = calls.row[calls.starts[kept]]
     call, rank = table["call_ns"][rows], table["rank"][rows]
     following = np.full(len(rows), np.iinfo(np.int64).max)
     order = np.lexsort((call, rank))

@@ -28,8 +28,8 @@ from stashtrace.replay.communication.overlap import (
     bucket_ends,
     merge_caps,
     merged,
-    ready_at,
     ready_by_sizes,
+    rebucketed,
     rounded_cap,
     schedule,
 )
@@ -226,7 +226,7 @@ def ranked_buckets(messages: Messages) -> list[BucketForecast]:
         return []
     links, of = links_of(messages, np.flatnonzero(counts))
     typical = _passes(messages, links, of)[1]
-    if any(not tells_bytes(links[one.link]) for one in typical if one.link >= 0):
+    if any(not tells_bytes(links[each_pass.link]) for each_pass in typical if each_pass.link >= 0):
         return []
     return _ranked(typical, links, messages.ddp)
 
@@ -234,7 +234,7 @@ def ranked_buckets(messages: Messages) -> list[BucketForecast]:
 def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
     """Operations, by bytes sent, fitted to these messages; and that of each message, -1 if it has none."""
     kind = _kinds(messages)
-    found = []
+    links = []
     for number in np.unique(kind[rows]).tolist():
         own = rows[kind[rows] == number]
         # Two that shared a thread may leave nothing of one: no time of a message.
@@ -257,11 +257,11 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
             fit,
             r2,
         )
-        found.append((-int(messages.bytes[own].sum()), number, link))
-    found.sort(key=lambda entry: entry[:2])
+        links.append((-int(messages.bytes[own].sum()), number, link))
+    links.sort(key=lambda entry: entry[:2])
     place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
-    place[int64([number for _, number, _ in found])] = np.arange(len(found))
-    return tuple(link for *_, link in found), place[kind]
+    place[int64([number for _, number, _ in links])] = np.arange(len(links))
+    return tuple(link for *_, link in links), place[kind]
 
 
 def _kinds(messages: Messages) -> Int64:
@@ -386,13 +386,13 @@ def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_])
 
 def _why_no_buckets(typical: Sequence[_Pass]) -> str:
     """Of passes of which none can be forecast."""
-    if all(one.blocking.any() for one in typical):
+    if all(each_pass.blocking.any() for each_pass in typical):
         return "callers wait for messages before they go on"
     return "messages of a backward pass are of several operations or communicators, or of one without a fit"
 
 
 def _usable(typical: Sequence[_Pass], most: int) -> list[_Pass]:
-    usable = [one for one in typical if one.link >= 0 and not one.blocking.any()]
+    usable = [each_pass for each_pass in typical if each_pass.link >= 0 and not each_pass.blocking.any()]
     return usable[:: max(len(usable) // most, 1)]
 
 
@@ -409,12 +409,12 @@ def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
         return []
-    middle = sorted(usable, key=lambda one: int(one.bytes.sum()))[len(usable) // 2].bytes
+    middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
     whole = ddp.gradients_bytes if ddp.gradients_bytes.sum() == middle.sum() else middle
     caps = {rounded_cap(cap, whole) for cap in merge_caps(whole).tolist()}
     dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_known(ddp))[1]}
-    found = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
-    return sorted(found, key=lambda one: (one.exposed_ns, one.messages_count))
+    forecasts = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
+    return sorted(forecasts, key=lambda each_pass: (each_pass.exposed_ns, each_pass.messages_count))
 
 
 def _known(ddp: DdpFacts) -> dict[str, Any]:
@@ -427,26 +427,25 @@ def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) 
     usable = _usable(typical, _MOST_PASSES)
     if not usable:
         return ()
-    total = float(np.median([one.bytes.sum() for one in usable]))
+    total = float(np.median([each_pass.bytes.sum() for each_pass in usable]))
     sizes = [0.0, *(float(mib) for mib in BUCKETS_MIB if mib * 2**20 < total), -1.0, -2.0]
     return tuple(_forecast(usable, links, mib, ddp) for mib in sizes)
 
 
 def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp: DdpFacts) -> BucketForecast:
     counts, exposed, divided = [], [], []
-    for one in usable:
-        fit = links[one.link].fit
+    for each_pass in usable:
+        fit = links[each_pass.link].fit
         assert fit is not None
         piece = fit.pieces[0]
-        ready, sizes = one.ready_ns, one.bytes.astype(np.float64)
+        ready, sizes = each_pass.ready_ns, each_pass.bytes.astype(np.float64)
         if mib == -1.0:
             ready, sizes = merged(ready, sizes, np.array([0]))
         elif mib == -2.0:
             starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
             ready, sizes = merged(ready, sizes, starts)
         elif mib > 0:
-            ends, anywhere = bucket_ends(sizes, mib * 2**20, **_known(ddp))
-            ready, sizes = ready_at(ready, sizes, ends), np.diff(np.append(0.0, ends))
+            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_known(ddp))
             divided.append(anywhere)
         counts.append(len(sizes))
         exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)

@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 _EVER_SMALLER = 2
 #: A cap of so much of the run's own is the same one, written with fewer digits.
 _SAME = 0.999
+#: A pass is divided into no more messages than this.
+_MOST_BUCKETS = 1_000_000
 #: Caps that are tried: of more, an even choice by their ratios.
 _MOST_CAPS = 64
 
@@ -94,17 +96,17 @@ def schedule(
     lanes = np.zeros(len(ready), dtype=np.int64) if lane is None else np.asarray(lane, dtype=np.int64)
     start, end = np.empty(len(ready)), np.empty(len(ready))
     if not waits.any():
-        for one in np.unique(lanes):
-            own = lanes == one
+        for link in np.unique(lanes):
+            own = lanes == link
             before = np.cumsum(transfer[own]) - transfer[own]
             end[own] = np.maximum.accumulate(ready[own] - before) + before + transfer[own]
         return Schedule(end - transfer, end, max(0.0, float(end.max()) - backward))
     waited = 0.0
     free = dict.fromkeys(lanes.tolist(), 0.0)
-    for number, one in enumerate(lanes.tolist()):
+    for number, link in enumerate(lanes.tolist()):
         called = ready[number] + waited
-        start[number] = max(called, free[one])
-        end[number] = free[one] = start[number] + transfer[number]
+        start[number] = max(called, free[link])
+        end[number] = free[link] = start[number] + transfer[number]
         if waits[number]:
             waited += end[number] - called
     return Schedule(start, end, float(waited + max(0.0, max(free.values()) - backward - waited)))
@@ -147,8 +149,8 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
     change = change - np.bincount(np.searchsorted(moments, end), minlength=len(moments))
     active = np.cumsum(change)[:-1]
     worked = np.concatenate(([0.0], np.cumsum(np.where(active > 0, np.diff(moments) / np.maximum(active, 1), 0.0))))
-    found: Floats = worked[np.searchsorted(moments, end)] - worked[np.searchsorted(moments, begin)]
-    return found
+    times: Floats = worked[np.searchsorted(moments, end)] - worked[np.searchsorted(moments, begin)]
+    return times
 
 
 def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64]:
@@ -240,6 +242,11 @@ def bucket_ends(
     if whole:
         return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
     total = float(sizes.sum())
+    if total > _MOST_BUCKETS * bucket_bytes:
+        raise UsageError(
+            f"buckets of {bucket_bytes:g} bytes would divide a backward pass into more than {_MOST_BUCKETS:,} messages",
+            hint="ask for larger buckets",
+        )
     return np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total), True
 
 
@@ -255,8 +262,8 @@ def ready_at(ready_ns: Any, sizes_bytes: Any, ends_bytes: Any) -> Floats:
     """
     ready, sizes = np.asarray(ready_ns, dtype=np.float64), np.asarray(sizes_bytes, dtype=np.float64)
     sent = np.append(0.0, np.cumsum(sizes))
-    found: Floats = np.interp(ends_bytes, sent, np.append(0.0, np.maximum.accumulate(ready)))
-    return found
+    ready_of_ends: Floats = np.interp(ends_bytes, sent, np.append(0.0, np.maximum.accumulate(ready)))
+    return ready_of_ends
 
 
 def rebucketed(
@@ -266,17 +273,26 @@ def rebucketed(
     *,
     gradients_bytes: Any = (),
     recorded_bytes: float | None = None,
-) -> tuple[Floats, Floats]:
-    """Ready times and sizes, were the gradients sent in buckets of another size: :func:`bucket_ends`, :func:`ready_at`.
+) -> tuple[Floats, Floats, bool]:
+    """Regroup gradients into buckets of another size (:func:`bucket_ends`, :func:`ready_at`).
+
+    Returns
+    -------
+    ready_ns, sizes_bytes : float array
+        Of each bucket.
+    anywhere : bool
+        Messages were divided, and nothing says where.
 
     Examples
     --------
-    >>> ready, sizes = rebucketed([10, 20], [100, 100], 50)
-    >>> ready.tolist(), sizes.tolist()
-    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0])
+    >>> ready, sizes, anywhere = rebucketed([10, 20], [100, 100], 50)
+    >>> ready.tolist(), sizes.tolist(), anywhere
+    ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0], True)
     """
-    ends, _ = bucket_ends(sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes)
-    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends))
+    ends, anywhere = bucket_ends(
+        sizes_bytes, bucket_bytes, gradients_bytes=gradients_bytes, recorded_bytes=recorded_bytes
+    )
+    return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends)), anywhere
 
 
 def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
@@ -327,8 +343,8 @@ def merge_caps(sizes_bytes: Any) -> Floats:
     if len(sums) > _MOST_CAPS:
         wanted = np.geomspace(sums[0], sums[-1], _MOST_CAPS)
         sums = sums[np.unique(np.minimum(np.searchsorted(sums, wanted), len(sums) - 1))]
-    found: Floats = sums
-    return found
+    caps: Floats = sums
+    return caps
 
 
 def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
@@ -362,8 +378,8 @@ def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
     """
     sizes = np.asarray(sizes_bytes, dtype=np.float64)
     total = float(sizes.sum())
-    found: Floats = np.cumsum(sizes) / total * backward_ns if total > 0 else np.full(len(sizes), float(backward_ns))
-    return found
+    ready: Floats = np.cumsum(sizes) / total * backward_ns if total > 0 else np.full(len(sizes), float(backward_ns))
+    return ready
 
 
 def _checked(ready_ns: Any, lengths: Any) -> tuple[Floats, Floats]:

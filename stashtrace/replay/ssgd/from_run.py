@@ -65,10 +65,10 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     sizes = [tuple(messages.bytes[own].tolist()) for own in passes]
     usual = Counter(sizes).most_common(1)[0][0]
     forwards = _forwards(trace, rank)
-    found = [
+    workloads = [
         _workload(messages, own, known, forwards) for own, size in zip(passes, sizes, strict=True) if size == usual
     ]
-    return found, int(messages.ranks_count[rows[0]])
+    return workloads, int(messages.ranks_count[rows[0]])
 
 
 def _forwards(trace: Trace, rank: int) -> Table:

@@ -69,9 +69,10 @@ def typical(iterations: Sequence[Workload]) -> Workload:
     first = iterations[0]
     columns: dict[str, Any] = {}
     for name in ("forward_ns", "backward_ns", "communication_ns"):
-        columns[name] = np.median(np.stack([getattr(one, name) for one in iterations]), axis=0)
+        columns[name] = np.median(np.stack([getattr(iteration, name) for iteration in iterations]), axis=0)
     whole: dict[str, Any] = {
-        name: float(np.median([getattr(one, name) for one in iterations])) for name in ("io_ns", "copy_ns", "update_ns")
+        name: float(np.median([getattr(iteration, name) for iteration in iterations]))
+        for name in ("io_ns", "copy_ns", "update_ns")
     }
     return replace(first, **columns, **whole)
 
@@ -87,9 +88,14 @@ def write_layers(path: str | Path, iterations: Sequence[Workload]) -> None:
     middle = typical(iterations)
     lines = [f"# {name}_us {getattr(middle, f'{name}_ns') / 1e3:.12g}" for name in ("io", "copy", "update")]
     lines.append("\t".join(("id", "name", "forward_us", "backward_us", "communication_us", "size_bytes")))
-    for one in iterations:
-        columns = (one.forward_ns / 1e3, one.backward_ns / 1e3, one.communication_ns / 1e3, one.gradient_bytes)
-        for number, (name, *values) in enumerate(zip(one.names, *(c.tolist() for c in columns), strict=True)):
+    for iteration in iterations:
+        columns = (
+            iteration.forward_ns / 1e3,
+            iteration.backward_ns / 1e3,
+            iteration.communication_ns / 1e3,
+            iteration.gradient_bytes,
+        )
+        for number, (name, *values) in enumerate(zip(iteration.names, *(c.tolist() for c in columns), strict=True)):
             shown = ["-" if math.isnan(value) else f"{value:.12g}" for value in values]
             lines.append("\t".join((str(number), re.sub(r"\s+", " ", name), *shown)))
     with complete_file(Path(path)) as partial:
@@ -119,9 +125,9 @@ class _Reader:
         return list(self._workloads())
 
     def _comment(self, text: str, number: int) -> None:
-        found = _WHOLE.fullmatch(text)
-        if found is not None:
-            name, unit, value = found.groups()
+        match = _WHOLE.fullmatch(text)
+        if match is not None:
+            name, unit, value = match.groups()
             self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number, _UNITS_NS[unit])
 
     def _names(self, text: str, number: int) -> bool:
@@ -178,17 +184,17 @@ class _Reader:
             columns = np.array([rows[layer] for layer in order]).T
             yield Workload(names, *columns, **self.whole)
 
-    def _number(self, text: str, what: str, number: int, scale: float) -> float:
+    def _number(self, text: str, name: str, number: int, scale: float) -> float:
         try:
             value = float(text) * scale
         except ValueError:
-            raise self._error(number, f"{what} is {text!r}, no number") from None
+            raise self._error(number, f"{name} is {text!r}, no number") from None
         if not (math.isfinite(value) and value >= 0):
-            raise self._error(number, f"{what} is {text}, which it cannot be")
+            raise self._error(number, f"{name} is {text}, which it cannot be")
         return value
 
-    def _error(self, number: int, what: str) -> FormatError:
-        return FormatError(f"{self.path}:{number}: {what}", hint=_HINT)
+    def _error(self, number: int, problem: str) -> FormatError:
+        return FormatError(f"{self.path}:{number}: {problem}", hint=_HINT)
 
 
 def _fields(text: str) -> list[str]:
@@ -229,7 +235,7 @@ def _astra(path: Path, lines: Sequence[str]) -> Workload:
 
 def _without_prefix(names: Sequence[str]) -> tuple[str, ...]:
     """Names without a number that some writers leave before all of them but the first."""
-    found = [re.match(r"\d+", name) for name in names[1:]]
-    prefixes = {match.group() if match is not None else "" for match in found}
+    matches = [re.match(r"\d+", name) for name in names[1:]]
+    prefixes = {match.group() if match is not None else "" for match in matches}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""
     return tuple(name.removeprefix(prefix) or name for name in names)

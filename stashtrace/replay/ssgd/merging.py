@@ -1,9 +1,9 @@
 """Merged-gradient wait-free back-propagation: which layers' gradients to send together.
 
 S. Shi, X. Chu, B. Li, MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms (INFOCOM 2019).
-The paper's rule goes through the layers once; the dynamic programme of ``replay.communication.overlap.best_merge``
-finds the best of all merges. On layers of real networks both end together; where many small waits add up, the programme
-ends earlier.
+The paper goes through the layers once with a greedy rule. The dynamic programme of
+``replay.communication.overlap.best_merge`` finds the best of all merges: it ends no later than the rule, and earlier
+where many small waits add up.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -62,32 +62,9 @@ def layer_by_layer(workload: Workload, alpha_ns: float, beta_ns_per_byte: float)
     return merge_of(workload, np.arange(len(workload.sends)), alpha_ns, beta_ns_per_byte)
 
 
-def in_one(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
-    """One message with all gradients, as SyncEASGD sends."""
-    return merge_of(workload, [0], alpha_ns, beta_ns_per_byte)
-
-
 def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
     """The merge whose last message ends first, of all there are."""
     starts = best_merge(workload.ready_ns, workload.sizes_bytes, alpha_ns, beta_ns_per_byte)
-    return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
-
-
-def by_rule(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
-    """The paper's rule: a message waits for the next layer's gradients if they come before it would have arrived, and
-    it could not have begun yet, or waits less than a start-up costs.
-    """
-    ready, sizes = workload.ready_ns.tolist(), workload.sizes_bytes.tolist()
-    starts, size, free = [0], sizes[0], 0.0
-    for number, following in enumerate(ready[1:]):
-        begin = max(ready[number], free)
-        end = begin + alpha_ns + beta_ns_per_byte * size
-        if following < end and following - begin < alpha_ns:
-            size += sizes[number + 1]
-            continue
-        free = end
-        starts.append(number + 1)
-        size = sizes[number + 1]
     return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
 
 
@@ -96,5 +73,5 @@ def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tu
     sizes = workload.sizes_bytes
     caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
     tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
-    found, cap = min(tried, key=lambda one: (one[0].end_ns, len(one[0])))
-    return cap, found
+    merge, cap = min(tried, key=lambda candidate: (candidate[0].end_ns, len(candidate[0])))
+    return cap, merge

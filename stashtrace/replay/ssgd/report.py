@@ -48,8 +48,8 @@ def layers_json(study: Study) -> dict[str, Any]:
                 "merged": row.merged,
                 "overlaps": row.variant.overlaps,
                 "iterations": [
-                    {"ranks_count": one.workers, "iteration_ns": one.iteration_ns, "speedup": one.speedup}
-                    for one in row.found
+                    {"ranks_count": speedup.workers, "iteration_ns": speedup.iteration_ns, "speedup": speedup.speedup}
+                    for speedup in row.speedups
                 ],
             }
             for row in study.rows
@@ -71,9 +71,9 @@ def _merge_json(study: Study, merge: Merge) -> dict[str, Any]:
 
 def _facts(study: Study) -> list[str]:
     work, ring = study.workload, study.ring
-    lines = [
-        f"{len(work)} layers, {len(work.sends)} of them with gradients, {bytes_text(work.sizes_bytes.sum())} in all"
-    ]
+    several = f"{len(work)} layers, {len(work.sends)} of them with gradients"
+    counts = several if len(work) > 1 else "1 layer with gradients"
+    lines = [f"{counts}, {bytes_text(work.sizes_bytes.sum())} in all"]
     parts = {"forward": work.forward_ns.sum(), "backward": work.backward_ns.sum(), "update": work.update_ns}
     parts |= {"reading": work.io_ns, "copy": work.copy_ns}
     lines.append("  " + ", ".join(f"{name} {duration_text(float(ns))}" for name, ns in parts.items() if ns > 0))
@@ -91,28 +91,28 @@ def _iterations(study: Study) -> list[str]:
         speedup = f"{study.chosen * alone / study.measured_ns:.2f}"
         rows.append(("as measured", WAIT_FREE.overlaps, took, exposed, speedup))
     for row in study.rows:
-        one = next(found for found in row.found if found.workers == study.chosen)
-        exposed = duration_text(one.iteration_ns - row.alone_ns)
-        times = (duration_text(one.iteration_ns), exposed, f"{one.speedup:.2f}")
+        at_chosen = next(speedup for speedup in row.speedups if speedup.workers == study.chosen)
+        exposed = duration_text(at_chosen.iteration_ns - row.alone_ns)
+        times = (duration_text(at_chosen.iteration_ns), exposed, f"{at_chosen.speedup:.2f}")
         rows.append((row.name, row.variant.overlaps, *times))
     return [f"one iteration of {study.chosen} ranks:", *table_lines(rows, left=2)]
 
 
 def _curve(study: Study) -> list[str]:
     head = ("ranks", *(str(count) for count in study.ranks))
-    rows = [head, *((row.name, *(f"{one.speedup:.2f}" for one in row.found)) for row in study.rows)]
+    rows = [head, *((row.name, *(f"{speedup.speedup:.2f}" for speedup in row.speedups)) for row in study.rows)]
     return ["speed-up over ranks, each with the same batch:", *table_lines(rows, left=1)]
 
 
 def _merge(study: Study) -> list[str]:
     merge, names = study.merged, study.workload.names
-    ways = (
+    merges = (
         ("layer by layer", study.layerwise),
         (f"bucket_cap_mb={study.cap_mib:g}", study.capped),
         ("best merge", study.merged),
     )
     rows: list[tuple[str, ...]] = [("sent", "messages", "exposed")]
-    rows += [(name, str(len(one)), duration_text(study.exposed_ns(one))) for name, one in ways]
+    rows += [(name, str(len(sent)), duration_text(study.exposed_ns(sent))) for name, sent in merges]
     lines = [f"gradients of {study.chosen} ranks; predicted best size of buckets: bucket_cap_mb={study.cap_mib:g}"]
     lines += [*table_lines(rows, left=1), "", "the best merge:"]
     listed: list[tuple[str, ...]] = [("layers", "size", "ready", "takes")]

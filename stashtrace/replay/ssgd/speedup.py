@@ -102,14 +102,14 @@ def speedups(
     alone = replay(workload, variant, workers=1).iteration_ns
     if not alone:
         raise UsageError("an iteration of these layers takes no time", hint="columns without a unit are microseconds")
-    found = []
+    results = []
     for count in workers:
         if count < 1:
             raise UsageError(f"{count} workers train nothing", hint="for example 1,2,4,8")
         messages = messages_of(workload, *ring.message_line(count), merging=merging) if count > 1 else None
         took = iteration_of(workload, variant, count, messages)
-        found.append(Speedup(count, took, count * alone / took, 0 if messages is None else len(messages)))
-    return found
+        results.append(Speedup(count, took, count * alone / took, 0 if messages is None else len(messages)))
+    return results
 
 
 def messages_of(workload: Workload, alpha_ns: float, beta_ns_per_byte: float, *, merging: bool) -> Merge:

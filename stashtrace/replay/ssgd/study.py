@@ -35,7 +35,7 @@ class Row:
     variant: Variant
     merged: bool
     alone_ns: float
-    found: tuple[Speedup, ...]
+    speedups: tuple[Speedup, ...]
 
     @property
     def name(self) -> str:
@@ -117,7 +117,9 @@ def study(
         raise UsageError("one rank has nothing to merge", hint="for example --ranks 2,4,8")
     chosen = measured_ranks or counts[-1]
     cost = ring.message_line(chosen)
-    ways = [(variant, False) for variant in VARIANTS] + [(WAIT_FREE, True)] + [(preset, False) for preset in PRESETS]
+    combinations = (
+        [(variant, False) for variant in VARIANTS] + [(WAIT_FREE, True)] + [(preset, False) for preset in PRESETS]
+    )
     rows = [
         Row(
             variant,
@@ -125,7 +127,7 @@ def study(
             float(replay(workload, variant, workers=1).iteration_ns),
             tuple(speedups(workload, variant, ring, counts, merging=merged)),
         )
-        for variant, merged in ways
+        for variant, merged in combinations
     ]
     cap, capped = best_cap(workload, *cost)
     measured = _as_measured(iterations) if measured_ranks else (None, None)
@@ -146,13 +148,15 @@ def study(
 
 def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:
     """Iteration with messages as they were, and what of it is exposed; of two workers, which is that of any number."""
-    found = []
-    for one in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:
-        if one.measured_ns is None:
+    times = []
+    for iteration in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:
+        if iteration.measured_ns is None:
             return None, None
-        took = replay(one, WAIT_FREE, workers=2, last_layers=one.sends, message_ns=one.measured_ns).iteration_ns
-        found.append((took, took - replay(one, WAIT_FREE, workers=1).iteration_ns))
-    whole, exposed = np.median(np.array(found, dtype=np.float64), axis=0).tolist()
+        took = replay(
+            iteration, WAIT_FREE, workers=2, last_layers=iteration.sends, message_ns=iteration.measured_ns
+        ).iteration_ns
+        times.append((took, took - replay(iteration, WAIT_FREE, workers=1).iteration_ns))
+    whole, exposed = np.median(np.array(times, dtype=np.float64), axis=0).tolist()
     return whole, exposed
 
 

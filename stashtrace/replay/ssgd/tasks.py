@@ -54,13 +54,8 @@ class Replay:
     @property
     def ends_ns(self) -> Int64:
         """When all workers have ended each iteration."""
-        found: Int64 = self.updates_ns[:, :, 1].max(axis=1)
-        return found
-
-    @property
-    def first_ns(self) -> int:
-        """Length of the first iteration, whose batch nobody read ahead."""
-        return int(self.ends_ns[0])
+        ends: Int64 = self.updates_ns[:, :, 1].max(axis=1)
+        return ends
 
     @property
     def iteration_ns(self) -> int:

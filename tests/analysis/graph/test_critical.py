@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.graph.critical import Clocks, Course, Part, Pieces, critical_time, rivals, slack_ns
+from stashtrace.analysis.graph.critical import Clocks, Course, Part, Pieces, rivals
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import StallKind
 
@@ -199,11 +199,12 @@ def test_of_a_replay_with_other_lengths_it_is_that_ones_path(seed: int) -> None:
     graph = random_graph(seed)
     other = np.random.default_rng(seed).integers(1, 40, len(graph))
     replayed = graph.replay(work_ns=other)
-    path, held = critical_time(graph, replayed)
+    course = Course.of(graph, replayed)
+    path, held = course.path, np.diff(course.path_bounds_ns)
     stop = int(replayed.end_ns[graph.ends].max())
     assert held.sum() == stop - replayed.begin_ns[path[0]]
     assert replayed.end_ns[path[-1]] == stop
-    assert (slack_ns(graph, replayed)[path] == 0).all()
+    assert (course.slack_ns[path] == 0).all()
 
 
 def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:

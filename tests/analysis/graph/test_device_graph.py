@@ -23,7 +23,7 @@ from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical import critical_time
+from stashtrace.analysis.graph.critical import Course
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
@@ -134,7 +134,8 @@ def test_the_budget_is_that_of_the_run_and_adds_up(late: Graph) -> None:
 
 
 def test_the_critical_path_leads_through_the_late_rank(late: Graph) -> None:
-    path, held = critical_time(late, late.replay())
+    course = Course.of(late, late.replay())
+    path, held = course.path, np.diff(course.path_bounds_ns)
     computes = (late.resource[path] == Resource.STREAM) & (late.kind[path] == StallKind.COMPUTE)
     long = path[computes & (late.work_ns[path] == 600 * US)]
     assert late.rank[long].tolist() == [1, 1, 1]

@@ -13,7 +13,7 @@ from report.scenes import job
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical import critical_nodes, critical_time, slack_ns
+from stashtrace.analysis.graph.critical import Course
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import StallKind
 
@@ -126,7 +126,8 @@ def test_a_faster_worker_shortens_the_steps_down_to_what_else_they_do() -> None:
 
 def test_the_critical_path_goes_through_the_late_rank_and_the_link() -> None:
     graph = drawn(LATE)
-    path, held = critical_time(graph, graph.replay())
+    course = Course.of(graph, graph.replay())
+    path, held = course.path, np.diff(course.path_bounds_ns)
     on_threads = graph.resource[path] == Resource.STEP_THREAD
     assert held.sum() == 24 * MS
     assert held[~on_threads].sum() == 6 * MS
@@ -137,11 +138,11 @@ def test_the_critical_path_goes_through_the_late_rank_and_the_link() -> None:
 
 def test_what_is_not_on_the_path_has_slack() -> None:
     graph = drawn(LATE)
-    replayed = graph.replay()
-    slack = slack_ns(graph, replayed)
+    course = Course.of(graph, graph.replay())
+    slack = course.slack_ns
     early = (graph.rank == 0) & (graph.kind == StallKind.COMPUTE) & (graph.begin_ns % (8 * MS) == MS)
     assert slack[early].tolist() == [3 * MS] * 3
-    assert (slack[critical_nodes(graph, replayed)] == 0).all()
+    assert (slack[course.path] == 0).all()
 
 
 def test_workers_are_asked_when_batches_are_taken() -> None:

@@ -38,7 +38,7 @@ def test_its_replay_is_as_long_as_its_steps(cap: float) -> None:
         step_ns(cap * MIB) - FORWARD_NS - sum(BACKWARD_NS) - UPDATE_NS, abs=20
     )
     fitted = next(row for row in found.rows if row.variant is WAIT_FREE and not row.merged)
-    assert fitted.found[-1].iteration_ns == pytest.approx(step_ns(cap * MIB), rel=1e-4)
+    assert fitted.speedups[-1].iteration_ns == pytest.approx(step_ns(cap * MIB), rel=1e-4)
     assert found.ring.message_line(2) == pytest.approx((400_000, 1.0), rel=1e-6)
 
 

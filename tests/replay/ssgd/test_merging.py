@@ -11,7 +11,7 @@ from replay.ssgd.mg_wfbp_logs import COSTS, column, googlenet
 
 from stashtrace.replay.communication.overlap import schedule
 from stashtrace.replay.ssgd import Workload
-from stashtrace.replay.ssgd.merging import best, best_cap, by_rule, in_one, layer_by_layer
+from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer, merge_of
 
 MS = 1e6
 MIB = 2**20
@@ -30,6 +30,26 @@ def network(backward: list[float], sizes: list[float]) -> Workload:
     count = len(backward)
     names = tuple(f"layer {number}" for number in range(count))
     return Workload(names, np.zeros(count), np.array(backward[::-1]), np.full(count, np.nan), np.array(sizes[::-1]))
+
+
+def by_rule(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """Merge by the paper's greedy rule, to hold the best merge against.
+
+    A message waits for the next layer's gradients if they are ready before it would have arrived, and if it waits for
+    less than a start-up costs.
+    """
+    ready, sizes = workload.ready_ns.tolist(), workload.sizes_bytes.tolist()
+    starts, size, free = [0], sizes[0], 0.0
+    for number, following in enumerate(ready[1:]):
+        begin = max(ready[number], free)
+        end = begin + alpha_ns + beta_ns_per_byte * size
+        if following < end and following - begin < alpha_ns:
+            size += sizes[number + 1]
+            continue
+        free = end
+        starts.append(number + 1)
+        size = sizes[number + 1]
+    return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
 
 
 def test_the_logs_are_whole() -> None:
@@ -51,7 +71,7 @@ def test_googlenet_ends_where_it_is_known_to(log: str) -> None:
     assert net.ready_ns[-1] / MS == pytest.approx(backward, abs=0.05)
     assert schedule(net.ready_ns, net.measured_ns).end_ns[-1] / MS == pytest.approx(measured, abs=0.051)
     assert layer_by_layer(net, *cost).end_ns / MS == pytest.approx(fitted, abs=0.051)
-    assert in_one(net, *cost).end_ns / MS == pytest.approx(single, abs=0.051)
+    assert merge_of(net, [0], *cost).end_ns / MS == pytest.approx(single, abs=0.051)
     found = best(net, *cost)
     assert found.end_ns / MS == pytest.approx(merged, abs=0.051)
     assert len(found) == count
@@ -88,7 +108,7 @@ def test_three_layers_by_hand() -> None:
     """
     net = network([10, 2, 18], [5, 5, 5])
     assert layer_by_layer(net, 4, 1).end_ns == 39
-    assert in_one(net, 4, 1).end_ns == 49
+    assert merge_of(net, [0], 4, 1).end_ns == 49
     assert by_rule(net, 4, 1).starts.tolist() == [0, 2]
     assert by_rule(net, 4, 1).time_ns.tolist() == [14, 9]
     assert by_rule(net, 4, 1).last_layers.tolist() == [1, 0]

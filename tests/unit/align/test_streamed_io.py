@@ -31,7 +31,7 @@ from stashtrace.schema.trace import Trace
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two ranks with two workers each, 40 steps, merged."""
-    synth.write(tmp_path / "run", synth.Job(steps=40, calls_per_batch=120, late_rank=1, late_ns=7_000_000))
+    synth.write(tmp_path / "run", synth.SyntheticJob(steps=40, calls_per_batch=120, late_rank=1, late_ns=7_000_000))
     assert not compact_run(open_run(tmp_path / "run")).problems
     return tmp_path / "run"
 
@@ -173,7 +173,7 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
 
 
 def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synth.write(tmp_path / "run", synth.Job(steps=10, calls_per_batch=60))
+    synth.write(tmp_path / "run", synth.SyntheticJob(steps=10, calls_per_batch=60))
     monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
     trace = load_trace(tmp_path / "run")
     assert trace.streamed_io is None

@@ -15,7 +15,7 @@ from stashtrace.lab.characterize.answer import (
     FILE_NAME,
     MEASURED,
     Characterization,
-    StepRun,
+    ConfigurationRun,
     read_characterization,
 )
 from stashtrace.lab.characterize.figures import Figures
@@ -30,9 +30,9 @@ def figures(step_ms: float, **kinds_ms: float) -> Figures:
     return Figures(step_ms * MS, 60, 0, 2, 1, 2, stalls, 3.0, 1000.0)
 
 
-def runs(step: int, *times_ms: float, **kinds_ms: float) -> list[StepRun]:
+def runs(step: int, *times_ms: float, **kinds_ms: float) -> list[ConfigurationRun]:
     return [
-        StepRun(step, i, MEASURED, f"runs/step{step}-{i}", "", figures(time, **kinds_ms))
+        ConfigurationRun(step, i, MEASURED, f"runs/step{step}-{i}", "", figures(time, **kinds_ms))
         for i, time in enumerate(times_ms)
     ]
 
@@ -60,21 +60,21 @@ def test_stalls_and_their_second_opinion(found: Characterization) -> None:
     for name, ms in (("interconnect", 4.0), ("prep", 6.0), ("fetch", 12.0)):
         beside = found.attributed_difference_ns(name)
         assert beside is not None
-        assert beside[0] == pytest.approx(ms * MS)
-        assert beside[1] <= beside[0] <= beside[2]
+        assert beside.value == pytest.approx(ms * MS)
+        assert beside.low <= beside.value <= beside.high
     assert found.attributed_difference_ns("network") is None
     assert found.disagreements() == []
 
 
 def test_a_disagreement_is_said(found: Characterization) -> None:
-    found.runs = [run for run in found.runs if run.step != 3]
+    found.runs = [run for run in found.runs if run.configuration != 3]
     found.runs += runs(3, 32.0, 32.1, 31.9, 32.0, compute=20.0, interconnect=4.0, prep=5.0, handoff=1.0, fetch=2.0)
     (said,) = found.disagreements()
     assert said.startswith("fetch: the steps differ by 12.0 ms, the attribution of the same runs says 2.00 ms")
 
 
 def test_the_file_holds_all_and_comes_back(found: Characterization, tmp_path: Path) -> None:
-    found.runs.append(StepRun(5, 0, FAILED, "runs/step5-0", "exit code 1"))
+    found.runs.append(ConfigurationRun(5, 0, FAILED, "runs/step5-0", "exit code 1"))
     found.save(tmp_path)
     data = json.loads((tmp_path / FILE_NAME).read_text())
     assert data["steps"]["t1_ns"]["status"] == "measured"
@@ -110,7 +110,7 @@ def test_words(found: Characterization) -> None:
 
 
 def test_a_failed_repetition_leaves_the_others(found: Characterization) -> None:
-    bad = next(run for run in found.runs if run.step == 2)
+    bad = next(run for run in found.runs if run.configuration == 2)
     bad.figures, bad.status = None, FAILED
     assert math.isnan(found.times_ns()[2][0])
     assert found.stalls()["interconnect"].clean.runs_count == 3

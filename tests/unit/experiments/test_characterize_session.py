@@ -13,10 +13,10 @@ import pytest
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize import run as session
-from stashtrace.lab.characterize.answer import Characterization
+from stashtrace.lab.characterize.answer import Characterization, RunInvalidError
 from stashtrace.lab.characterize.data import DataStates
 from stashtrace.lab.characterize.figures import Figures, JobSamples
-from stashtrace.lab.characterize.hosts import HostTask
+from stashtrace.lab.characterize.hosts import HostTask, RunFailedError
 from stashtrace.lab.characterize.network import Shape
 from stashtrace.lab.characterize.plan import Request
 from stashtrace.lab.characterize.run import characterize
@@ -33,16 +33,13 @@ class Runs:
         self.tasks: dict[str, list[HostTask]] = {}
         self.failing: dict[str, str | BaseException] = {}
 
-    def run(self, tasks: Sequence[HostTask], directory: Path, *rest: Any, **more: Any) -> str:
-        directory.mkdir(parents=True)
+    def run(self, tasks: Sequence[HostTask], directory: Path, *rest: Any, **more: Any) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self.made.append(directory.name)
         self.tasks[directory.name] = list(tasks)
         for name, why in self.failing.items():
             if directory.name.startswith(name):
-                if isinstance(why, BaseException):
-                    raise why
-                return why
-        return ""
+                raise why if isinstance(why, BaseException) else RunFailedError(why)
 
     def figures(self, directory: Path, warmup: int, iterations: int) -> Figures:
         ranks = 1 if "step1" in directory.name else 2
@@ -55,22 +52,23 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
     (tmp_path / "data.bin").write_bytes(b"x" * 5000)
     files = file_set([tmp_path / "data.bin"])
     monkeypatch.setattr(session, "run_tasks", made.run)
-    monkeypatch.setattr(session, "_loaded", lambda directory: directory)
+    monkeypatch.setattr(session, "load_trace", lambda directory: directory)
     monkeypatch.setattr(session, "step_figures", made.figures)
     monkeypatch.setattr(session, "job_samples", lambda trace: JobSamples(32, 1000))
     monkeypatch.setattr(session, "synthetic_data", lambda trace: SimpleNamespace(complete=True, doubts=()))
     monkeypatch.setattr(DataStates, "of", lambda *rest, drop_caches: DataStates(files, files, drop_caches=False))
-    monkeypatch.setattr(DataStates, "of_others", lambda *rest: "")
-    monkeypatch.setattr(DataStates, "read_again", lambda *rest: "")
+    monkeypatch.setattr(DataStates, "require_prepared_files", lambda *rest: None)
+    monkeypatch.setattr(DataStates, "reread_note", lambda *rest: None)
     monkeypatch.chdir(tmp_path)
     return made
 
 
-def measured(steps: tuple[int, ...], repeats: int = 3, **more: Any) -> Characterization:
-    return characterize(Request(COMMAND, Path("out"), steps=steps, repeats=repeats, iterations=20, **more))
+def measured(configurations: tuple[int, ...], repeats: int = 3, **more: Any) -> Characterization:
+    request = Request(COMMAND, Path("out"), configurations=configurations, repeats=repeats, iterations=20, **more)
+    return characterize(request)
 
 
-def test_a_step_that_failed_is_tried_again_by_the_next_call(runs: Runs) -> None:
+def test_a_configuration_that_failed_is_tried_again_by_the_next_call(runs: Runs) -> None:
     runs.failing = {"step2": "out of luck"}
     found = measured((1, 2))
     assert found.status(2) == ("failed", "out of luck")
@@ -113,15 +111,15 @@ def test_after_a_job_that_did_not_run_the_same_directory_serves(runs: Runs) -> N
         measured((2,), warmup=8)
 
 
-def test_a_host_that_cannot_be_used_leaves_the_other_steps(runs: Runs) -> None:
+def test_a_host_that_cannot_be_used_leaves_the_other_configurations(runs: Runs) -> None:
     runs.failing = {"step5": CaptureError("cannot start ssh: No such file or directory")}
     found = measured((2, 5), hosts=("localhost", "b"))
     assert found.status(5) == ("failed", "cannot start ssh: No such file or directory")
     assert len(found.times_ns()[2]) == 3
 
 
-def test_namespaces_that_fail_once_leave_the_other_steps(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session._Session, "_rule_out", lambda self: None)
+def test_namespaces_that_fail_once_leave_the_other_configurations(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session.Characterizer, "skip_unmeasurable", lambda self: None)
 
     def refused(shape: Shape) -> None:
         raise CaptureError("cannot make network namespaces: busy")
@@ -144,20 +142,25 @@ def test_a_cache_that_cannot_be_made_cold_any_more(runs: Runs, monkeypatch: pyte
         return SimpleNamespace(verified=verified, sentence="not verified as cold: x", state="warm", files=found.files)
 
     monkeypatch.setattr(DataStates, "prepare", prepare)
-    monkeypatch.setattr(DataStates, "after", lambda *rest: "")
+    monkeypatch.setattr(DataStates, "require_still_warm", lambda *rest: None)
     found = measured((3,))
     assert found.status(3) == ("measured", "")
     assert found.step_times()[3].runs_count == 1
-    assert found.notes == ["step 3: run 2 and those after it were not made: not verified as cold: x"]
+    assert found.notes == ["configuration 3: run 2 and those after it were not made: not verified as cold: x"]
 
 
 def test_a_run_that_read_other_files_has_failed(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ["20 % of what the run read is in files that had not been made warm: /data/b", "", ""]
-    monkeypatch.setattr(DataStates, "of_others", lambda *rest: said.pop(0))
-    monkeypatch.setattr(DataStates, "read_again", lambda *rest: "half of it was read again")
+    refusals = [RunInvalidError("20 % of what the run read is in files that had not been made warm: /data/b")]
+
+    def require_prepared_files(*rest: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr(DataStates, "require_prepared_files", require_prepared_files)
+    monkeypatch.setattr(DataStates, "reread_note", lambda *rest: "half of it was read again")
     found = measured((4,))
-    assert [run.status for run in found.of_step(4)] == ["failed", "measured", "measured"]
-    assert found.notes == ["step 4: half of it was read again"]
+    assert [run.status for run in found.runs_of(4)] == ["failed", "measured", "measured"]
+    assert found.notes == ["configuration 4: half of it was read again"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from stashtrace.lab.characterize import data
-from stashtrace.lab.characterize.data import COLD, KEPT_RATIO, WARM, DataStates
+from stashtrace.lab.characterize.answer import RunInvalidError
+from stashtrace.lab.characterize.data import KEPT_RATIO, DataStates
 from stashtrace.lab.job_files import file_set
-from stashtrace.lab.page_cache import CacheState
+from stashtrace.lab.page_cache import COLD, WARM, CacheState
 
 
 @pytest.fixture
@@ -22,26 +23,29 @@ def states(tmp_path: Path) -> DataStates:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, state: CacheState, share: float) -> None:
-    now = CacheState(state.state, state.method, state.files, 0, 0, share, False, "cachestat", (), "")
+    now = CacheState(state.state, state.method, state.files, share, False, "cachestat", (), "")
     monkeypatch.setattr(data, "check", lambda _: now)
 
 
 def test_a_little_may_be_taken_back(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
     state = states.prepare(WARM)
     assert state.verified
-    assert states.after(state) == ""
+    states.require_still_warm(state)
     found(monkeypatch, state, KEPT_RATIO)
-    assert states.after(state) == ""
+    states.require_still_warm(state)
     found(monkeypatch, state, 0.9)
-    assert states.after(state) == "the data set did not stay in memory: after the run cachestat finds 90 % resident"
+    with pytest.raises(RunInvalidError) as raised:
+        states.require_still_warm(state)
+    assert str(raised.value) == ("the data set did not stay in memory: after the run cachestat finds 90 % resident")
     found(monkeypatch, state, float("nan"))
-    assert states.after(state), "what nothing tells is no warm data set"
+    with pytest.raises(RunInvalidError):  # what nothing tells is no warm data set
+        states.require_still_warm(state)
 
 
 def test_a_cold_data_set_is_read_into_memory(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
     state = states.prepare(COLD)
     found(monkeypatch, state, 1.0)
-    assert states.after(state) == ""
+    states.require_still_warm(state)
 
 
 def test_data_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,5 +56,5 @@ def test_data_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert states.prepare(WARM).files.bytes == 8192
     assert states.notes == [
         "the data set (16.4 KB) does not fit into the 10.0 KB of memory that are free for it:"
-        " step 4 has the 8.19 KB in memory that the job was seen to read"
+        " configuration 4 has the 8.19 KB in memory that the job was seen to read"
     ]

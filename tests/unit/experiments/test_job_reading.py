@@ -11,8 +11,10 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.lab.characterize import data as data_states
-from stashtrace.lab.characterize.data import COLD, WARM, DataStates, with_neighbours
+from stashtrace.lab.characterize.answer import RunInvalidError
+from stashtrace.lab.characterize.data import DataStates, with_neighbours
 from stashtrace.lab.job_files import FileSet, file_set, reading
+from stashtrace.lab.page_cache import COLD, WARM
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
 
@@ -114,13 +116,15 @@ def test_a_run_that_reads_other_files_is_in_no_state(tmp_path: Path, wanted: str
     known, others = files(tmp_path, "a/1.bin"), files(tmp_path, "b/1.bin", "c/1.bin")
     data = states(known)
     state = data.prepare(wanted)
-    assert data.of_others(state, run_of(known, known)) == ""
-    assert data.of_others(state, run_of(known, others)) == (
+    data.require_prepared_files(state, run_of(known, known))
+    with pytest.raises(RunInvalidError) as raised:
+        data.require_prepared_files(state, run_of(known, others))
+    assert str(raised.value) == (
         f"67 % of what the run read is in files that had not been made {wanted}: {others[0]} and 1 more"
     )
     state = data.prepare(wanted)
     assert len(state.files.paths) == 3, "they belong to the data set from now on"
-    assert data.of_others(state, run_of(known, others)) == ""
+    data.require_prepared_files(state, run_of(known, others))
 
 
 def test_a_data_set_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +132,9 @@ def test_a_data_set_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
     paths = files(tmp_path, "1.bin", "2.bin", "3.bin", "4.bin")
     monkeypatch.setattr(data_states, "memory_room", lambda: 3 * SIZE)
     data = states(paths, paths[:1])
-    assert "60 %" not in data.of_others(data.prepare(WARM), run_of(paths[:1]))
-    assert data.of_others(data.prepare(WARM), run_of(paths[1:3])).startswith("100 % of what the run read")
+    data.require_prepared_files(data.prepare(WARM), run_of(paths[:1]))
+    with pytest.raises(RunInvalidError, match=r"^100 % of what the run read"):
+        data.require_prepared_files(data.prepare(WARM), run_of(paths[1:3]))
     assert data.prepare(WARM).files.paths == tuple(map(str, paths[1:3]))
     assert data.facts()["files_count"] == 4
 
@@ -138,10 +143,10 @@ def test_a_run_that_is_longer_than_its_data(tmp_path: Path) -> None:
     a, b = files(tmp_path, "a.bin", "b.bin")
     data = states([a, b])
     cold, trace = data.prepare(COLD), run_of([a], [b], [a], [b], [a])
-    assert data.read_again(cold, trace, 0).startswith("60 % of what its measured steps read was read before")
-    assert data.read_again(cold, trace, 2).startswith("100 % of what its measured steps read")
-    assert data.read_again(cold, run_of([a], [b]), 0) == ""
-    assert data.read_again(data.prepare(WARM), trace, 0) == "", "as it should be"
+    assert str(data.reread_note(cold, trace, 0)).startswith("60 % of what its measured steps read was read before")
+    assert str(data.reread_note(cold, trace, 2)).startswith("100 % of what its measured steps read")
+    assert data.reread_note(cold, run_of([a], [b]), 0) is None
+    assert data.reread_note(data.prepare(WARM), trace, 0) is None, "as it should be"
 
 
 def test_a_job_whose_data_is_in_memory_before_its_steps() -> None:
@@ -151,7 +156,7 @@ def test_a_job_whose_data_is_in_memory_before_its_steps() -> None:
     assert cold.sentence.startswith("not cold: the job was seen to read no file in its steps")
     assert warm.verified
     assert warm.sentence.startswith("warm: the job was seen to read no file in its steps")
-    assert data.after(warm) == ""
+    data.require_still_warm(warm)
 
 
 def test_what_could_not_be_looked_at_is_named(tmp_path: Path) -> None:

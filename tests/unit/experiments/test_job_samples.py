@@ -10,14 +10,14 @@ import pytest
 
 from stashtrace.analysis.steps.samples import FACT
 from stashtrace.lab.characterize.figures import JobSamples, job_samples
-from stashtrace.lab.synth import Job, write
+from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
+JOB = SyntheticJob(ranks=2, workers=2, steps=40, calls_per_batch=12)
 
 
 @pytest.fixture

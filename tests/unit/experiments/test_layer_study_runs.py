@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,10 @@ from analysis.test_communication_model import APART, SIZES, STEP_NS, cost, job
 from builders import MS
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UsageError
+from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.sweep import ranks as layer_ranks
 from stashtrace.lab.sweep.fit import study_of
-from stashtrace.lab.sweep.ranks import cores_of_ranks, last_words, rank_environment
+from stashtrace.lab.sweep.ranks import last_words
 from stashtrace.lab.sweep.shapes import network
 from stashtrace.lab.sweep.study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
 
@@ -216,12 +216,20 @@ def test_cores_are_shared_out_alike() -> None:
     assert cores_of_ranks([0], 2) == [[], []]
 
 
-def test_ranks_keep_the_tracer() -> None:
-    made = rank_environment({"LD_PRELOAD": "x", "STASHTRACE_DIR": "d", "PYTHONPATH": "/inject"}, 1, 2)
-    assert made["LD_PRELOAD"] == "x"
-    assert made["STASHTRACE_DIR"] == "d"
-    assert made["PYTHONPATH"].split(os.pathsep)[0] == "/inject"
-    assert (made["RANK"], made["WORLD_SIZE"]) == ("1", "2")
+def test_ranks_keep_the_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are traced by what the command of the study was started with."""
+    (tmp_path / "stub.py").write_text(
+        "import json, os\nnames = ('LD_PRELOAD_X', 'STASHTRACE_X', 'PYTHONPATH', 'RANK', 'LOCAL_WORLD_SIZE')\n"
+        "print(json.dumps([os.environ[name] for name in names]))\n"
+    )
+    monkeypatch.setattr(layer_ranks, "_WORKER", "stub")
+    for name, value in {"LD_PRELOAD_X": "x", "STASHTRACE_X": "d", "PYTHONPATH": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    task = tmp_path / "task.json"
+    task.write_text(json.dumps({"ranks": 2}))
+    assert layer_ranks.main([str(task)]) == 0
+    said = [json.loads(log.read_text()) for log in layer_ranks.rank_logs(task, 2)]
+    assert said == [["x", "d", str(tmp_path), str(rank), "2"] for rank in range(2)]
 
 
 def test_a_rank_that_fails_takes_the_others_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,11 @@ def test_no_file_may_be_read(paths: list[str], tier: Path) -> None:
 
 
 def test_every_file_changes_meanwhile(paths: list[str], tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_copy", lambda *rest: "was changed while it was copied")
+    def changed(*rest: Any) -> Iterator[int]:
+        yield 1
+        raise staging._FileRefusedError("was changed while it was copied")
+
+    monkeypatch.setattr(staging, "_copy", changed)
     with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*was changed while"):
         stage(paths, tier)
     assert not (tier / LIST_NAME).exists()
@@ -212,7 +217,7 @@ def checked(
         figures = Figures(1e8 - gain * with_copies + len(asked), 20, 0, 1, 1, 0)
         return figures, served if with_copies else 0
 
-    monkeypatch.setattr(staging, "_measured", measured)
+    monkeypatch.setattr(staging, "_measure", measured)
     staged = Staged({str(tmp_path / "a"): Copy(str(tmp_path / "a"), 1, 1)}, tmp_path / LIST_NAME, 1)
     found = check_gain(["job"], staged, tmp_path / "out", repeats=4, iterations=20, warmup=3)
     return found, asked

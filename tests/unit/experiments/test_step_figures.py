@@ -12,11 +12,11 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.lab.characterize import figures as module
 from stashtrace.lab.characterize.figures import step_figures
-from stashtrace.lab.synth import Job, write
+from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ProcessRole
 
-JOB = Job(ranks=2, workers=2, steps=40, calls_per_batch=12)
+JOB = SyntheticJob(ranks=2, workers=2, steps=40, calls_per_batch=12)
 STEP_NS = JOB.wait_ns + JOB.forward_ns + JOB.backward_ns + JOB.transfer_ns + JOB.optimizer_ns
 
 
@@ -33,7 +33,10 @@ def test_means_of_the_wanted_steps(tmp_path: Path) -> None:
 
 
 def test_a_late_rank_is_part_of_the_step(tmp_path: Path) -> None:
-    write(tmp_path / "run", Job(ranks=2, workers=2, steps=40, calls_per_batch=12, late_rank=1, late_ns=15_000_000))
+    write(
+        tmp_path / "run",
+        SyntheticJob(ranks=2, workers=2, steps=40, calls_per_batch=12, late_rank=1, late_ns=15_000_000),
+    )
     found = step_figures(load_trace(str(tmp_path / "run")), 5, 20)
     assert found.step_ns == pytest.approx(STEP_NS + 15_000_000, rel=1e-3)
     assert found.stalls_ns["straggler"][0] == pytest.approx(7_500_000, rel=0.05), "one of two ranks waits"

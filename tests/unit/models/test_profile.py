@@ -12,7 +12,8 @@ import pytest
 from published_runs import characterization
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.lab.recommend.profile import THIS_MACHINE, Interval, Profile, load_profile
+from stashtrace.lab.intervals import Interval
+from stashtrace.lab.recommend.profile import THIS_MACHINE, Profile, load_profile
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -29,9 +30,9 @@ def test_what_stands_in_it(tmp_path: Path) -> None:
     one = loaded(tmp_path, content())
     assert (one.instance, one.devices_count, one.batch_samples) == ("node4", 4, 64)
     assert (one.network_hosts_count, one.network_devices_count, one.network_instance) == (2, 8, "node4")
-    assert sorted(one.steps) == [1, 2, 5]
-    assert one.steps[2].value == pytest.approx(4 * 64 / 634.10 * 1e9)
-    assert one.steps[2].low == pytest.approx(4 * 64 / (634.10 + 2 * 0.88) * 1e9)
+    assert sorted(one.step_ns) == [1, 2, 5]
+    assert one.step_ns[2].value == pytest.approx(4 * 64 / 634.10 * 1e9)
+    assert one.step_ns[2].low == pytest.approx(4 * 64 / (634.10 + 2 * 0.88) * 1e9)
     assert one.notes == ()
 
 
@@ -58,8 +59,8 @@ def test_weaknesses_become_notes(tmp_path: Path) -> None:
     whole["steps"]["t3_ns"] = {"value_ns": None, "status": "failed", "why": "no permission"}
     one = loaded(tmp_path, whole)
     assert one.network_emulated
-    assert math.isnan(one.steps[1].low)
-    for part in ("--quick", "emulated", "run once", "step 3 of", "no permission"):
+    assert math.isnan(one.step_ns[1].low)
+    for part in ("--quick", "emulated", "run once", "configuration 3 of", "no permission"):
         assert any(part in note for note in one.notes), part
 
 
@@ -72,7 +73,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
     ("whole", "message"),
     [
         ("{", "no JSON"),
-        ("[]", "no `steps`"),
+        ("[]", "no object"),
         ({"format": 1}, "no `steps`"),
         (content(format=None), "format is None"),
         (content(format=True), "format is True"),
@@ -80,21 +81,21 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
         (content(batch_samples="many"), "batch_samples is 'many'"),
         ('{"format": 1, "devices_count": Infinity, "steps": {"t1_ns": {"value_ns": 1}}}', "devices_count is inf"),
         (content(instance=4), "instance is 4"),
-        (content(steps={"t1_ns": 4}), "t1_ns is no object"),
+        (content(steps={"t1_ns": 4}), "t1_ns is no table"),
         (content(steps={"t1_ns": {"value_ns": "4"}}), "t1_ns holds '4'"),
         (content(steps={"t1_ns": {"value_ns": 0}}), "t1_ns is 0"),
         (content(steps={"t1_ns": {"value_ns": 5, "low_ns": 6, "high_ns": 7}}), "outside its own interval"),
     ],
 )
 def test_what_is_no_characterization(tmp_path: Path, whole: Any, message: str) -> None:
-    with pytest.raises(FormatError, match="no characterization: ") as caught:
+    with pytest.raises(FormatError, match="no usable characterization: ") as caught:
         loaded(tmp_path, whole)
     assert message in str(caught.value)
     assert caught.value.hint
 
 
 def test_nothing_measured_nothing_there_and_newer(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match="no step of"):
+    with pytest.raises(MissingDataError, match="no configuration of"):
         loaded(tmp_path, content(steps={"t1_ns": {"value_ns": None, "status": "failed"}}))
     with pytest.raises(MissingDataError, match="does not exist"):
         load_profile(tmp_path / "other.json")
@@ -105,7 +106,7 @@ def test_nothing_measured_nothing_there_and_newer(tmp_path: Path) -> None:
 def test_a_step_takes_no_less_than_nothing(tmp_path: Path) -> None:
     """Two runs far apart: the interval of characterize is that of a difference, and may begin below zero."""
     steps = {"t1_ns": {"value_ns": 5, "low_ns": -7, "high_ns": 17, "status": "measured"}}
-    assert loaded(tmp_path, content(steps=steps)).steps[1] == Interval(5.0, 0.0, 17.0)
+    assert loaded(tmp_path, content(steps=steps)).step_ns[1] == Interval(5.0, 0.0, 17.0)
 
 
 def test_interval_arithmetic() -> None:

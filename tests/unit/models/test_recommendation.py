@@ -16,10 +16,11 @@ from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.characterize.differential import scaling_efficiency
+from stashtrace.lab.intervals import Interval, exactly
 from stashtrace.lab.recommend.candidates import Budget, Candidate, Work, pareto_marked, same_price
 from stashtrace.lab.recommend.catalog import Catalog, Instance, load_catalog
 from stashtrace.lab.recommend.elasticity import elasticity, throughput
-from stashtrace.lab.recommend.profile import Interval, Profile, exactly
+from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.recommend import Recommendation, recommend
 from stashtrace.lab.recommend.report import choices
 
@@ -51,8 +52,8 @@ class TestNetworkedPairOfTheSamePrice:
         assert large.measured
         assert pair.measured
         assert same_price(large, pair)
-        assert large.cost is not None
-        assert pair.cost is not None
+        assert large.priced
+        assert pair.priced
         assert large.hours.value == pytest.approx(1.0)
         assert large.cost.value == pytest.approx(AWS.instances[whole].price_per_hour)
         assert pair.cost.value / large.cost.value == pytest.approx(slowdown)
@@ -117,8 +118,8 @@ class TestPublishedNumbers:
         alone, pair = named(answer, "node4"), named(answer, "node4", 2)
         assert round(pair.step.value / alone.step.value, 1) == 3.9
         assert pair.hours.value > 1.9 * alone.hours.value
-        assert alone.cost is not None
-        assert pair.cost is not None
+        assert alone.priced
+        assert pair.priced
         assert round(pair.cost.value / alone.cost.value, 1) == 3.9
         assert (alone.pareto, pair.pareto) == (True, False)
         assert pair.limited_by == "network"
@@ -154,7 +155,7 @@ class TestWork:
             recommend([ran("p3.8xlarge", 4, {2: 1.0}, 0)], AWS, Work(samples=1e5))
 
 
-#: Seconds of the five steps of a job with 8 devices, the fifth on two hosts of 4.
+#: Seconds of the five configurations of a job with 8 devices, the fifth on two hosts of 4.
 FIVE = {1: 0.10, 2: 0.13, 3: 0.20, 4: 0.15, 5: 0.25}
 
 
@@ -176,7 +177,7 @@ class TestCandidates:
         assert sorted(ran_so) == ["2x p3.8xlarge", "p3.16xlarge"]
 
     def test_sorted_by_cost(self) -> None:
-        costs = [one.cost.value for one in self.answer().candidates if one.cost is not None]
+        costs = [one.cost.value for one in self.answer().candidates if one.priced]
         assert costs == sorted(costs)
         assert len(costs) == len(self.answer().candidates)
 
@@ -187,7 +188,7 @@ class TestCandidates:
             assert one.limited_by in one.parts_ns
 
     def test_nothing_beats_the_front_and_something_beats_the_rest(self) -> None:
-        every = [(one.hours.value, one.cost.value, one.pareto) for one in self.answer().candidates if one.cost]
+        every = [(one.hours.value, one.cost.value, one.pareto) for one in self.answer().candidates if one.priced]
         for hours, cost, pareto in every:
             better = [1 for h, c, _ in every if h <= hours and c <= cost and (h, c) != (hours, cost)]
             assert pareto == (not better)
@@ -197,14 +198,14 @@ class TestCandidates:
     def test_cheapest_in_time_and_fastest_for_the_money(self) -> None:
         every = self.answer().candidates
         hours = sorted(one.hours.value for one in every)[len(every) // 2]
-        cost = sorted(one.cost.value for one in every if one.cost)[len(every) // 2]
+        cost = sorted(one.cost.value for one in every if one.priced)[len(every) // 2]
         answer = self.answer(Budget(hours, cost))
         cheapest, fastest = answer.cheapest_within_time, answer.fastest_within_cost
         assert cheapest is not None
         assert fastest is not None
-        assert cheapest.cost is not None
-        assert cheapest.cost.value == min(one.cost.value for one in every if one.cost and one.hours.value <= hours)
-        assert fastest.hours.value == min(one.hours.value for one in every if one.cost and one.cost.value <= cost)
+        assert cheapest.priced
+        assert cheapest.cost.value == min(one.cost.value for one in every if one.priced and one.hours.value <= hours)
+        assert fastest.hours.value == min(one.hours.value for one in every if one.priced and one.cost.value <= cost)
 
     @pytest.mark.parametrize("budget", [Budget(hours=0.01), Budget(cost=0.01), Budget(0.01, 0.01)])
     def test_a_budget_that_nothing_meets_names_the_nearest(self, budget: Budget) -> None:
@@ -218,7 +219,7 @@ class TestCandidates:
 
     def test_each_budget_can_be_met_without_both(self) -> None:
         every = self.answer().candidates
-        budget = Budget(min(one.hours.value for one in every), min(one.cost.value for one in every if one.cost))
+        budget = Budget(min(one.hours.value for one in every), min(one.cost.value for one in every if one.priced))
         answer = self.answer(budget)
         assert answer.cheapest_within_time is not None
         assert answer.fastest_within_cost is not None
@@ -230,7 +231,7 @@ class TestCandidates:
         one = ran("p3.16xlarge", 8, FIVE, network_hosts_count=2)
         answer = recommend([one], bare, Work(samples=1e6), Budget(cost=1e9))
         assert answer.candidates[-1].instance == "p3.2xlarge"
-        assert answer.candidates[-1].cost is None
+        assert not answer.candidates[-1].priced
         assert not answer.candidates[-1].pareto
         assert answer.fastest_within_cost is not None
         assert answer.fastest_within_cost.instance != "p3.2xlarge"
@@ -239,7 +240,7 @@ class TestCandidates:
     def test_an_empty_catalog_leaves_the_measured_machine(self) -> None:
         answer = recommend([ran("p3.16xlarge", 8, FIVE)], Catalog(), Work(samples=1e6), Budget(hours=1e6))
         assert {one.instance for one in answer.candidates} == {"p3.16xlarge"}
-        assert all(one.cost is None for one in answer.candidates)
+        assert all(not one.priced for one in answer.candidates)
         assert answer.cheapest_within_time is not None
         assert any("catalog is empty" in note for note in answer.notes)
 
@@ -268,11 +269,11 @@ class TestCandidates:
     def test_counts_of_which_nothing_is_said(self) -> None:
         answer = recommend([ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2})], AWS, Work(iterations=1))
         assert {one.count for one in answer.candidates} == {1}
-        said = "nothing is said of 2 and more p3.8xlarge, p3.2xlarge, p3.16xlarge: step 5 (several hosts) of c.json"
+        said = "nothing is said of 2 and more p3.8xlarge, p3.2xlarge, p3.16xlarge: configuration 5 (several hosts) of"
         assert any(note.startswith(said) for note in answer.notes)
 
     def test_nothing_at_all(self) -> None:
-        with pytest.raises(MissingDataError, match="nothing can be said of any instance: neither step 2"):
+        with pytest.raises(MissingDataError, match="nothing can be said of any instance: neither configuration 2"):
             recommend([ran("p3.8xlarge", 4, {5: 0.1})], Catalog(), Work(iterations=1))
 
     def test_other_batches_of_one_machine_are_not_called_a_price(self) -> None:
@@ -298,7 +299,7 @@ class TestCandidates:
     def test_steps_that_failed_leave_the_rest(self) -> None:
         answer = recommend([ran("p3.8xlarge", 4, {4: 0.2})], AWS, Work(iterations=1))
         assert [(one.name, one.measured) for one in answer.candidates] == [("p3.8xlarge", True)]
-        assert "step 1" in answer.not_measured["p3.16xlarge"]
+        assert "configuration 1" in answer.not_measured["p3.16xlarge"]
 
     @pytest.mark.parametrize(("steps", "count"), [({2: 0.2}, 1), ({4: 0.2}, 1), ({2: 0.2, 5: 0.3}, 2)])
     def test_without_step_one_nobody_knows_what_is_lost(self, steps: dict[int, float], count: int) -> None:
@@ -344,7 +345,7 @@ class TestElasticity:
         assert elasticity(recommend([one], AWS, Work(iterations=1)).candidates, [one], AWS) == []
 
     def test_a_count_that_ran_with_another_batch_is_predicted(self) -> None:
-        """One device was run with 32 samples; with 64 it is step 1 of the machine with four."""
+        """One device was run with 32 samples; with 64 it is configuration 1 of the machine with four."""
         ones = [ran("p3.2xlarge", 1, {1: 0.08}, 32), ran("p3.8xlarge", 4, {1: 0.16, 2: 0.2}, 64)]
         rows = elasticity(recommend(ones, AWS, Work(samples=1e5)).candidates, ones, AWS)
         found = {r.batch_samples: r.measured for r in rows if (r.instance, r.count) == ("p3.2xlarge", 1)}
@@ -410,7 +411,7 @@ points = st.lists(st.tuples(st.integers(1, 4), st.one_of(st.none(), st.integers(
 def test_the_front_is_what_nothing_beats(every: list[tuple[int, int | None]]) -> None:
     """With ties and without prices: marked if and only if no other is at least as good in both and better in one."""
     basis = recommend([ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2})], AWS, Work(iterations=1)).candidates[0]
-    made = [replace(basis, hours=exactly(h), cost=None if c is None else exactly(c)) for h, c in every]
+    made = [replace(basis, hours=exactly(h), cost=exactly(math.nan if c is None else c)) for h, c in every]
     for (hours, cost), one in zip(every, pareto_marked(made), strict=True):
         beaten = cost is None or any(
             c is not None and (h, c) != (hours, cost) and h <= hours and c <= cost for h, c in every

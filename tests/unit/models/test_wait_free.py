@@ -113,10 +113,11 @@ def test_buckets_as_torch_fills_them() -> None:
 
 
 def test_smaller_buckets_come_at_an_even_rate() -> None:
-    ready, sizes = rebucketed([10, 40], [100, 300], 200)
+    ready, sizes, anywhere = rebucketed([10, 40], [100, 300], 200)
+    assert anywhere
     assert ready.tolist() == [20, 40]
     assert sizes.tolist() == [200, 200]
-    ready, sizes = rebucketed([10, 20], [100, 100], 150)
+    ready, sizes, _ = rebucketed([10, 20], [100, 100], 150)
     assert ready.tolist() == [20]
     assert sizes.tolist() == [200]
     with pytest.raises(UsageError):
@@ -125,7 +126,8 @@ def test_smaller_buckets_come_at_an_even_rate() -> None:
 
 def test_what_one_tensor_filled_is_not_divided() -> None:
     """A message per tensor, as recorded with the smallest buckets: torch sends the large one as it is."""
-    ready, sizes = rebucketed([10, 20, 30, 40, 50], [4, 3, 5, 100, 4], 10)
+    ready, sizes, anywhere = rebucketed([10, 20, 30, 40, 50], [4, 3, 5, 100, 4], 10)
+    assert not anywhere
     assert ready.tolist() == [30, 40, 50]
     assert sizes.tolist() == [12, 100, 4]
 

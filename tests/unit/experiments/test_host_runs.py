@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.lab.characterize.hosts import HostTask, by_ssh, from_host, here, last_words, run_tasks
+from stashtrace.lab.characterize.hosts import HostTask, RunFailedError, by_ssh, from_host, here, last_words, run_tasks
 from stashtrace.loading.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,7 +98,7 @@ def test_what_another_host_recorded_comes_home(tmp_path: Path, ssh: list[str], m
             connected=True,
         ),
     ]
-    assert run_tasks(tasks, run, 5, 180.0, name="two", on_wait=lambda: None) == ""
+    run_tasks(tasks, run, 3, 180.0, name="two", on_wait=lambda: None)
     log = run.with_suffix(".log").read_text()
     assert f"said on one {tmp_path}/here" in log
     assert f"said on the other {tmp_path}/there" in log
@@ -111,8 +111,9 @@ def test_what_another_host_recorded_comes_home(tmp_path: Path, ssh: list[str], m
 def test_a_host_that_cannot_be_reached(tmp_path: Path, ssh: list[str]) -> None:
     home = from_host("nowhere", ssh)
     tasks = [HostTask((sys.executable, "-c", ""), {}, by_ssh("nowhere", ssh), "nowhere", bring_home=home)]
-    said = run_tasks(tasks, tmp_path / "run", 5, 180.0, name="one", on_wait=lambda: None)
-    assert said == "the command ended with exit code 255: Could not resolve hostname nowhere"
+    with pytest.raises(RunFailedError) as raised:
+        run_tasks(tasks, tmp_path / "run", 3, 180.0, name="one", on_wait=lambda: None)
+    assert str(raised.value) == "the command ended with exit code 255: Could not resolve hostname nowhere"
     with pytest.raises(CaptureError, match="cannot copy run from nowhere"):
         from_host("nowhere", ssh)(tmp_path / "run")
 
@@ -120,8 +121,9 @@ def test_a_host_that_cannot_be_reached(tmp_path: Path, ssh: list[str]) -> None:
 def test_a_run_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     tasks = [HostTask((sys.executable, "-c", "import time; time.sleep(100)"), {}, here)]
-    said = run_tasks(tasks, tmp_path / "run", 5, 3.0, name="long", on_wait=lambda: None)
-    assert said == "stopped after 3 s without having made its steps (see run.log)"
+    with pytest.raises(RunFailedError) as raised:
+        run_tasks(tasks, tmp_path / "run", 3, 3.0, name="long", on_wait=lambda: None)
+    assert str(raised.value) == "stopped after 3 s without having made its steps (see run.log)"
 
 
 SLEEPING = """import os, pathlib, time
@@ -159,7 +161,8 @@ def test_a_run_on_another_host_that_takes_too_long_ends_there(
     command, file = sleeping(tmp_path)
     tasks = [HostTask(command, {}, by_ssh("other", ssh), "other", connected=True)]
     for limit_s in (3.0, 20.0, 120.0):  # on a busy machine the job has hardly begun after three seconds
-        run_tasks(tasks, tmp_path / f"run{limit_s}", 5, limit_s, name="long", on_wait=lambda: time.sleep(0.1))
+        with pytest.raises(RunFailedError, match="stopped after"):
+            run_tasks(tasks, tmp_path / f"run{limit_s}", 3, limit_s, name="long", on_wait=lambda: time.sleep(0.1))
         if file.exists():
             break
     assert file.exists(), (tmp_path / f"run{limit_s}.log").read_text()

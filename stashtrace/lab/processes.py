@@ -1,0 +1,124 @@
+"""Processes of ours that work as the ranks of one job on this host, as a launcher of training jobs would start them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from stashtrace.errors import CaptureError
+from stashtrace.record.own_program import own_program
+
+_POLL_S = 0.02
+
+
+class RankFailedError(CaptureError):
+    """A rank ended with an error.
+
+    Attributes
+    ----------
+    rank, code : int
+        Which one, and its exit code; negative for a signal.
+    """
+
+    def __init__(self, rank: int, code: int, *, hint: str | None = None) -> None:
+        super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", hint=hint)
+        self.rank, self.code = rank, code
+
+
+def rank_variables(rank: int, ranks: int) -> dict[str, str]:
+    """Variables that a launcher of training jobs gives a rank."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {
+        "PYTHONSAFEPATH": "1",  # what is in the current folder is none of its business
+        **{name: str(number) for name, number in place.items()},
+    }
+
+
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[list[int]]:
+    """The cores of each rank: equal, disjoint parts; nobody is pinned where there are more ranks than cores.
+
+    Examples
+    --------
+    >>> cores_of_ranks([0, 1, 2, 3, 4], 2), cores_of_ranks([0, 1], 3)
+    ([[0, 1], [2, 3]], [[], [], []])
+    """
+    each = len(cores) // ranks
+    return [list(cores[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+
+
+@contextmanager
+def rank_processes(
+    module: str, tasks: Sequence[Path], logs: Sequence[Path], environment: Mapping[str, str]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start ``python -m MODULE TASK`` once per rank; those that still run at the end are killed.
+
+    Parameters
+    ----------
+    module : str
+    tasks, logs : sequence of Path
+        One per rank: its argument, and the file for what it prints.
+    environment : mapping
+        Variables of all ranks.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    # All ranks are on this host; gloo would otherwise ask for the address of the host's name, which not all know.
+    common = {"GLOO_SOCKET_IFNAME": "lo", **environment}
+    try:
+        for rank, (task, log) in enumerate(zip(tasks, logs, strict=True)):
+            with open(log, "wb") as printed:
+                process = subprocess.Popen(
+                    own_program(module, str(task)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=printed,
+                    env={**common, **rank_variables(rank, len(tasks))},
+                )
+            started.append(process)
+        yield started
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def wait_for_ranks(
+    processes: Sequence[subprocess.Popen[bytes]], *, on_wait: Callable[[Sequence[int]], None] = lambda running: None
+) -> None:
+    """Wait until all ranks have ended well.
+
+    Parameters
+    ----------
+    processes : sequence of Popen
+        One per rank.
+    on_wait : callable
+        Told the ranks that still run, now and then.
+
+    Raises
+    ------
+    RankFailedError
+        As soon as one has failed.
+    """
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                raise RankFailedError(rank, code)
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        if not running:
+            return
+        on_wait(running)
+        time.sleep(_POLL_S)
+
+
+def last_line(log: Path) -> str:
+    """Last line that a process printed; empty if it printed none."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return text.splitlines()[-1][:200] if text else ""
