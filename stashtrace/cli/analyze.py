@@ -150,12 +150,12 @@ def main(argv: Sequence[str]) -> int:
                 hint="use --format json, or `stashtrace analyze findings`",
             )
         return print_summary(arguments.paths, arguments.run, "json" if arguments.format == "json" else "text")
-    name = known_analysis(arguments.name)
+    name, function = arguments.name, find(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
     options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
-    for option in unknown_options(find(name), options):
+    for option in unknown_options(function, options):
         raise UsageError(f"analysis {name!r} has no option --{option.replace('_', '-')}", hint="leave it out")
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
@@ -233,24 +233,3 @@ def _analyzed(
 
     trace = load_watched(source, run_id=arguments.run)
     return analyze(trace, name, **options), trace.strings
-
-
-def known_analysis(name: str) -> str:
-    """Return the name if there is such an analysis.
-
-    Raises
-    ------
-    UsageError
-        If not; the hint names the nearest.
-    """
-    from difflib import get_close_matches
-
-    from stashtrace.analysis.registry import ANALYSES, plugins
-
-    names = [known for known, _, _ in ANALYSES]
-    if name in names or name in plugins():
-        return name
-    names += plugins()
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean `stashtrace analyze {near[0]}`?" if near else "choose from: " + ", ".join(names)
-    raise UsageError(f"no analysis named {name!r}", hint=hint)
