@@ -1,4 +1,4 @@
-"""The list of exporters, and ``export``, the one way to call them. Called by the public API and the CLI."""
+"""The list of exporters, and ``export``, which calls them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an exporter wrote.
+    """Result of an export.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Exported:
     rows_count : int
         Slices of a time line, rows of a table, nodes of execution traces.
     notes : tuple of str
-        What a person should know about it: cuts, aggregation.
+        Sentences for the user about cuts and aggregation.
     """
 
     path: Path
@@ -65,17 +65,17 @@ class Exported:
 
 
 def plugins() -> dict[str, Plugin]:
-    """Exporters of other packages by name. Reads the entry points of all packages that are installed."""
+    """Return the exporters of other packages by name, from the entry points of all installed packages."""
     return entry_points("exporter", [name for name, _, _ in EXPORTERS])
 
 
 def known_exporter(name: str) -> str:
-    """Return the name if there is such an exporter.
+    """Return the name of an exporter.
 
     Raises
     ------
     UsageError
-        If not; the hint lists them.
+        If there is no such exporter; the hint lists them.
     """
     known = [own for own, _, _ in EXPORTERS]
     if name in known or name in plugins():
@@ -93,9 +93,9 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     name : str
         Exporter: ``perfetto``, ``csv``, ``parquet``, ``store``, ``arrow``, ``chakra``.
     path : str or Path
-        File to write, of a store and of execution traces the folder; replaced only when the export succeeded.
+        File to write; the folder of a store and of execution traces. Replaced only when the export succeeds.
     **options
-        Of that exporter, see its own documentation.
+        Of that exporter; see its documentation.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     UsageError
         If there is no such exporter, or it does not know an option.
     PluginError
-        If it is of another package and cannot be loaded, fails, or returns something else.
+        If the exporter of another package cannot be loaded, fails, or returns no ``Exported``.
     """
     target = next((target for known, target, _ in EXPORTERS if known == name), None)
     if target is None:
@@ -119,7 +119,7 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
 
 
 def _by_plugin(plugin: Plugin, trace: Trace, path: Path, options: dict[str, Any]) -> Exported:
-    """What another package's exporter wrote; it gives what ours give or raises a StashtraceError."""
+    """Call another package's exporter; anything but an ``Exported`` or a StashtraceError becomes a PluginError."""
     call = plugin.load()
     if not callable(call):
         raise plugin.error(f"is no function but a {type(call).__name__}")

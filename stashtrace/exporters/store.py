@@ -1,10 +1,10 @@
-"""A store of Parquet files, partitioned by rank, with what only all ranks together can tell beside each rank's rows.
+"""Writes a store of Parquet files, partitioned by rank; each rank's partition includes results that need all ranks.
 
     first pass    rank by rank: rows -> STORE/<table>/rank=<r>/
     second pass   rank by rank: a few columns -> steps numbered and collectives matched among all ranks -> partitions
 
-Called through ``registry.export`` and by ``stashtrace export parquet RUN -o DIR``. After the second pass any rank can
-be analysed alone, in its own process on its own machine, and gets what it would get within the whole run.
+After the second pass any rank can be analysed alone, in its own process on its own machine, with the results that it
+would have within the whole run.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -34,13 +34,13 @@ from stashtrace.schema.trace import EventTables, Trace
 from stashtrace.store.files import StoreWriter, read_partition
 from stashtrace.store.layout import NO_RANK
 
-#: Called with (share done, what is being done).
+#: Called with (share done, current task).
 Progress = Callable[[float, str], None]
 
-#: What local steps are made of, and what the match of collectives reads.
+#: Tables that steps are found in, and those that the match of collectives reads.
 _STEP_TABLES = ("phases", "batches", "spans", "device_brackets", "kernels")
 _MATCH_TABLES = ("collectives", "collective_waits", "collective_details", "device_clocks", "kernels")
-#: Made anew by the second pass.
+#: Tables that the second pass makes.
 _DERIVED = ("numbered_steps", "matched_collectives")
 
 
@@ -54,10 +54,9 @@ def export_store(trace: Trace, path: Path, *, ranks: Iterable[int] | None = None
     path : Path
         Folder to make; one that holds a store is replaced.
     ranks : iterable of int, optional
-        Only these ranks. Steps and collectives are still numbered and matched among those written alone.
+        Only these ranks; steps and collectives are numbered and matched among them.
     """
-    wanted = None if ranks is None else frozenset(ranks)
-    return _write(_Split(trace), path, trace.path, wanted, None)
+    return _write(_Split(trace), path, trace.path, ranks, None)
 
 
 def store_run(
@@ -70,25 +69,26 @@ def store_run(
 ) -> Exported:
     """Write a run of ours as a store, one rank in memory at a time; parameters as of ``load_trace``."""
     parts = RanksOfRun(run, run_id=run_id)
-    return _write(parts, path, parts.path, None if ranks is None else frozenset(ranks), progress)
+    return _write(parts, path, parts.path, ranks, progress)
 
 
 def _write(
-    parts: RanksOfRun | _Split, path: Path, source: str, ranks: frozenset[int] | None, progress: Progress | None
+    parts: RanksOfRun | _Split, path: Path, source: str, ranks: Iterable[int] | None, progress: Progress | None
 ) -> Exported:
-    say = progress or (lambda share, what: None)
+    report = progress or (lambda share, task: None)
+    chosen = None if ranks is None else {*ranks, NO_RANK}
     writer = StoreWriter(path, parts.strings)
     for done, (rank, tables) in enumerate(parts):
-        if ranks is None or rank in ranks or rank == NO_RANK:
+        if chosen is None or rank in chosen:
             writer.write(rank, {name: table for name, table in tables.items() if name not in _DERIVED})
-        say(0.7 * (done + 1) / max(len(parts), 1), f"rank {rank}")
+        report(0.7 * (done + 1) / max(len(parts), 1), f"rank {rank}")
     rest = parts.rest()
     rank_of, rank_of_track = _owners(rest["processes"], rest["tracks"])
     for name, table in rest.items():
         for rank, part in _by_rank(table, rank_of, rank_of_track):
-            if ranks is None or rank in ranks or rank == NO_RANK:
+            if chosen is None or rank in chosen:
                 writer.write(rank, {name: part})
-    _settle(path, writer, rest, parts.strings, source, lambda share, what: say(0.7 + 0.3 * share, what))
+    _second_pass(path, writer, rest, parts.strings, source, lambda share, task: report(0.7 + 0.3 * share, task))
     writer.finish(source=os.path.basename(source.rstrip("/")), stashtrace=__version__)
     rows = sum(count for name, count in writer.rows.items())
     note = f"{len(writer.ranks)} ranks, {rows} rows: `stashtrace analyze NAME {path}`, or any reader of Parquet"
@@ -133,12 +133,12 @@ class _Split:
         return {"io": table.take(np.isin(table["track_id"], mine))}
 
     def rest(self) -> dict[str, Table]:
-        """Small tables of the whole trace."""
+        """Return the small tables of the whole trace."""
         return {name: self._trace.table(name) for name in self._REST}
 
 
 def _counted_from_0(tables: dict[str, Table]) -> dict[str, Table]:
-    """Keys of collectives as row numbers of this partition."""
+    """Return the tables with row numbers of this partition as keys of collectives."""
     collectives = tables.get("collectives")
     if collectives is not None:
         tables.update(number_collectives(collectives, tables.get("collective_waits"), tables.get("collective_details")))
@@ -146,7 +146,7 @@ def _counted_from_0(tables: dict[str, Table]) -> dict[str, Table]:
 
 
 def _owners(processes: Table, tracks: Table) -> tuple[dict[int, int], Array]:
-    """Rank of each process, and of each track by its number."""
+    """Return the rank of each process, and of each track by its number."""
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     by_track = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, NO_RANK, dtype=np.int64)
     by_track[tracks["track_id"]] = [rank_of.get(p, NO_RANK) for p in tracks["process_id"].tolist()]
@@ -154,7 +154,7 @@ def _owners(processes: Table, tracks: Table) -> tuple[dict[int, int], Array]:
 
 
 def _ranks(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> Array:
-    """Rank of each row: its own column, its process's, or its track's; -1 if it has none."""
+    """Return the rank of each row: its own, its process's, or its track's; -1 if it has none."""
     if "rank" in table:
         return table["rank"]
     if "process_id" in table:
@@ -176,10 +176,10 @@ def _by_rank(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> 
 # Second pass --------------------------------------------------------------------------------------
 
 
-def _settle(
-    path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings: StringPool, source: str, say: Progress
+def _second_pass(
+    path: Path, writer: StoreWriter, rest: Mapping[str, Table], strings: StringPool, source: str, report: Progress
 ) -> None:
-    """Steps and collectives among all ranks, into each rank's partition."""
+    """Number steps and match collectives among all ranks, and write each rank's part into its partition."""
     ranks = sorted(writer.ranks)
     steps: list[RankSteps] = []
     thin: list[EventTables] = []
@@ -187,7 +187,7 @@ def _settle(
         trace = read_partition(path, rank, {*_STEP_TABLES, *_MATCH_TABLES})
         steps += _steps_of(trace)
         thin.append(_thinned(trace))
-        say(0.9 * (done + 1) / len(ranks), f"rank {rank} among the others")
+        report(0.9 * (done + 1) / len(ranks), f"rank {rank} among the others")
     counts = [len(part.collectives) for part in thin]
     offset_keys(thin)
     joined = {name: Table.concat(TABLES[name], [part.table(name) for part in thin]) for name in _MATCH_TABLES}
@@ -205,7 +205,7 @@ def _settle(
 
 
 def _steps_of(trace: Trace) -> Sequence[RankSteps]:
-    """Steps of one rank; none if it has none, which analyses that need them say of the whole."""
+    """Return the steps of one rank; none if it has none. Analyses that need steps report that for the whole run."""
     try:
         return local_steps(trace)
     except MissingDataError:
@@ -213,7 +213,7 @@ def _steps_of(trace: Trace) -> Sequence[RankSteps]:
 
 
 def _thinned(trace: Trace) -> EventTables:
-    """What a match of collectives reads of one rank: the kernels of communication alone, waits for rows without end."""
+    """Return what a match of collectives reads of one rank: kernels of communication, waits for unended rows."""
     kernels, waits, collectives = trace.kernels, trace.collective_waits, trace.collectives
     unended = collectives["collective_key"][collectives["end_ns"] < 0]
     tables = {
@@ -227,17 +227,17 @@ def _thinned(trace: Trace) -> EventTables:
 
 
 def _numbered(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int, Table]]:
-    """Steps of each rank as numbered among all; nothing if nobody has steps, as analyses that need them will say."""
+    """Yield the steps of each rank as numbered among all; nothing if no rank has steps."""
     if any(len(rank.columns.begin) for rank in steps):
-        found = number_steps(steps, together.collectives, first_recorded_step(together))
-        groups = RowsBy(found["rank"])
+        numbered = number_steps(steps, together.collectives, first_recorded_step(together))
+        groups = RowsBy(numbered["rank"])
         for rank in groups.values.tolist():
-            own = found.take(groups.rows(rank))
+            own = numbered.take(groups.rows(rank))
             yield rank, Table(TABLES["numbered_steps"], {name: own[name] for name in own.columns})
 
 
 def _matched(together: Trace) -> Table:
-    """What all ranks together tell of each collective, in the order of the rows given."""
+    """Return the facts about each collective that need all ranks, in the order of the rows given."""
     index = TraceIndex(together)
     table, cuts = index.trace.collectives, index.network_cuts
     columns = {name: table[name] for name in ("collective_key", "process_id", "rank")}

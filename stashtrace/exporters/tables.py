@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,60 +48,68 @@ def export_csv(
         Only rows with ``first <= step < last``; the table must have a column ``step``.
     **options
         Of the analysis.
+
+    Raises
+    ------
+    UsageError
+        If there is no such table, column or option.
     """
-    chosen = _choose(trace, table, ranks, steps, options)
-    with complete_file(path) as partial:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(chosen.columns)
-            for start in range(0, len(chosen), _CSV_ROWS):
-                part = [chosen[name][start : start + _CSV_ROWS].tolist() for name in chosen.columns]
-                writer.writerows(map(spreadsheet_cell, row) for row in zip(*part, strict=True))
-    return Exported(path, path.stat().st_size, len(chosen))
+    return _export(trace, path, _write_csv, table=table, ranks=ranks, steps=steps, **options)
 
 
-def export_parquet(
+def export_parquet(trace: Trace, path: Path, **options: Any) -> Exported:
+    """Write one table as Parquet; options and errors as of :func:`export_csv`. Needs pyarrow."""
+    return _export(trace, path, _write_parquet, **options)
+
+
+def export_arrow(trace: Trace, path: Path, **options: Any) -> Exported:
+    """Write one table as an Arrow (Feather 2) file; options and errors as of :func:`export_csv`. Needs pyarrow."""
+    return _export(trace, path, _write_feather, **options)
+
+
+def _export(
     trace: Trace,
     path: Path,
+    write: Callable[[Table, Path], None],
     *,
     table: str = "stalls",
     ranks: Iterable[int] | None = None,
     steps: tuple[int, int] | None = None,
     **options: Any,
 ) -> Exported:
-    """Write one table as Parquet; parameters as in :func:`export_csv`. Needs pyarrow."""
-    chosen = _choose(trace, table, ranks, steps, options)
+    chosen = _cut(trace, table, ranks, steps, options)
+    with complete_file(path) as partial:
+        write(chosen, partial)
+    return Exported(path, path.stat().st_size, len(chosen))
+
+
+def _write_csv(table: Table, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.columns)
+        for start in range(0, len(table), _CSV_ROWS):
+            part = [table[name][start : start + _CSV_ROWS].tolist() for name in table.columns]
+            writer.writerows(map(spreadsheet_cell, row) for row in zip(*part, strict=True))
+
+
+def _write_parquet(table: Table, path: Path) -> None:
     _require_pyarrow()
     import pyarrow.parquet
 
-    with complete_file(path) as partial:
-        pyarrow.parquet.write_table(chosen.to_arrow(), partial)
-    return Exported(path, path.stat().st_size, len(chosen))
+    pyarrow.parquet.write_table(table.to_arrow(), path)
 
 
-def export_arrow(
-    trace: Trace,
-    path: Path,
-    *,
-    table: str = "stalls",
-    ranks: Iterable[int] | None = None,
-    steps: tuple[int, int] | None = None,
-    **options: Any,
-) -> Exported:
-    """Write one table as an Arrow (Feather 2) file; parameters as in :func:`export_csv`. Needs pyarrow."""
-    chosen = _choose(trace, table, ranks, steps, options)
+def _write_feather(table: Table, path: Path) -> None:
     _require_pyarrow()
     import pyarrow.feather
 
-    with complete_file(path) as partial:
-        pyarrow.feather.write_feather(chosen.to_arrow(), str(partial), compression="uncompressed")
-    return Exported(path, path.stat().st_size, len(chosen))
+    pyarrow.feather.write_feather(table.to_arrow(), str(path), compression="uncompressed")
 
 
-def _choose(
+def _cut(
     trace: Trace, name: str, ranks: Iterable[int] | None, steps: tuple[int, int] | None, options: dict[str, Any]
 ) -> Table:
-    """The table, cut."""
+    """Return a table or the result of an analysis, cut to ranks and steps."""
     if name in TABLES:
         if options:
             raise UsageError(f"the table {name} takes no {', '.join(options)}")
@@ -118,8 +126,8 @@ def _choose(
         if unknown:
             raise UsageError(f"the analysis {name} takes no {', '.join(unknown)}")
         table = analyze(trace, name, **options)
-    for column, wanted in (("rank", ranks), ("step", steps)):
-        if wanted is not None and column not in table:
+    for column, limits in (("rank", ranks), ("step", steps)):
+        if limits is not None and column not in table:
             raise UsageError(f"the table {name} has no column {column} to cut by")
     if ranks is not None:
         table = table.take(np.isin(table["rank"], list(ranks)))

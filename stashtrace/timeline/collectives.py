@@ -1,9 +1,9 @@
 """Collectives of all ranks: one track per rank and communicator, wait and transfer nested, arrows from the late rank.
 
-Called by ``timeline``, once for all ranks, because a wait is only known by looking at the others. All of it goes into
-one packet sequence in which, at one instant, operations come before what is nested in them: the late rank's
-operation begins at the very nanosecond at which the others' transfer begins, and the arrow must leave from it.
-Operations that a device timed lie below their GPU, from when the device entered them; untimed ones show the call.
+All ranks are drawn at once, because a rank's wait is only known from the others. All slices go into one packet sequence
+in which, at one instant, operations come before the slices nested in them: the late rank's operation begins at the
+nanosecond at which the others' transfer begins, and the arrow must leave from it. Operations timed by a device lie
+below their GPU, from when the device entered them; untimed ones show the call.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,30 +15,43 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.analysis.collectives.device import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.registry import analyze
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.host import NO_VALUE, OPS, Order
+from stashtrace.timeline.host import OPS, Order
 from stashtrace.timeline.rows import TraceRows
-from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
+from stashtrace.timeline.tracks import (
+    Bools,
+    Ints,
+    Line,
+    Piece,
+    Texts,
+    TrackTree,
+    code_where,
+    coded,
+    numbered,
+    value_where,
+)
 from stashtrace.units import duration_text, shortened
 
-#: Words for ``status_code`` and ``source_code``; what no source timed, the kernels did.
+#: Words for ``status_code`` and ``source_code``; operations without a source are timed by their kernels.
 _STATUS = ("", "failed", "end seen late", "end not seen")
 _SOURCES = ("nothing", "events", "plugin", "kernels")
 _KERNELS = _SOURCES.index("kernels")
+#: Stands for the stream of operations that are not on a device.
+_ON_HOST = -2
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the operations of a rank go: below its root, or below the group of the device that ran them.
+    """Parents of the operations of a rank: its root, or the group of the device that ran them.
 
     Attributes
     ----------
@@ -55,10 +68,10 @@ class Places:
 def collective_layer(
     rows: TraceRows, tree: TrackTree, places: Mapping[int, Places]
 ) -> tuple[list[_native.perfetto.Slices], Ints]:
-    """Slices of the collectives of these ranks, parents before children.
+    """Return the slices of the collectives of these ranks, parents before children, and the arrows from their calls.
 
-    And per row of the table the number of the arrow from its call: 0 if it is not on a device or not shown, -1 if it is
-    shown without an arrow.
+    The arrows are numbers by row of the table: 0 if the row is not on a device or not shown, -1 if it is shown without
+    an arrow.
     """
     launches = np.zeros(len(rows.trace.collectives), dtype=np.int64)
     if not len(launches):
@@ -77,7 +90,7 @@ def collective_layer(
         return [], launches
     timed = table["device_begin_ns"] >= 0
     untimed = seen.given[keep] & ~timed
-    # Called, but when it ran is not known: nobody waited or moved bytes in what is drawn.
+    # The call is known, but not when the operation ran: neither a wait nor a transfer is drawn.
     end = np.where(untimed, np.maximum(table["return_ns"], table["call_ns"]), end)
     last = np.where(untimed, end, last)
     late = np.where(untimed, -1, late)
@@ -92,9 +105,9 @@ def collective_layer(
     operation.doubles["algbw_gb_per_s"] = np.where(
         table["end_ns"] > begins, table["message_bytes"] / np.maximum(end - begins, 1), np.nan
     )
-    operation.ints["wait_ns"] = np.where(waits, begins - call, NO_VALUE)
-    operation.ints["late_rank"] = np.where(waits, late, NO_VALUE)
-    operation.texts["called_as"] = (np.where(table["name_code"] > 0, table["name_code"], -1), rows.texts)
+    operation.ints["wait_ns"] = value_where(waits, begins - call)
+    operation.ints["late_rank"] = value_where(waits, late)
+    operation.texts["called_as"] = (code_where(table["name_code"] > 0, table["name_code"]), rows.texts)
     operation.texts["status"] = (
         np.where(table["status_code"] > 0, coded(table["status_code"], range(len(_STATUS))), -1),
         Texts([*_STATUS, "unknown"]),
@@ -113,8 +126,8 @@ def collective_layer(
     moving = np.flatnonzero((end > begins) & ~untimed)
     late_codes, late_names = numbered(["wait for rank"], np.zeros(len(waiting)), late[waiting])
     wait = Piece(track[waiting], call[waiting], begins[waiting], late_codes, late_names)
-    why, why_texts = reasons(rows.trace, table)
-    wait.texts["late_because"] = (why[waiting], why_texts)
+    reason_codes, reason_texts = reasons(rows.trace, table)
+    wait.texts["late_because"] = (reason_codes[waiting], reason_texts)
     transfer = Piece(
         track[moving], begins[moving], end[moving], np.zeros(len(moving), dtype=np.int64), Texts(["transfer"])
     )
@@ -123,7 +136,7 @@ def collective_layer(
 
 
 def _as_entered(trace: Trace, seen: DeviceCollectives) -> Trace:
-    """The trace with the collectives of devices called when the device entered them: it runs behind the host."""
+    """Return the trace with collectives of devices called when the device entered them: it runs behind the host."""
     table = trace.collectives
     if not seen.timed.any():
         return trace
@@ -134,7 +147,7 @@ def _as_entered(trace: Trace, seen: DeviceCollectives) -> Trace:
 
 
 def _add_details(rows: TraceRows, operation: Piece, shown: Ints) -> None:
-    """What the plugin tells beyond times, as arguments."""
+    """Add the plugin's details as arguments."""
     details, count = rows.trace.collective_details, len(rows.trace.collectives)
     details = details.take((details["collective_key"] >= 0) & (details["collective_key"] < count))
     if not len(details):
@@ -142,19 +155,19 @@ def _add_details(rows: TraceRows, operation: Piece, shown: Ints) -> None:
     for argument, column in (("algorithm", "algorithm_code"), ("protocol", "protocol_code")):
         codes = np.zeros(count, dtype=np.int64)
         codes[details["collective_key"]] = details[column]
-        operation.texts[argument] = (np.where(codes[shown] > 0, codes[shown], -1), rows.texts)
+        operation.texts[argument] = (code_where(codes[shown] > 0, codes[shown]), rows.texts)
     for name in ("network_ns", "wire_wait_ns", "peer_wait_ns", "gpu_wait_ns", "channel_skew_ns", "channel_spread_ns"):
         values = np.full(count, -1, dtype=np.int64)
         values[details["collective_key"]] = details[name]
-        operation.ints[name] = np.where(values[shown] >= 0, values[shown], NO_VALUE)
+        operation.ints[name] = value_where(values[shown] >= 0, values[shown])
 
 
 def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
-    """End of each operation; one that never ended lasts until its process did."""
-    life = np.zeros(int(trace.processes["process_id"].max()) + 1, dtype=np.int64)
-    life[trace.processes["process_id"]] = trace.processes["end_ns"]
-    alive = np.maximum(life[table["process_id"]], table["call_ns"])
-    return np.where(resolved_ns == NEVER, alive, np.maximum(resolved_ns, table["call_ns"]))
+    """Return the end of each operation; one that never ended lasts until its process ends."""
+    end_of_process = np.zeros(int(trace.processes["process_id"].max()) + 1, dtype=np.int64)
+    end_of_process[trace.processes["process_id"]] = trace.processes["end_ns"]
+    end = np.where(resolved_ns == NEVER, end_of_process[table["process_id"]], resolved_ns)
+    return np.maximum(end, table["call_ns"])
 
 
 def _place(
@@ -163,92 +176,82 @@ def _place(
     places: Mapping[int, Places],
     table: Table,
     end: Ints,
-    on_device: npt.NDArray[np.bool_],
+    on_device: Bools,
 ) -> Ints:
-    """Track of each row: below its rank or its device, one line per communicator."""
+    """Make the tracks of all rows: below the rank or the device, one line per communicator. Return each row's track."""
     groups = {(g["rank"], g["group_hash"]): g for g in trace.groups.rows()}
-    hashes, communicator = np.unique(table["group_hash"], return_inverse=True)
+    communicators = GroupBy(table["group_hash"])
+    hashes = communicators.values.tolist()
     track = np.empty(len(table), dtype=np.int64)
-    below = _parents(trace, places, table, on_device)
-    for parent, rank in sorted(set(zip(below.tolist(), table["rank"].tolist(), strict=True))):
-        mine = np.flatnonzero((below == parent) & (table["rank"] == rank))
+    parents = GroupBy(_parents(trace, places, table, on_device), table["rank"])
+    for rows, parent, rank in zip(parents, *(column.tolist() for column in parents.keys), strict=True):
+        communicator = communicators.number[rows]
         lines = {}
-        for number in np.unique(communicator[mine]).tolist():
-            group = groups.get((rank, int(hashes[number])))
-            name = trace.text(group["name_code"]) if group else f"group {int(hashes[number]):x}"
+        for number in np.unique(communicator).tolist():
+            group = groups.get((rank, hashes[number]))
+            name = trace.text(group["name_code"]) if group else f"group {hashes[number]:x}"
             about = f"{trace.text(group['backend_code'])}, ranks {trace.text(group['members_code'])}" if group else ""
             lines[number] = Line(f"{name} · rank {rank:03d}", Order.COMMUNICATORS + number, about)
-        if len(mine):
-            track[mine] = tree.place(
-                parent, lines, communicator[mine].astype(np.int64), table["call_ns"][mine], end[mine], nest=False
-            )
+        track[rows] = tree.place(parent, lines, communicator, table["call_ns"][rows], end[rows], nest=False)
     return track
 
 
-def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device: npt.NDArray[np.bool_]) -> Ints:
-    """Track below which the line of each row's communicator hangs."""
+def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device: Bools) -> Ints:
+    """Return the parent of the line of each row's communicator."""
     devices = dict(zip(trace.streams["track_id"].tolist(), trace.streams["device_index"].tolist(), strict=True))
-    stream = np.where(on_device, table["stream_track_id"], -2)
-    keys = np.stack([table["rank"], table["process_id"], stream], axis=1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    found = []
-    for rank, process, given in distinct.tolist():
+    streams = GroupBy(table["rank"], table["process_id"], np.where(on_device, table["stream_track_id"], _ON_HOST))
+    parents = []
+    for rank, process, stream in zip(*(column.tolist() for column in streams.keys), strict=True):
         place = places[rank]
         any_device = next((track for (owner, _), track in place.devices.items() if owner == process), place.root)
-        on = place.devices.get((process, devices.get(given, -1)), any_device)
-        found.append(place.root if given == -2 else on)
-    return np.array(found, dtype=np.int64)[inverse.reshape(-1)]
+        device = place.devices.get((process, devices.get(stream, -1)), any_device)
+        parents.append(place.root if stream == _ON_HOST else device)
+    return np.array(parents, dtype=np.int64)[streams.number]
 
 
 def _join(
     tree: TrackTree,
     table: Table,
     late: Ints,
-    waits: npt.NDArray[np.bool_],
+    waits: Bools,
     moving: Ints,
     operation: Piece,
     transfer: Piece,
 ) -> None:
-    """Arrow from the late rank's operation to the transfer of each rank that waited for it."""
-    _, group = np.unique(table["group_hash"], return_inverse=True)
-    ranks = int(table["rank"].max()) + 2
-    numbers, sequence = np.unique(table["sequence"], return_inverse=True)
-    key = (group.astype(np.int64) * len(numbers) + sequence) * ranks
-    own = key + table["rank"]
-    order = np.argsort(own, kind="stable")
+    """Add an arrow from the late rank's operation to the transfer of each rank that waited for it."""
+    operations = GroupBy(table["group_hash"], table["sequence"], table["rank"])
     targets = np.flatnonzero(waits[moving])
-    wanted = key[moving[targets]] + late[moving[targets]]
-    at = np.minimum(np.searchsorted(own[order], wanted), len(order) - 1)
-    found = own[order][at] == wanted
-    ids = tree.flow_ids(int(found.sum()))
-    operation.flows.append((order[at[found]], ids))
-    transfer.flows.append((targets[found], ids))
+    waiting = moving[targets]
+    source = operations.row_of(table["group_hash"][waiting], table["sequence"][waiting], late[waiting])
+    ids = tree.flow_ids(int(np.count_nonzero(source >= 0)))
+    operation.flows.append((source[source >= 0], ids))
+    transfer.flows.append((targets[source >= 0], ids))
 
 
-# What kept the late rank, as an argument of the waits for it: of the costliest operations, as `late` names them.
+# Causes of the costliest operations, as `late` names them: an argument of the waits for the late rank.
 
 _NAME_WIDTH = 60
 
 
 def reasons(trace: Trace, table: Table) -> tuple[Ints, Texts]:
-    """For each row of some collectives of the trace the code of what kept its late rank, -1 if nothing is known."""
+    """Return for each row of a table of collectives the code of what delayed its late rank, -1 if unknown."""
     texts: list[str] = []
     codes: dict[tuple[str, int], int] = {}
     for row in analyze(trace, "late").rows():
         if row["cause_kind"] != "unknown":
             codes[row["communicator"], row["sequence"]] = len(texts)
             texts.append(reason(row))
-    hashes, inverse = np.unique(table["group_hash"], return_inverse=True)
-    names = communicator_names(trace, hashes)
-    out = np.full(len(table), -1, dtype=np.int64)
+    groups = GroupBy(table["group_hash"])
+    names = communicator_names(trace, groups.values)
+    of_rows = np.full(len(table), -1, dtype=np.int64)
     for (name, sequence), code in codes.items():
-        if np.count_nonzero(names == name) == 1:  # of groups that share a name nobody knows which is meant
-            out[(names[inverse] == name) & (table["sequence"] == sequence)] = code
-    return out, Texts(texts or [""])
+        if np.count_nonzero(names == name) == 1:  # a name that groups share does not tell which is meant
+            of_rows[(names[groups.number] == name) & (table["sequence"] == sequence)] = code
+    return of_rows, Texts(texts or [""])
 
 
 def reason(row: dict[str, Any]) -> str:
-    """Cause, worker, name and time.
+    """Return cause, time, worker and name in one line.
 
     Examples
     --------

@@ -12,13 +12,14 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace.analysis.devices.launches import first_of_each, waiting
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import TrackKind
-from stashtrace.timeline.devices import Groups, host_lead
+from stashtrace.timeline.devices import Groups, host_lead, on_device
 from stashtrace.timeline.host import Order
 from stashtrace.timeline.rows import RankRows
 from stashtrace.timeline.tracks import Doubles, Ints, Line, TrackTree
 
-#: Counters worth a line, in this order: name (before any ``.interface``) -> title. User counters follow by name.
+#: Our counters with a line, in this order: name (before any ``.interface``) -> title. Users' counters follow by name.
 _SHOWN = {
     "process_user_ns_total": "CPU user",
     "process_system_ns_total": "CPU system",
@@ -41,9 +42,9 @@ _SHOWN = {
 }
 _PLACE = {name: place for place, name in enumerate(_SHOWN)}
 _OURS = ("process_", "thread_", "host_", "net_", "rdma_", "nvml_")
-#: Unit of a cumulative sample -> unit of its rate, and what a step of one in a nanosecond is in it.
+#: Unit of a cumulative sample -> unit of its rate, and the rate of an increase by one in a nanosecond.
 _RATES = {"ns": ("%", 100.0), "bytes": ("B/s", 1e9), "count": ("/s", 1e9), "joules": ("W", 1e9)}
-#: Unit of any other sample -> unit and factor of what is shown.
+#: Unit of any other sample -> unit and factor of the shown value.
 _VALUES = {
     "ns": ("ms", 1e-6),
     "bytes": ("B", 1.0),
@@ -53,7 +54,7 @@ _VALUES = {
     "hz": ("Hz", 1.0),
     "celsius": ("°C", 1.0),
 }
-#: Names of what is sampled from a device, which is named after the dot.
+#: Beginning of the names of samples from a device, which is named after the dot.
 _DEVICE = "gpu_"
 #: Below the streams and communicators of a device.
 _DEVICE_ORDER = 5000
@@ -66,35 +67,34 @@ def counter_layer(
     root: int,
     groups: Groups,
     sequence_id: int,
-) -> int:
-    """Write the counters of a rank on a sequence of their own, those of a device below it; how many values."""
+) -> None:
+    """Write the counters of a rank on a sequence of their own, those of a device below it."""
+
+    def write(parent: int, line: Line, unit: str, ts_ns: Ints, values: Doubles) -> None:
+        encoder.counter(sequence_id, tree.counter(parent, line, unit), ts_ns, values)
+
     below = {
         rows.trace.text(row["uuid_code"]): groups[row["process_id"], row["device_index"]]
         for row in rows.table("devices").rows()
     }
-    everything = sorted(_readings(rows), key=lambda each: each[0])
-    found = []
-    for order, reading_ in enumerate(everything):
-        _, title, unit, ts_ns, values = reading_
+    of_rank = []
+    for order, (_, title, unit, ts_ns, values) in enumerate(sorted(_readings(rows), key=lambda row: row[0])):
         words, _, uuid = title.partition(" · ")
         uuid, _, link = uuid.partition(":")
-        if uuid not in below:
-            found.append(reading_)
-            continue
-        line = Line(f"{words} · link {link}" if link else words, _DEVICE_ORDER + order)
-        encoder.counter(sequence_id, tree.counter(below[uuid], line, unit), ts_ns, values)
+        if uuid in below:
+            line = Line(f"{words} · link {link}" if link else words, _DEVICE_ORDER + order)
+            write(below[uuid], line, unit, ts_ns, values)
+        else:
+            of_rank.append((title, unit, ts_ns, values))
     for (process, device), group in groups.items():
         ts_ns, values = host_lead(rows, process, device)
         if len(ts_ns):
             line = Line("host lead", _DEVICE_ORDER, "How long before the device reached an event the host recorded it")
-            encoder.counter(sequence_id, tree.counter(group, line, "ms"), ts_ns, values * 1e-6)
-            everything.append(((0, 0, ""), "", "", ts_ns, values))
+            write(group, line, "ms", ts_ns, values * 1e-6)
         for place, (title, unit, about, ts_ns, values) in enumerate(device_queues(rows, process, device), 1):
-            line = Line(title, _DEVICE_ORDER + place, about)
-            encoder.counter(sequence_id, tree.counter(group, line, unit), ts_ns, values)
-            everything.append(((0, 0, ""), "", "", ts_ns, values))
-    if not found:
-        return sum(len(each[3]) for each in everything)
+            write(group, Line(title, _DEVICE_ORDER + place, about), unit, ts_ns, values)
+    if not of_rank:
+        return
     group = tree.group(
         root,
         Line(
@@ -104,13 +104,12 @@ def counter_layer(
             "counts when it ends, so one longer than a period shows as more than 100 %.",
         ),
     )
-    for order, (_, title, unit, ts_ns, values) in enumerate(found):
-        encoder.counter(sequence_id, tree.counter(group, Line(title, order), unit), ts_ns, values)
-    return sum(len(each[3]) for each in everything)
+    for order, (title, unit, ts_ns, values) in enumerate(of_rank):
+        write(group, Line(title, order), unit, ts_ns, values)
 
 
 def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, Ints, Doubles]]:
-    """(sort key, title, unit, times, values) of each counter that is worth a line."""
+    """Yield (sort key, title, unit, times, values) of each counter with a line."""
     tracks = rows.table("tracks")
     tracks = tracks.take(tracks["kind_code"] == TrackKind.COUNTER)
     counters = rows.table("counters").sort_by("track_id", "ts_ns")
@@ -121,41 +120,32 @@ def _readings(rows: RankRows) -> Iterator[tuple[tuple[int, int, str], str, str, 
     for row, begin, end in zip(tracks.rows(), first.tolist(), last.tolist(), strict=True):
         full_name = rows.trace.text(row["name_code"])
         name, _, interface = full_name.partition(".")
-        if name.startswith(_DEVICE) and worker_of[row["process_id"]] < 0:
-            kind = name.removeprefix(_DEVICE).removesuffix("_total")
-            unit, ts_ns, values = reading(
-                name, rows.trace.text(row["unit_code"]), counters["ts_ns"][begin:end], counters["value"][begin:end]
-            )
-            if len(ts_ns) and (values != 0).any():
-                yield (len(_PLACE), -1, full_name), f"{kind.replace('_', ' ')} · {interface}", unit, ts_ns, values
-            continue
         worker = worker_of[row["process_id"]]
-        whose = f"worker {worker}" if worker >= 0 else ""
-        if name.startswith(_OURS):
+        owner = f"worker {worker}" if worker >= 0 else ""
+        if name.startswith(_DEVICE) and worker < 0:
+            quantity = name.removeprefix(_DEVICE).removesuffix("_total").replace("_", " ")
+            title, key = f"{quantity} · {interface}", (len(_PLACE), -1, full_name)
+        elif name.startswith(_OURS):
             if name not in _SHOWN or (worker >= 0 and name.startswith(("host_", "net_", "rdma_"))):
                 continue
             if name.startswith("thread_"):
-                whose = main_threads.get((row["process_id"], row["native_id"]), "")
-                if not whose:
+                owner = main_threads.get((row["process_id"], row["native_id"]), "")
+                if not owner:
                     continue
             title = " ".join(part for part in (_SHOWN[name], interface) if part)
+            key = (_PLACE[name], worker, title)
         else:
             name, title = full_name, full_name.removesuffix("_total").replace("_", " ")
+            key = (len(_PLACE), worker, title)
         unit, ts_ns, values = reading(
             name, rows.trace.text(row["unit_code"]), counters["ts_ns"][begin:end], counters["value"][begin:end]
         )
         if len(ts_ns) and (values != 0).any():
-            yield (
-                (_PLACE.get(name, len(_PLACE)), worker, title),
-                f"{title} · {whose}" if whose else title,
-                unit,
-                ts_ns,
-                values,
-            )
+            yield key, f"{title} · {owner}" if owner else title, unit, ts_ns, values
 
 
 def reading(name: str, unit: str, ts_ns: Ints, value: Doubles) -> tuple[str, Ints, Doubles]:
-    """Unit, times and values that a person can read: rates of what is cumulative. Viewers add the K, M and G."""
+    """Return unit, times and values for people: rates of cumulative samples. Viewers add the K, M and G."""
     if not name.endswith("_total"):
         shown, factor = _VALUES.get(unit, (unit, 1.0))
         return shown, ts_ns, value * factor
@@ -164,11 +154,9 @@ def reading(name: str, unit: str, ts_ns: Ints, value: Doubles) -> tuple[str, Int
     return shown, ts_ns[:-1], np.maximum(np.diff(value), 0) / step * factor
 
 
-# Counter tracks of a device that are counted from its work: launches that wait, bytes of collectives under way.
-#
-#
+# Counter tracks of a device that are derived from its work: launches that wait, bytes of collectives under way.
 
-#: More moments than this are thinned: of each stretch the largest value stays.
+#: More moments than this are thinned: each stretch keeps its largest value.
 _MOMENTS_AT_MOST = 200_000
 
 #: (title, unit, description, times, values)
@@ -176,10 +164,9 @@ Series = tuple[str, str, str, Ints, Doubles]
 
 
 def device_queues(rows: RankRows, process: int, device: int) -> Iterator[Series]:
-    """What waited for one device, and what it moved between ranks."""
+    """Yield the launches that waited for a device, and the bytes that it moved between ranks."""
     kernels = rows.table("kernels")
-    mine = (kernels["process_id"] == process) & (kernels["device_index"] == device)
-    known = np.flatnonzero(mine & (kernels["launch_ns"] >= 0))
+    known = np.flatnonzero(on_device(kernels, process, device) & (kernels["launch_ns"] >= 0))
     if len(known):
         known = known[np.argsort(kernels["begin_ns"][known], kind="stable")]
         launch, begin = kernels["launch_ns"][known], kernels["begin_ns"][known]
@@ -195,23 +182,18 @@ def device_queues(rows: RankRows, process: int, device: int) -> Iterator[Series]
 
 def _bytes_under_way(rows: RankRows, process: int, device: int) -> tuple[Ints, Ints] | None:
     table, streams = rows.table("collectives"), rows.table("streams")
-    here = streams["track_id"][(streams["process_id"] == process) & (streams["device_index"] == device)]
-    mine = (table["process_id"] == process) & np.isin(table["stream_track_id"], here)
-    chosen = np.flatnonzero(mine & (table["device_end_ns"] >= 0) & (table["message_bytes"] > 0))
+    own = streams["track_id"][on_device(streams, process, device)]
+    is_own = (table["process_id"] == process) & np.isin(table["stream_track_id"], own)
+    chosen = np.flatnonzero(is_own & (table["device_end_ns"] >= 0) & (table["message_bytes"] > 0))
     if not len(chosen):
         return None
     call, end, size = (table[c][chosen] for c in ("call_ns", "device_end_ns", "message_bytes"))
-    at = np.concatenate([call, np.maximum(end, call)])
-    change = np.concatenate([size, -size])
-    order = np.argsort(at, kind="stable")
-    at, total = at[order], np.cumsum(change[order])
-    last = np.append(at[1:] != at[:-1], True)
-    return at[last], total[last]
+    changes = GroupBy(np.concatenate([call, np.maximum(end, call)]))
+    return changes.values, np.cumsum(changes.sum(np.concatenate([size, -size])))
 
 
 def _thinned(moments: Ints, values: Ints) -> tuple[Ints, Doubles]:
     every = -(-len(moments) // _MOMENTS_AT_MOST)
     if every > 1:
-        starts = np.arange(0, len(moments), every)
-        moments, values = moments[starts], np.maximum.reduceat(values, starts)
+        moments, values = moments[::every], GroupBy(np.arange(len(moments)) // every).max(values)
     return moments, values.astype(np.float64)

@@ -1,7 +1,7 @@
-"""The critical path over all ranks as tracks of its own: one strip of all of it, and below it a line for each rank.
+"""The critical path over all ranks as tracks of its own: one strip of the whole path, and below it a line per rank.
 
-An arrow leads from each stretch to the next one where the path goes on elsewhere. A run of which no graph can be built
-has no such tracks; why is logged.
+An arrow leads from a stretch to the next one where the path changes the line. A run without a graph has no such tracks;
+the reason is logged.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,12 +15,12 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.host import NO_VALUE
 from stashtrace.timeline.rows import TraceRows
-from stashtrace.timeline.steps import COLOURS
-from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree
+from stashtrace.timeline.steps import coloured
+from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, code_where, value_where
 
 _LOG = logging.getLogger("stashtrace.exporters")
 _NAME = "critical path"
@@ -29,7 +29,7 @@ _ABOUT = (
     "that is not on it could have taken longer. Where a stretch is ambiguous, another path is as long within the "
     "clocks' error."
 )
-#: Tables whose rows become nodes, and how many may: the graph of so many takes about 1.5 GB.
+#: Tables whose rows become nodes, and their largest number: the graph then takes about 1.5 GB.
 _NODES = ("kernels", "collectives", "phases", "batches", "device_calls")
 MOST_ROWS = 5_000_000
 _TRANSFERS = "transfers · critical"
@@ -38,22 +38,22 @@ _NO_PARENT = 0
 
 
 def critical_stretches(trace: Trace) -> Table | None:
-    """Rows of ``critical_path``, None if no graph of the run can be built, or only one too large for a time line."""
+    """Return the rows of ``critical_path``; None if the run has no graph, or one too large for a time line."""
     if sum(len(trace.table(name)) for name in _NODES) > MOST_ROWS:
         _LOG.info("the time line has no critical path: it would be a graph of more than %d rows", MOST_ROWS)
         return None
     try:
-        found = analyze(trace, "critical_path")
+        stretches = analyze(trace, "critical_path")
     except MissingDataError as error:
         _LOG.info("the time line has no critical path: %s", error)
         return None
-    return found if len(found) else None
+    return stretches if len(stretches) else None
 
 
 def critical_layer(
     rows: TraceRows, tree: TrackTree, stretches: Table, ranks: Collection[int]
 ) -> list[_native.perfetto.Slices]:
-    """Slices of the strip, then those of the lines of transfers and these ranks."""
+    """Return the slices of the strip, then those of the lines of transfers and of these ranks."""
     table = rows.cut(stretches)
     if not len(table):
         return []
@@ -71,36 +71,33 @@ def critical_layer(
 
 
 def _turns(below: Table, number: Ints) -> tuple[Ints, Ints]:
-    """Rows from which the path goes on in another line, and those in which it does."""
+    """Return the rows from which the path goes on in another line, and the rows in which it goes on."""
     turn = (below["rank"][1:] != below["rank"][:-1]) & (np.diff(number) == 1)
     before = np.flatnonzero(turn)
     return before, before + 1
 
 
 def _piece(table: Table, key: Ints) -> Piece:
-    kinds, kind = np.unique(table["kind"], return_inverse=True)
-    names, name = np.unique(table["name"], return_inverse=True)
-    rivals, rival = np.unique(table["rival_kind"], return_inverse=True)
-    who = np.stack([table["rank"], kind, name], axis=1)
-    distinct, text = np.unique(who, axis=0, return_inverse=True)
-    labels = Texts([_label(rank, str(kinds[k]), str(names[n])) for rank, k, n in distinct.tolist()])
-    piece = Piece(key.astype(np.int64), table["begin_ns"], table["end_ns"], text.reshape(-1).astype(np.int64), labels)
-    piece.texts["kind"] = (kind.astype(np.int64), Texts(kinds.tolist()))
-    piece.texts["name"] = (np.where(table["name"] != "", name, -1).astype(np.int64), Texts(names.tolist()))
+    kinds, names, rivals = (GroupBy(table[column]) for column in ("kind", "name", "rival_kind"))
+    stretches = GroupBy(table["rank"], table["kind"], table["name"])
+    labels = Texts([_label(*row) for row in zip(*(column.tolist() for column in stretches.keys), strict=True)])
+    piece = Piece(key.astype(np.int64), table["begin_ns"], table["end_ns"], stretches.number, labels)
+    piece.texts["kind"] = (kinds.number, Texts(kinds.values.tolist()))
+    piece.texts["name"] = (code_where(table["name"] != "", names.number), Texts(names.values.tolist()))
     piece.ints["step"] = table["step"]
     piece.ints["held_ns"] = table["held_ns"]
-    piece.ints["fetch_ns"] = np.where(table["fetch_ns"] > 0, table["fetch_ns"], NO_VALUE)
+    piece.ints["fetch_ns"] = value_where(table["fetch_ns"] > 0, table["fetch_ns"])
     doubtful = table["ambiguous"] == 1
-    piece.ints["ambiguous"] = np.where(doubtful, 1, NO_VALUE)
-    piece.ints["rival_rank"] = np.where(doubtful & (table["rival_rank"] >= 0), table["rival_rank"], NO_VALUE)
-    piece.ints["rival_slack_ns"] = np.where(doubtful, table["rival_slack_ns"], NO_VALUE)
-    piece.texts["rival_kind"] = (np.where(doubtful, rival, -1).astype(np.int64), Texts(rivals.tolist()))
-    piece.correlation = (kind.astype(np.int64), Texts([f"{each} #{COLOURS[each]}" for each in kinds.tolist()]))
+    piece.ints["ambiguous"] = value_where(doubtful, 1)
+    piece.ints["rival_rank"] = value_where(doubtful & (table["rival_rank"] >= 0), table["rival_rank"])
+    piece.ints["rival_slack_ns"] = value_where(doubtful, table["rival_slack_ns"])
+    piece.texts["rival_kind"] = (code_where(doubtful, rivals.number), Texts(rivals.values.tolist()))
+    piece.correlation = (kinds.number, coloured(kinds.values.tolist()))
     return piece
 
 
 def _label(rank: int, kind: str, name: str) -> str:
-    """As in ``rank 3 backward (compute)``, ``all_reduce 0``, ``rank 3 other``."""
+    """Return a label such as ``rank 3 backward (compute)``, ``all_reduce 0``, ``rank 3 other``."""
     if rank < 0:
         return name or kind
     return f"rank {rank} {name} ({kind})" if name else f"rank {rank} {kind}"

@@ -1,9 +1,9 @@
-"""Devices of one rank: a group per GPU with its streams, what they waited for, its steps, and the calls of the host.
+"""Devices of one rank: a group per GPU with its streams, their waits, its steps, and the calls of the host.
 
-A stream has one line with the brackets on it, or its kernels in deep mode (the brackets then stand on a line of their
-own, because two clocks that differ by a microsecond would cut each other). Arrows lead from the call on the host to the
-work on the device, and between a stream's wait and the work it waited for. Like I/O calls, brackets and kernels are
-summed per stream and time bin where they are more than a viewer can take.
+A stream has one line with its brackets, or with its kernels in deep mode (the brackets then have a line of their own,
+because two clocks that differ by a microsecond would cut each other). Arrows lead from the call on the host to the
+work on the device, and between a stream's wait and the awaited work. Like I/O calls, brackets and kernels are summed
+per stream and time bin where a viewer cannot take as many.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
@@ -29,9 +30,21 @@ from stashtrace.schema.kinds import (
 )
 from stashtrace.schema.table import Table
 from stashtrace.timeline.files import Bins
-from stashtrace.timeline.host import NO_VALUE, OPS, Order
+from stashtrace.timeline.host import OPS, Order
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Doubles, Ints, Line, Piece, Texts, TrackTree, coded, numbered
+from stashtrace.timeline.tracks import (
+    Bools,
+    Doubles,
+    Ints,
+    Line,
+    Piece,
+    Texts,
+    TrackTree,
+    code_where,
+    coded,
+    numbered,
+    value_where,
+)
 from stashtrace.units import duration_text
 
 Slices = _native.perfetto.Slices
@@ -42,73 +55,69 @@ _DIRECTIONS = ["", "host to device", "device to host", "on device", "between dev
 _AWAITED = ["event", "copy", "collective", "compute", "graph", "function on the host"]
 _CALLS = [call.name.lower().replace("_", " ") for call in DeviceCall]
 _WORK = [work.name.lower() for work in DeviceWork]
-#: Brackets that are drawn on their stream; the others are instants.
-_DRAWN = (
-    Bracket.BATCH_WAIT,
-    Bracket.STREAM_WAIT,
-    Bracket.COLLECTIVE,
-    Bracket.COPY,
-    Bracket.GRAPH,
-    Bracket.HOST_FUNCTION,
-)
 _LAUNCHES = (Bracket.COPY, Bracket.GRAPH, Bracket.HOST_FUNCTION)
-_FAR = 1 << 40  # added to a track id: its second line
+#: Brackets that are drawn on their stream; the others are instants.
+_DRAWN = (Bracket.BATCH_WAIT, Bracket.STREAM_WAIT, Bracket.COLLECTIVE, *_LAUNCHES)
+#: Added to the id of a track: key of its second line.
+_SECOND_LINE = 1 << 40
+_COPY_WORDS = [f"copy {direction}".strip() for direction in _DIRECTIONS]
 
 
 def device_groups(rows: RankRows, tree: TrackTree, root: int) -> dict[tuple[int, int], int]:
-    """A group per device that the rank uses; its description says what its times are worth."""
+    """Add a group per device that the rank uses, described with the error of its times."""
     groups = {}
     devices = rows.table("devices")
     several = len(np.unique(devices["process_id"])) > 1
     for order, row in enumerate(devices.rows()):
-        whose = f" · process {row['process_id']}" if several else ""
-        name = f"GPU {row['device_index']} · rank {rows.rank:03d}{whose}"
+        suffix = f" · process {row['process_id']}" if several else ""
+        name = f"GPU {row['device_index']} · rank {rows.rank:03d}{suffix}"
         line = Line(name, Order.DEVICES + order, _about(rows, row))
         groups[row["process_id"], row["device_index"]] = tree.group(root, line)
     for order, (process, index) in enumerate(_undescribed(rows, groups), len(groups)):
         about = "What device it is was not recorded."
-        groups[process, index] = tree.group(
-            root, Line(f"GPU {index} · rank {rows.rank:03d}", Order.DEVICES + order, about)
-        )
+        line = Line(f"GPU {index} · rank {rows.rank:03d}", Order.DEVICES + order, about)
+        groups[process, index] = tree.group(root, line)
     return groups
 
 
 def _undescribed(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
-    """Devices that did something in the trace but have no row of their own."""
-    found: set[tuple[int, int]] = set()
+    """Return the devices with work in the trace but no row of their own."""
+    used: set[tuple[int, int]] = set()
     for name in ("device_brackets", "kernels"):
         table = rows.table(name)
-        pairs = np.unique(np.stack([table["process_id"], table["device_index"]], axis=1), axis=0)
-        found.update((int(process), int(index)) for process, index in pairs)
-    return sorted(found - set(known))
+        processes, devices = GroupBy(table["process_id"], table["device_index"]).keys
+        used.update(zip(processes.tolist(), devices.tolist(), strict=True))
+    return sorted(used - set(known))
+
+
+def on_device(table: Table, process: int, device: int) -> Bools:
+    """Return which rows belong to a device of a process."""
+    chosen: Bools = (table["process_id"] == process) & (table["device_index"] == device)
+    return chosen
 
 
 def _about(rows: RankRows, device: dict[str, int]) -> str:
     text = rows.trace.text
     parts = [f"{text(device['name_code'])}, {text(device['bus_code'])}, {text(device['uuid_code'])}."]
-    mine = [
-        clock
-        for clock in rows.table("device_clocks").rows()
-        if (clock["process_id"], clock["device_index"]) == (device["process_id"], device["device_index"])
-    ]
-    for clock in mine:
+    place = device["process_id"], device["device_index"]
+    clocks, brackets = (rows.table(name) for name in ("device_clocks", "device_brackets"))
+    clocks = clocks.take(on_device(clocks, *place))
+    for clock in clocks.rows():
         drift = f", drift {clock['drift_ppb'] / 1000:+.1f} ppm" if clock["anchors_count"] > 1 else ", drift unknown"
         parts.append(
             f"Its {DeviceClock(clock['clock_code']).name.lower()} clock is known to +-"
             f"{duration_text(clock['error_ns'])} ({clock['anchors_count']} readings{drift})."
         )
-    if not mine:
+    if not len(clocks):
         parts.append("None of its clocks was read, so its times are not known.")
-    brackets = rows.table("device_brackets")
-    here = (brackets["process_id"] == device["process_id"]) & (brackets["device_index"] == device["device_index"])
-    untimed = int(np.count_nonzero(here & (brackets["begin_ns"] < 0)))
+    untimed = int(np.count_nonzero(on_device(brackets, *place) & (brackets["begin_ns"] < 0)))
     if untimed:
         parts.append(f"{untimed} brackets have no times and are not shown.")
     return " ".join(parts)
 
 
 def device_slices_count(rows: RankRows) -> int:
-    """Slices that the devices of a rank take if nothing is summed, at most."""
+    """Return an upper bound of the slices that the devices of a rank take if nothing is summed."""
     brackets, kernels = rows.table("device_brackets"), rows.table("kernels")
     launches = np.isin(brackets["bracket_code"], _LAUNCHES).sum() + (kernels["launch_ns"] >= 0).sum()
     return 2 * len(brackets) + len(kernels) + int(launches)
@@ -117,14 +126,14 @@ def device_slices_count(rows: RankRows) -> int:
 def device_layer(
     rows: RankRows, tree: TrackTree, root: int, groups: Groups, launches: Ints, bins: Bins | None
 ) -> list[Slices]:
-    """Slices of the devices of a rank; ``launches`` are the arrows of the collectives, by row of their table."""
+    """Return the slices of the devices of a rank; ``launches`` are the arrows of the collectives, by row."""
     brackets, kernels = rows.table("device_brackets"), rows.table("kernels")
     brackets = brackets.take((brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"]))
     drawn = brackets.take(np.isin(brackets["bracket_code"], _DRAWN))
     on_streams, on_kernels = _bracket_piece(rows, drawn), _kernel_piece(rows, kernels)
     # A stream with kernels has its brackets on a second line.
     second = np.isin(drawn["track_id"], np.unique(kernels["track_id"]))
-    on_streams.key = np.where(second, drawn["track_id"] + _FAR, drawn["track_id"])
+    on_streams.key = drawn["track_id"] + second * _SECOND_LINE
     host = [_call_piece(rows.table("device_calls")), _collective_calls(rows, launches)]
     if bins is None:
         _join_waits(tree, drawn, on_streams)
@@ -132,33 +141,27 @@ def device_layer(
     slices: list[Slices] = []
     lines = _stream_lines(rows, bins)
     for (process, device), group in groups.items():
-        of_brackets = (drawn["process_id"] == process) & (drawn["device_index"] == device)
-        of_kernels = (kernels["process_id"] == process) & (kernels["device_index"] == device)
-        if bins is not None:
-            pieces = [_sums(_part(on_streams, of_brackets), bins), _sums(_part(on_kernels, of_kernels), bins)]
-        else:
-            pieces = [_part(on_streams, of_brackets), _part(on_kernels, of_kernels)]
-        slices += tree.add(group, lines, pieces)
-        mine = brackets.take((brackets["process_id"] == process) & (brackets["device_index"] == device))
-        slices += tree.add(group, _STEP_LINES, [_steps(mine)])
+        pieces = [
+            _part(on_streams, on_device(drawn, process, device)),
+            _part(on_kernels, on_device(kernels, process, device)),
+        ]
+        slices += tree.add(group, lines, pieces if bins is None else [_sums(piece, bins) for piece in pieces])
+        own = brackets.take(on_device(brackets, process, device))
+        slices += tree.add(group, _STEP_LINES, [_steps(own)])
         if bins is None:
             waits = {0: Line(f"compute waits · rank {rows.rank:03d}", 1, _ABOUT_WAITS)}
-            slices += tree.add(group, waits, [_exposed(rows, mine)])
+            slices += tree.add(group, waits, [_exposed(rows, own)])
     about = "Calls of the CUDA driver or runtime and of NCCL on {}; arrows lead to the work on the device"
-    threads = {
-        t.track_id: Line(f"device calls · {t.label}", Order.DEVICE_CALLS + t.order, about.format(t.description))
-        for t in rows.threads.values()
-    }
-    # A call whose thread is not known has no line; the work on the device is shown all the same.
+    threads = rows.thread_lines(Order.DEVICE_CALLS, "device calls · {}", about)
+    # A call of an unknown thread has no line; the work on the device is shown all the same.
     return slices + tree.add(root, threads, [_part(piece, np.isin(piece.key, list(threads))) for piece in host])
 
 
 def host_lead(rows: RankRows, process: int, device: int) -> tuple[Ints, Doubles]:
-    """(times, by how many ns the host was ahead of the device) at each single event."""
+    """Return the times of single events, and the ns by which the host was ahead of the device at each."""
     brackets = rows.table("device_brackets")
-    single = np.isin(brackets["bracket_code"], (Bracket.STEP, Bracket.MARK)) & (brackets["begin_ns"] >= 0)
-    single &= (brackets["process_id"] == process) & (brackets["device_index"] == device)
-    chosen = brackets.take(single).sort_by("begin_ns")
+    is_event = np.isin(brackets["bracket_code"], (Bracket.STEP, Bracket.MARK)) & (brackets["begin_ns"] >= 0)
+    chosen = brackets.take(is_event & on_device(brackets, process, device)).sort_by("begin_ns")
     return chosen["begin_ns"], np.maximum(chosen["begin_ns"] - chosen["call_ns"], 0).astype(np.float64)
 
 
@@ -181,7 +184,7 @@ def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
         first = 0 if StreamFlag.CARRIES_COMPUTE in flags else 1000
         name = rows.trace.text(names[track])
         lines[track] = Line(f"{name}{suffix}", 10 + first + 2 * order, about + note)
-        lines[track + _FAR] = Line(f"{name} · brackets{suffix}", 11 + first + 2 * order, about + note)
+        lines[track + _SECOND_LINE] = Line(f"{name} · brackets{suffix}", 11 + first + 2 * order, about + note)
     return lines
 
 
@@ -190,7 +193,7 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     words = [
         "wait for batch",
         *(f"wait for {w}" for w in _AWAITED),
-        *(f"copy {d}".strip() for d in _DIRECTIONS),
+        *_COPY_WORDS,
         "graph launch",
         _AWAITED[Awaited.HOST_FUNCTION],
         "collective",
@@ -219,76 +222,67 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     )
     number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
-    piece = Piece(brackets["track_id"], brackets["begin_ns"], brackets["end_ns"], codes, names)
+    piece = Piece.of(brackets, codes, names)
     size, length = brackets["size_bytes"], np.maximum(brackets["end_ns"] - brackets["begin_ns"], 1)
     copies = (kind == Bracket.COPY) & (size > 0)
-    piece.ints["bytes"] = np.where(copies, size, NO_VALUE)
+    piece.ints["bytes"] = value_where(copies, size)
     piece.doubles["gb_per_s"] = np.where(copies, size / length, np.nan)
     memory = np.where(brackets["bracket_flags"] & BracketFlag.PINNED, 0, 1)
     told = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
-    piece.texts["host_memory"] = (np.where(copies & told, memory, -1), Texts(["pinned", "pageable"]))
+    piece.texts["host_memory"] = (code_where(copies & told, memory), Texts(["pinned", "pageable"]))
     exposed = np.clip(brackets["awaited_ns"] - brackets["begin_ns"], 0, length)
     waited = (kind == Bracket.STREAM_WAIT) & (brackets["awaited_ns"] >= 0)
-    piece.ints["exposed_ns"] = np.where(waited, exposed, NO_VALUE)
+    piece.ints["exposed_ns"] = value_where(waited, exposed)
     piece.ints["host_ahead_ns"] = np.maximum(brackets["begin_ns"] - brackets["return_ns"], 0)
     return piece
 
 
 def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
-    """(operation, number) of the collective that each bracket stands around; -1 if it is not told by its end."""
+    """Return (operation, number) of the collective inside each bracket; -1 if its end does not tell."""
     table = rows.trace.collectives
-    chosen = np.flatnonzero((table["rank"] == rows.rank) & (table["stream_track_id"] >= 0) & (table["end_ns"] >= 0))
-    nothing = np.full(len(brackets), -1, dtype=np.int64)
-    if not len(chosen) or not len(brackets):
-        return nothing, nothing
-    order = chosen[np.lexsort((table["end_ns"][chosen], table["stream_track_id"][chosen]))]
-    streams = max(int(table["stream_track_id"].max()), int(brackets["track_id"].max())) + 1
+    table = table.take((table["rank"] == rows.rank) & (table["stream_track_id"] >= 0) & (table["end_ns"] >= 0))
     # Both ends come from one event, so they are equal to the nanosecond.
-    _, end = np.unique(np.concatenate([table["end_ns"][order], brackets["end_ns"]]), return_inverse=True)
-    key = end.astype(np.int64) * streams
-    of_rows, of_brackets = key[: len(order)] + table["stream_track_id"][order], key[len(order) :] + brackets["track_id"]
-    by_key = np.argsort(of_rows, kind="stable")
-    at = by_key[np.minimum(np.searchsorted(of_rows[by_key], of_brackets), len(by_key) - 1)]
-    found = (of_rows[at] == of_brackets) & (brackets["bracket_code"] == Bracket.COLLECTIVE)
-    op = np.minimum(coded(table["op_code"][order[at]], list(CollectiveOp)), len(OPS) - 1)
-    return np.where(found, op, -1), np.where(found, table["sequence"][order[at]], -1)
+    row = GroupBy(table["stream_track_id"], table["end_ns"]).row_of(brackets["track_id"], brackets["end_ns"])
+    row[brackets["bracket_code"] != Bracket.COLLECTIVE] = -1
+    op = np.minimum(coded(table["op_code"], list(CollectiveOp)), len(OPS) - 1)
+    return np.append(op, -1)[row], np.append(table["sequence"], -1)[row]
 
 
 def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
-    piece = Piece(kernels["track_id"], kernels["begin_ns"], kernels["end_ns"], kernels["name_code"], rows.texts)
+    piece = Piece.of(kernels, kernels["name_code"], rows.texts)
     size = kernels["size_bytes"]
-    piece.ints["bytes"] = np.where(size > 0, size, NO_VALUE)
+    piece.ints["bytes"] = value_where(size > 0, size)
     piece.texts["work"] = (coded(kernels["work_code"], list(DeviceWork)), Texts([*_WORK, "other"]))
     known = np.isin(kernels["copy_code"], list(CopyDirection))
-    piece.texts["direction"] = (np.where(known, kernels["copy_code"], -1), Texts(_DIRECTIONS))
-    piece.ints["graph_node"] = np.where(kernels["graph_key"] != 0, kernels["graph_key"], NO_VALUE)
+    piece.texts["direction"] = (code_where(known, kernels["copy_code"]), Texts(_DIRECTIONS))
+    piece.ints["graph_node"] = value_where(kernels["graph_key"] != 0, kernels["graph_key"])
     return piece
 
 
 def _call_piece(calls: Table) -> Piece:
     codes = coded(calls["call_code"], list(DeviceCall))
-    piece = Piece(calls["track_id"], calls["begin_ns"], calls["end_ns"], codes, Texts([*_CALLS, "device call"]))
-    piece.ints["bytes"] = np.where(calls["size_bytes"] > 0, calls["size_bytes"], NO_VALUE)
-    piece.ints["error"] = np.where(calls["status_code"] != 0, calls["status_code"], NO_VALUE)
+    piece = Piece.of(calls, codes, Texts([*_CALLS, "device call"]))
+    piece.ints["bytes"] = value_where(calls["size_bytes"] > 0, calls["size_bytes"])
+    piece.ints["error"] = value_where(calls["status_code"] != 0, calls["status_code"])
     return piece
 
 
 def _collective_calls(rows: RankRows, launches: Ints) -> Piece:
-    """The calls of the collectives that are shown on the device, with the arrows that lead there."""
+    """Return the calls of the collectives that are shown on the device, with the arrows that lead there."""
     table = rows.trace.collectives
-    mine = np.flatnonzero((table["rank"] == rows.rank) & (launches != 0)) if len(launches) else launches
-    chosen = table.take(mine)
+    own = np.flatnonzero((table["rank"] == rows.rank) & (launches != 0)) if len(launches) else launches
+    chosen = table.take(own)
     codes, names = numbered([*OPS, "collective"], coded(chosen["op_code"], list(CollectiveOp)), chosen["sequence"])
     end = np.maximum(chosen["return_ns"], chosen["call_ns"])
     piece = Piece(chosen["track_id"], chosen["call_ns"], end, codes, names)
     piece.ints["bytes"] = chosen["message_bytes"]
-    joined = np.flatnonzero(launches[mine] > 0)
-    piece.flows.append((joined, launches[mine][joined]))
+    joined = np.flatnonzero(launches[own] > 0)
+    piece.flows.append((joined, launches[own][joined]))
     return piece
 
 
 def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Table, on_kernels: Piece) -> list[Piece]:
-    """Calls of the host that put work on a device, with arrows to it."""
+    """Return the calls of the host that put work on a device, with arrows to it."""
     rows = np.flatnonzero(np.isin(brackets["bracket_code"], _LAUNCHES))
     ids = tree.flow_ids(len(rows))
     on_streams.flows.append((rows, ids))
@@ -296,7 +290,7 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
     kind = brackets["bracket_code"][rows]
     other = np.where(kind == Bracket.GRAPH, len(_DIRECTIONS), len(_DIRECTIONS) + 1)
     word = np.where(kind == Bracket.COPY, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), other)
-    names = Texts([*(f"copy {d}".strip() for d in _DIRECTIONS), "graph launch", "enqueue a function on the host"])
+    names = Texts([*_COPY_WORDS, "graph launch", "enqueue a function on the host"])
     plain = Piece(brackets["thread_track_id"][rows], call, np.maximum(brackets["return_ns"][rows], call), word, names)
     plain.flows.append((np.arange(len(rows)), ids))
     launched = np.flatnonzero((kernels["launch_ns"] >= 0) & (kernels["thread_track_id"] >= 0))
@@ -315,19 +309,13 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
 
 
 def _join_waits(tree: TrackTree, brackets: Table, piece: Piece) -> None:
-    """Arrow between a stream's wait and the work it waited for, which its correlation names."""
+    """Add arrows between a stream's waits and the awaited work, which their correlation names."""
     waits = np.flatnonzero((brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["correlation_id"] > 0))
-    if not len(waits):
-        return
-    most = int(max(brackets["bracket_id"].max(), brackets["correlation_id"][waits].max())) + 1
-    own = brackets["process_id"] * most + brackets["bracket_id"]
-    order = np.argsort(own, kind="stable")
-    wanted = brackets["process_id"][waits] * most + brackets["correlation_id"][waits]
-    at = order[np.minimum(np.searchsorted(own[order], wanted), len(order) - 1)]
-    found = own[at] == wanted
-    ids = tree.flow_ids(int(found.sum()))
-    piece.flows.append((waits[found], ids))
-    piece.flows.append((at[found], ids))
+    ids_of_process = GroupBy(brackets["process_id"], brackets["bracket_id"])
+    awaited = ids_of_process.row_of(brackets["process_id"][waits], brackets["correlation_id"][waits])
+    waits, awaited = waits[awaited >= 0], awaited[awaited >= 0]
+    ids = tree.flow_ids(len(waits))
+    piece.flows += [(waits, ids), (awaited, ids)]
 
 
 def _steps(brackets: Table) -> Piece:
@@ -338,7 +326,7 @@ def _steps(brackets: Table) -> Piece:
 
 
 def _exposed(rows: RankRows, brackets: Table) -> Piece:
-    """What the compute streams waited for: the parts of brackets in which they had run dry."""
+    """Return the waits of the compute streams: the parts of brackets in which they had run dry."""
     streams = rows.table("streams")
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
     kind, awaited = brackets["bracket_code"], brackets["awaited_code"]
@@ -360,8 +348,8 @@ def _exposed(rows: RankRows, brackets: Table) -> Piece:
     return Piece(np.zeros(int(shown.sum()), dtype=np.int64), begin[shown], end[shown], codes, names)
 
 
-def _part(piece: Piece, chosen: npt.NDArray[np.bool_]) -> Piece:
-    """Some slices of a piece, with their arrows."""
+def _part(piece: Piece, chosen: Bools) -> Piece:
+    """Return the chosen slices of a piece, with their arrows."""
     place = np.cumsum(chosen) - 1
 
     def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -381,23 +369,16 @@ def _part(piece: Piece, chosen: npt.NDArray[np.bool_]) -> Piece:
 
 
 def _sums(piece: Piece, bins: Bins) -> Piece:
-    """One slice per line and time bin that holds work; it belongs to the bin in which it begins."""
-    if not len(piece):
-        return piece
-    order = np.lexsort((piece.begin_ns, piece.key))
-    key, begin, end = piece.key[order], piece.begin_ns[order], piece.end_ns[order]
-    number = (begin - bins.origin_ns) // bins.width_ns
-    first = np.flatnonzero((np.diff(key, prepend=key[0] - 1) != 0) | (np.diff(number, prepend=number[0] - 1) != 0))
-    until = np.maximum.reduceat(end, first)
-    same = key[first][1:] == key[first][:-1]
-    until[:-1] = np.where(same, np.minimum(until[:-1], begin[first][1:]), until[:-1])
-    until = np.maximum(until, begin[first])
-    length = end - begin
-    counts = np.diff(np.append(first, len(key)))
-    longest = np.flatnonzero(length == np.repeat(np.maximum.reduceat(length, first), counts))
-    longest = longest[np.searchsorted(longest, first)]
-    summed = Piece(key[first], begin[first], until, np.zeros(len(first), dtype=np.int64), Texts(["work"]))
-    summed.ints["count"] = counts
-    summed.ints["busy_ns"] = np.minimum(np.add.reduceat(length, first), until - begin[first])
-    summed.texts["longest"] = (piece.name[order][longest], piece.names)
+    """Return one slice per line and time bin with work; work belongs to the bin in which it begins."""
+    order = order_by(piece.key, piece.begin_ns)
+    begin, length = piece.begin_ns[order], (piece.end_ns - piece.begin_ns)[order]
+    groups = GroupBy.runs(piece.key[order], (begin - bins.origin_ns) // bins.width_ns)
+    begins, (key, _) = begin[groups.first], groups.keys
+    until = groups.max(piece.end_ns[order])
+    until[:-1] = np.where(key[1:] == key[:-1], np.minimum(until[:-1], begins[1:]), until[:-1])
+    until = np.maximum(until, begins)
+    summed = Piece(key, begins, until, np.zeros(len(groups), dtype=np.int64), Texts(["work"]))
+    summed.ints["count"] = groups.sizes
+    summed.ints["busy_ns"] = np.minimum(groups.sum(length), until - begins)
+    summed.texts["longest"] = (piece.name[order][groups.argmax(length)], piece.names)
     return summed

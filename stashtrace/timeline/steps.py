@@ -1,15 +1,15 @@
-"""The budget, visible: one slice per step, and in it what each instant was spent on.
+"""The budget on the time line: one slice per step, and in it how each instant was spent.
 
-Needs the analyses `steps` and `stalls`; a trace without steps has no such track.
+A trace without steps has no such track.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.analysis.stalls.budget import coded_intervals
@@ -19,9 +19,8 @@ from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.host import NO_VALUE
 from stashtrace.timeline.rows import TraceRows
-from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered
+from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered, value_where
 
 KINDS = [kind.name.lower() for kind in StallKind]
 # Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
@@ -47,8 +46,13 @@ _ABOUT = (
 )
 
 
+def coloured(kinds: Sequence[str]) -> Texts:
+    """Return the correlation ids that give the kinds their colours."""
+    return Texts([f"{kind} #{COLOURS[kind]}" for kind in kinds])
+
+
 class Budget:
-    """Steps and stall intervals of a trace, or nothing if it has no steps."""
+    """Steps and stall intervals of a trace; both None if it has no steps."""
 
     def __init__(self, trace: Trace) -> None:
         try:
@@ -63,10 +67,10 @@ class Budget:
         return 0 if self.steps is None or self.intervals is None else len(self.steps) + len(self.intervals["rank"])
 
     def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
-        """The step track of a rank, below which all its other tracks hang.
+        """Add the step track of a rank, the parent of all its other tracks; return its uuid.
 
-        Viewers sort what is directly below a process by name and only what is below a track in the order asked for;
-        so the budget of a rank is also what remains to be seen of it when the rest is folded away.
+        Viewers sort tracks directly below a process by name, and only those below a track in the order asked for. Also,
+        the budget of a rank stays visible when the rest is folded away.
         """
         if rank < 0:
             return process
@@ -75,7 +79,7 @@ class Budget:
         return tree.group(process, Line(f"step · rank {rank:03d}", 0, _ABOUT))
 
     def slices(self, rows: TraceRows, trunk: int, rank: int) -> list[_native.perfetto.Slices]:
-        """Slices on the step track of one rank."""
+        """Return the slices on the step track of one rank."""
         if self.steps is None or self.intervals is None:
             return []
         mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
@@ -85,7 +89,7 @@ class Budget:
 
 
 class _Parts(NamedTuple):
-    """What steps are made of, by begin; ``kind`` is a place in ``KINDS``."""
+    """Parts of steps, by begin; ``kind`` is a place in ``KINDS``."""
 
     step: Ints
     begin_ns: Ints
@@ -95,7 +99,7 @@ class _Parts(NamedTuple):
 
 
 def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
-    """Parts of these steps of a rank."""
+    """Return the parts of these steps of a rank."""
     own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
     inside = np.isin(intervals["step"][own], steps)
     step, begin, end, kind, cause = (
@@ -107,36 +111,35 @@ def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
 def _step_piece(mine: Table, parts: _Parts) -> Piece:
     codes, names = numbered(["step"], np.zeros(len(mine)), mine["step"])
     piece = Piece(np.zeros(len(mine), dtype=np.int64), mine["begin_ns"], mine["end_ns"], codes, names)
-    sorts, sort = np.unique(mine["kind"], return_inverse=True)
-    piece.texts["kind"] = (sort.astype(np.int64), Texts(sorts.tolist()))
-    piece.ints["warmup"] = np.where(mine["warmup"] == 1, 1, NO_VALUE)
-    position = GroupBy(mine["step"]).row_of(parts.step)
-    for place, name in enumerate(KINDS):
-        chosen = parts.kind == place
-        total = np.zeros(len(mine), dtype=np.int64)
-        np.add.at(total, position[chosen], (parts.end_ns - parts.begin_ns)[chosen])
-        if total.any():
-            piece.ints[f"{name}_ns"] = np.where(total > 0, total, NO_VALUE)
+    kinds = GroupBy(mine["kind"])
+    piece.texts["kind"] = (kinds.number, Texts(kinds.values.tolist()))
+    piece.ints["warmup"] = value_where(mine["warmup"] == 1, 1)
+    cells = GroupBy.cells((parts.kind, GroupBy(mine["step"]).row_of(parts.step)), (len(KINDS), len(mine)))
+    for name, total_ns in zip(KINDS, cells.sum(parts.end_ns - parts.begin_ns), strict=True):
+        if total_ns.any():
+            piece.ints[f"{name}_ns"] = value_where(total_ns > 0, total_ns)
     return piece
 
 
 def _part_piece(parts: _Parts) -> Piece:
     piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
-    piece.correlation = (parts.kind, Texts([f"{kind} #{COLOURS[kind]}" for kind in KINDS]))
-    piece.ints["late_rank"] = np.where(parts.cause_rank >= 0, parts.cause_rank, NO_VALUE)
+    piece.correlation = (parts.kind, coloured(KINDS))
+    piece.ints["late_rank"] = value_where(parts.cause_rank >= 0, parts.cause_rank)
     return piece
 
 
-def _largest(key: npt.NDArray[Any], amount: npt.NDArray[Any]) -> tuple[int, float]:
-    """The key with the largest sum, the lowest of several, and that sum; (-1, -1) of no rows."""
-    known, place = np.unique(key, return_inverse=True)
-    sums = np.bincount(place, amount)
-    at = int(sums.argmax()) if len(known) else -1
-    return (int(known[at]), float(sums[at])) if len(known) else (-1, -1.0)
+def _largest(keys: Ints, amount: Ints) -> tuple[int, int]:
+    """Return the key with the largest sum, the lowest of several, and the sum; (-1, -1) without rows."""
+    groups = GroupBy(keys)
+    if not len(groups):
+        return -1, -1
+    sums = groups.sum(amount)
+    at = int(sums.argmax())
+    return int(groups.values[at]), int(sums[at])
 
 
 def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
-    """What a viewer should show first: (begin_ns, end_ns, rank) of the step that lost most, and the rank to look at.
+    """Return (begin_ns, end_ns, rank) of the step that lost most, which a viewer should show first.
 
     Steps of the warm-up count only if there are no others. The rank is the one that made the others wait, if a
     straggler is the largest stall, else the one that lost most.

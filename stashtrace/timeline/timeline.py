@@ -1,9 +1,8 @@
-"""The time line of a trace for the Perfetto UI: who writes what in which order, options, compression.
+"""The time line of a trace for the Perfetto UI: order of the layers, options, compression.
 
-Called through `registry.export`. Above all ranks the critical path; then one process per rank, below it the step track
-with its budget, phases, devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints,
-counters (perfetto_*.py, one file per layer). Ranks are written one after the other, so memory is that of the largest
-rank plus a megabyte of output.
+Above all ranks stands the critical path; then one process per rank, below it the step track with its budget, phases,
+devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters. Ranks are written one
+after the other, so the memory needed is that of the largest rank plus a megabyte of output.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,7 +32,7 @@ from stashtrace.timeline.steps import Budget, worst_step
 from stashtrace.timeline.tracks import TrackTree
 from stashtrace.units import duration_text
 
-#: Slices that a viewer takes with ease; docs/guides/timeline.md says what happens above.
+#: Slices that viewers take with ease; docs/guides/timeline.md says what happens above.
 BUDGET_SLICES = 2_000_000
 #: Level 6 takes three times as long for a file that is a sixth smaller.
 GZIP_LEVEL = 2
@@ -41,8 +40,8 @@ GZIP_LEVEL = 2
 _COLLECTIVES_SEQUENCE = 1
 _CRITICAL_SEQUENCE = 2
 _FIRST_RANK_SEQUENCE = 3
-# Containers repeat pids, and a viewer would put threads of equal pids together without an error, so ranks are numbered
-# from 1 instead; 0 is the idle process.
+# Containers repeat pids, and viewers silently merge threads of equal pids, so ranks are numbered from 1 instead; 0 is
+# the idle process.
 _FIRST_PID = 1
 
 
@@ -60,7 +59,6 @@ def export_perfetto(
     Parameters
     ----------
     trace : Trace
-        What to show.
     path : Path
         File to write: gzip unless the name ends in ``.pftrace``.
     ranks : iterable of int, optional
@@ -70,7 +68,14 @@ def export_perfetto(
     window_ns : (int, int), optional
         Only this part, in ns from the begin of the trace.
     budget_slices : int
-        Above it the I/O calls are summed per thread and time bin, and the tracks say so.
+        Above this number, I/O calls and work on devices are summed per line and time bin, and the tracks say so.
+
+    Raises
+    ------
+    MissingDataError
+        If the trace has no times, or no steps to cut by.
+    UsageError
+        If a rank or a step is not in the trace, or steps and window have no time in common.
     """
     _require_times(trace)
     overlay = Budget(trace)
@@ -93,18 +98,16 @@ def export_perfetto(
         places = {rank: Places(root, devices[rank]) for rank, root in roots.items() if rank != UNRANKED}
         slices, launches = collective_layer(rows, tree, places)
         encoder.slices(_COLLECTIVES_SEQUENCE, slices, batch_first=True)
-        written = encoder.slice_count + overlay.slices_count
-        device_bins, on_devices = _device_bins(rows, chosen, budget_slices, written)
-        bins = _bins(rows, chosen, budget_slices, written + on_devices)
-        if device_bins is not None:
-            notes.append(
-                f"work on devices is summed per stream and {duration_text(device_bins.width_ns)}: "
-                f"more than {budget_slices} slices"
-            )
-        if bins is not None:
-            notes.append(
-                f"I/O calls are summed per thread and {duration_text(bins.width_ns)}: more than {budget_slices} slices"
-            )
+        owned = [RankRows(rows, rank) for rank in chosen]
+        left = budget_slices - encoder.slice_count - overlay.slices_count - _unsummed_count(owned)
+        device_bins, on_devices = _device_bins(owned, left)
+        bins = _bins(rows, owned, left - on_devices)
+        for sums, work in (
+            (device_bins, "work on devices is summed per stream"),
+            (bins, "I/O calls are summed per thread"),
+        ):
+            if sums is not None:
+                notes.append(f"{work} and {duration_text(sums.width_ns)}: more than {budget_slices} slices")
         for order, (rank, root) in enumerate(roots.items()):
             own = RankRows(rows, rank)
             layers = overlay.slices(rows, root, rank)
@@ -122,8 +125,8 @@ def _require_times(trace: Trace) -> None:
     facts, processes = trace.metadata, trace.processes
     reasons = facts["value_code"][facts["key_code"] == trace.strings.find("no_times")]
     if len(reasons) and not (processes["end_ns"] > processes["begin_ns"]).any():
-        what, _, instead = trace.text(int(reasons[0])).partition("; ")
-        raise MissingDataError(f"{trace.path} has no time line: {what}", hint=instead or None)
+        reason, _, hint = trace.text(int(reasons[0])).partition("; ")
+        raise MissingDataError(f"{trace.path} has no time line: {reason}", hint=hint or None)
 
 
 def _window(
@@ -151,22 +154,22 @@ def _window(
 def _first_view(
     encoder: _native.perfetto.Encoder, overlay: Budget, trace: Trace, ranks: list[int], window: Window | None
 ) -> None:
-    """Note in the file what `stashtrace view` shows first: the worst step with a margin, and the rank to look at."""
+    """Write into the file what `stashtrace view` shows first: the worst step with a margin, and the rank to look at."""
     worst = worst_step(overlay, ranks)
     if worst is None:
         return
     begin, end, rank = worst
     if window is not None and not (window.begin_ns <= begin and end <= window.end_ns):
         return
-    margin, every = (end - begin) // 4, overlay.steps
-    assert every is not None  # there is a worst step
-    # A viewer ignores a range that is not inside the trace, and the steps are what is certainly in it.
-    low, high = int(every["begin_ns"].min()), int(every["end_ns"].max())
+    margin, steps = (end - begin) // 4, overlay.steps
+    assert steps is not None  # there is a worst step
+    # Viewers ignore a range that is not inside the trace. The steps certainly are.
+    low, high = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
     encoder.view(max(begin - margin, low), min(end + margin, high), _name(trace, rank))
 
 
 def _process(tree: TrackTree, own: RankRows, order: int) -> int:
-    """Track of a rank; its pid is made up, the real ones are labels."""
+    """Add the track of a rank. Its pid is made up, the real ones are labels."""
     pids = [str(p["pid"]) for p in own.processes.rows() if p["role_code"] != ProcessRole.WORKER]
     labels = [f"pid {', '.join(pids[:3])}{' ...' if len(pids) > 3 else ''}"] if pids else []
     losses = own.trace.losses
@@ -179,24 +182,25 @@ def _process(tree: TrackTree, own: RankRows, order: int) -> int:
 
 
 def _name(trace: Trace, rank: int) -> str:
-    """Zero padded, because some viewers sort by text; the host last, because they put a number of their own behind."""
-    mine = trace.processes.take(trace.processes["rank"] == rank)
-    hosts = sorted({trace.text(code) for code in mine["host_code"].tolist()})
-    where = "+".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"
-    return f"{'without rank' if rank == UNRANKED else f'rank {rank:03d}'} · {where}"
+    """Return the name of a rank's process.
+
+    The rank is zero padded, because some viewers sort by text; the host is last, because they append a number.
+    """
+    own = trace.processes.take(trace.processes["rank"] == rank)
+    hosts = sorted({trace.text(code) for code in own["host_code"].tolist()})
+    place = "+".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"
+    return f"{'without rank' if rank == UNRANKED else f'rank {rank:03d}'} · {place}"
 
 
 def _unsummed_count(owned: list[RankRows]) -> int:
-    """Slices of these ranks that are written one by one, however many there are."""
+    """Return the number of slices of these ranks that are never summed."""
     names = ("phases", "batches", "collective_waits", "waits", "spans")
     return sum(len(own.table(name)) for own in owned for name in names)
 
 
-def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> tuple[Bins | None, int]:
-    """How work on devices must be summed, None if it fits as it is; and how many slices it then takes."""
-    owned = [RankRows(rows, rank) for rank in chosen]
+def _device_bins(owned: list[RankRows], left: int) -> tuple[Bins | None, int]:
+    """Return the bins for work on devices, None if it fits into the slices that are left; and the slices it takes."""
     count = sum(device_slices_count(own) for own in owned)
-    left = budget_slices - written - _unsummed_count(owned)
     if count <= left:
         return None, count
     lines, begin, end = 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -205,18 +209,16 @@ def _device_bins(rows: TraceRows, chosen: list[int], budget_slices: int, written
             timed = table.take(table["begin_ns"] >= 0)
             lines += len(np.unique(timed["track_id"]))
             begin, end = min(begin, timed["begin_ns"].min(initial=begin)), max(end, timed["end_ns"].max(initial=end))
-    # I/O has the other half of what is left.
+    # The other half is for I/O.
     allowed = max(left // 2, 0)
     return bins_for(count, lines, allowed, int(begin), int(max(end, begin + 1))), allowed
 
 
-def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) -> Bins | None:
-    """How I/O must be summed so that everything fits, None if it fits as it is."""
-    owned = [RankRows(rows, rank) for rank in chosen]
-    allowed = budget_slices - written - _unsummed_count(owned)
+def _bins(rows: TraceRows, owned: list[RankRows], allowed: int) -> Bins | None:
+    """Return the bins for I/O, None if it fits into the allowed slices."""
     if sum(sum(own.io_counts()) for own in owned) <= allowed:
         return None
-    # Calls of a window have to be read to be counted.
+    # Calls in a window must be read to be counted.
     counts = [count for own in owned for count in own.io_counts_in_window()]
     if not counts:
         return None
@@ -228,7 +230,7 @@ def _bins(rows: TraceRows, chosen: list[int], budget_slices: int, written: int) 
 
 @contextmanager
 def _output(path: Path) -> Iterator[Callable[[memoryview], object]]:
-    """What takes the bytes: a plain file or a compressed one."""
+    """Give a function that writes bytes to a plain or compressed file."""
     compressor = None if path.suffix == ".pftrace" else zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31)
     with complete_file(path) as partial, partial.open("wb") as file:
         if compressor is None:

@@ -1,8 +1,8 @@
-"""Tracks of a Perfetto file: who is below whom, in which order, on which lane.
+"""Tracks of a Perfetto file: parents, order, lanes.
 
-Used by the other perfetto_*.py files. A layer describes slices as `Piece`s (columns with a key that says which line
-they belong to); `TrackTree.add` gives each key a track, spreads overlaps over lanes (several tracks of one name and
-parent, which the viewer draws as one) and returns what the encoder takes. No knowledge of what the slices mean.
+A layer describes slices as `Piece`s: columns with a key that names their line. `TrackTree.add` gives each key a track,
+spreads overlaps over lanes (several tracks of one name and parent, which the viewer draws as one) and returns the
+encoder's columns. This module does not know the meaning of slices.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,20 +16,36 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.groupby import GroupBy
+from stashtrace.schema.table import Table
 
 Ints = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: Argument that a slice does not have.
+NO_VALUE: int = _native.perfetto.NO_VALUE
 
 
 class Texts:
-    """Texts that slices and arguments are named by, with their native twin."""
+    """Texts of slices and arguments, as the encoder takes them."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.native = _native.perfetto.TextTable(list(texts))
 
 
+def value_where(condition: Bools, values: npt.NDArray[Any] | int) -> Ints:
+    """Return the values of an argument that only some slices have."""
+    return np.where(condition, values, NO_VALUE)
+
+
+def code_where(condition: Bools, codes: npt.NDArray[Any] | int) -> Ints:
+    """Return the codes of a text argument that only some slices have."""
+    return np.where(condition, codes, -1).astype(np.int64)
+
+
 def coded(values: npt.NDArray[Any], known: Sequence[int]) -> Ints:
-    """Position of each value in ``known``; one past the end for values that are not there."""
+    """Return the position of each value in ``known``; one past the end for other values."""
     lookup = np.full(max(known) + 2, len(known), dtype=np.int64)
     lookup[list(known)] = np.arange(len(known))
     inside = (values >= 0) & (values <= max(known))
@@ -37,31 +53,26 @@ def coded(values: npt.NDArray[Any], known: Sequence[int]) -> Ints:
 
 
 def numbered(words: Sequence[str], word: npt.NDArray[Any], number: npt.NDArray[Any]) -> tuple[Ints, Texts]:
-    """Codes and texts of names like ``batch 17``: a word and a number, without the number if it is negative.
+    """Return codes and texts of names like ``batch 17``: a word and a number, without the number if it is negative.
 
-    Viewers leave digits out when they choose a colour, so all slices of one word have one colour.
+    Viewers ignore digits when they choose a colour, so all slices of one word have one colour.
     """
-    # Damaged files hold numbers of 64 bits, so a word and its number are combined by the number's place.
-    numbers, place = np.unique(np.maximum(number, -1).astype(np.int64), return_inverse=True)
-    stride = max(len(numbers), 1)
-    distinct, codes = np.unique(word.astype(np.int64) * stride + place, return_inverse=True)
-    texts = [
-        words[code // stride] + (f" {numbers[code % stride]}" if numbers[code % stride] >= 0 else "")
-        for code in distinct.tolist()
-    ]
-    return codes.astype(np.int64), Texts(texts or [""])
+    names = GroupBy(word.astype(np.int64), np.maximum(number, -1).astype(np.int64))
+    pairs = zip(*(column.tolist() for column in names.keys), strict=True)
+    texts = [f"{words[at]} {value}" if value >= 0 else words[at] for at, value in pairs]
+    return names.number, Texts(texts or [""])
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a key of a piece looks like: name of its track, place among its siblings, explanation."""
+    """The track of a key: its name, its place among its siblings, its explanation."""
 
     name: str
     order: int
     description: str = ""
 
 
-#: Of rows on a track that is not what they need: a damaged file may call a thread a device.
+#: Line of rows whose track is of another kind: a damaged file may call a thread a device.
 _UNKNOWN = Line("unknown", 1 << 30, "What this ran on was not recorded.")
 
 
@@ -72,7 +83,7 @@ class Piece:
     Attributes
     ----------
     key : int array
-        Which line each slice belongs to.
+        Line of each slice.
     begin_ns, end_ns : int array
         Half-open intervals.
     name : int array
@@ -81,6 +92,8 @@ class Piece:
         Arguments by name; ``NO_VALUE``, NaN and negative codes leave one out.
     flows : list of (rows, ids)
         Arrows: slices with the same id are joined in the order of time.
+    correlation : (codes, texts), optional
+        Correlation ids, by which viewers colour slices.
     """
 
     key: npt.NDArray[Any]
@@ -94,11 +107,16 @@ class Piece:
     flows: list[tuple[Ints, Ints]] = field(default_factory=list)
     correlation: tuple[Ints, Texts] | None = None
 
+    @classmethod
+    def of(cls, table: Table, name: npt.NDArray[Any], names: Texts) -> Piece:
+        """Return slices for the rows of a table, on their tracks."""
+        return cls(table["track_id"], table["begin_ns"], table["end_ns"], name, names)
+
     def __len__(self) -> int:
         return len(self.begin_ns)
 
     def slices(self, track: Ints) -> _native.perfetto.Slices:
-        """Columns for the encoder, on these tracks."""
+        """Return the columns for the encoder, on these tracks."""
         slices = _native.perfetto.Slices(track, self.begin_ns, self.end_ns, self.name, self.names.native)
         for name, values in self.ints.items():
             slices.arg_int(name, values)
@@ -123,29 +141,29 @@ class TrackTree:
         self._flow = 1
 
     def process(self, pid: int, name: str, labels: Sequence[str], order: int) -> int:
-        """Track of a process; its uuid."""
+        """Add the track of a process; return its uuid."""
         self._encoder.process(self._next, pid, name, list(labels), order)
-        return self._claim(1)
+        return self._claim()
 
     def group(self, parent: int, line: Line) -> int:
-        """Track that only holds others; its uuid."""
+        """Add a track that only holds others; return its uuid."""
         self._encoder.track(self._next, line.name, parent, line.order, line.description)
-        return self._claim(1)
+        return self._claim()
 
     def counter(self, parent: int, line: Line, unit: str, share_axis: str = "") -> int:
-        """Counter track; its uuid."""
+        """Add a counter track; return its uuid."""
         self._encoder.counter_track(self._next, line.name, parent, line.order, line.description, unit, share_axis)
-        return self._claim(1)
+        return self._claim()
 
     def flow_ids(self, count: int) -> Ints:
-        """Numbers for ``count`` arrows, not used before."""
+        """Return unused numbers for ``count`` arrows."""
         self._flow += count
         return np.arange(self._flow - count, self._flow, dtype=np.int64)
 
     def add(
         self, parent: int, lines: Mapping[int, Line], pieces: Sequence[Piece], *, nest: bool = True
     ) -> list[_native.perfetto.Slices]:
-        """Put pieces on tracks below ``parent``, one line per key.
+        """Put pieces on tracks below ``parent``, one line per key; return them for the encoder.
 
         With ``nest`` a slice inside another one of its line is drawn below it, and only partial overlaps take
         another lane; without it each slice that overlaps takes another lane.
@@ -163,20 +181,20 @@ class TrackTree:
     def place(
         self, parent: int, lines: Mapping[int, Line], key: Ints, begin_ns: Ints, end_ns: Ints, *, nest: bool = True
     ) -> Ints:
-        """Make the tracks that these slices need; the track of each."""
+        """Make the tracks that these slices need; return the track of each slice."""
         lane = _native.perfetto.lanes(key, begin_ns, end_ns, nest).astype(np.int64)
-        distinct, codes = np.unique(key, return_inverse=True)
-        lanes = np.zeros(len(distinct), dtype=np.int64)
-        np.maximum.at(lanes, codes, lane + 1)
-        first = np.empty(len(distinct), dtype=np.int64)
-        for i, each in enumerate(distinct.tolist()):
-            line = lines.get(each, _UNKNOWN)
-            first[i] = self._next
-            for _ in range(int(lanes[i])):
+        by_key = GroupBy(key)
+        first = np.empty(len(by_key), dtype=np.int64)
+        for at, (value, lanes_count) in enumerate(
+            zip(by_key.values.tolist(), by_key.max(lane + 1).tolist(), strict=True)
+        ):
+            line = lines.get(value, _UNKNOWN)
+            first[at] = self._next
+            for _ in range(lanes_count):
                 self._encoder.track(self._next, line.name, parent, line.order, line.description)
-                self._claim(1)
-        return first[codes] + lane
+                self._claim()
+        return first[by_key.number] + lane
 
-    def _claim(self, count: int) -> int:
-        self._next += count
-        return self._next - count
+    def _claim(self) -> int:
+        self._next += 1
+        return self._next - 1

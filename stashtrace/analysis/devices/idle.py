@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.devices.tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import BLOCKING_CALLS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -127,10 +127,9 @@ def _columns(device: DeviceRows, windows: Windows, calls: RowsBy) -> dict[str, A
     lasting = np.flatnonzero(windows.end > windows.begin)
     for at, cause in enumerate(CAUSES):
         begin, end, row = causes[cause].pieces(windows.begin[lasting], windows.end[lasting])
-        row = lasting[row]
-        np.add.at(total[:, at], row, end - begin)
-        np.add.at(pieces[:, at], row, 1)
-        np.maximum.at(longest[:, at], row, end - begin)
+        by_window = GroupBy.numbered(lasting[row], count)
+        total[:, at], pieces[:, at] = by_window.sum(end - begin), by_window.sizes
+        longest[:, at] = by_window.max(end - begin, empty=0)
     length = np.repeat(windows.end - windows.begin, len(CAUSES))
     return {
         "rank": np.full(length.shape, device.rank),

@@ -20,7 +20,7 @@ from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of
@@ -190,16 +190,16 @@ def shuffled_lru_hits(cached: Floats) -> Floats:
     [0.07, 0.153, 0.67, 1.0]
     """
     rest = 1.0 - cached
-    found: Floats = cached + rest * np.log(np.where(rest > 0, rest, 1.0))
-    return found
+    hits: Floats = cached + rest * np.log(np.where(rest > 0, rest, 1.0))
+    return hits
 
 
 def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     """Bytes of the accesses that need no more than each size."""
     order = np.argsort(needed, kind="stable")
     sums = np.append(0, np.cumsum(moved[order]))
-    found: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
-    return found
+    served: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
+    return served
 
 
 def _uses(
@@ -222,21 +222,19 @@ def _uses(
 def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
-    keys, first, item = np.unique(accesses.key[rows], return_index=True, return_inverse=True)
-    low, high = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), dtype=np.int64)
-    np.minimum.at(low, item, accesses.low_bytes[rows])
-    np.maximum.at(high, item, accesses.high_bytes[rows])
-    size = high - low
+    blocks = GroupBy(accesses.key[rows])
+    first, block = blocks.first, blocks.number
+    size = blocks.max(accesses.high_bytes[rows]) - blocks.min(accesses.low_bytes[rows])
     in_order = np.argsort(first)
     kept = np.empty(len(first), dtype=np.int64)
     kept[in_order] = np.cumsum(size[in_order])
-    important = None if weights is None else most_important_first(weights[path_codes(keys)], first, size)
+    important = None if weights is None else most_important_first(weights[path_codes(blocks.values)], first, size)
     return HostUses(
         host,
         accesses.moved_bytes[rows],
-        stack_distances(previous_uses(item), size[item]),
-        kept[item],
-        None if important is None else important[item],
+        stack_distances(previous_uses(block), size[block]),
+        kept[block],
+        None if important is None else important[block],
         int(size.sum()),
         accesses.sampled_ratio,
     )
@@ -378,14 +376,15 @@ def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
     high = np.minimum(reads.end[call] - block * block_bytes, block_bytes)
     new = ~(reads.goes_on[call] & (inside == 0))
     new[0] = True
-    starts = np.flatnonzero(new)
+    accesses = GroupBy.runs(np.cumsum(new))
+    starts = accesses.first
     return Accesses(
         begin_ns=reads.begin[call][starts],
         host_code=np.full(len(starts), host, dtype=np.int64),
         key=(reads.path[call][starts] << _BLOCK_BITS) | block[starts],
-        low_bytes=np.minimum.reduceat(low, starts),
-        high_bytes=np.maximum.reduceat(high, starts),
-        moved_bytes=np.add.reduceat(high - low, starts),
+        low_bytes=accesses.min(low),
+        high_bytes=accesses.max(high),
+        moved_bytes=accesses.sum(high - low),
     )
 
 
@@ -472,9 +471,9 @@ def previous_uses(item: Int64) -> Int64:
     """
     order = np.argsort(item, kind="stable")
     same = item[order][1:] == item[order][:-1]
-    found = np.full(len(item), -1, dtype=np.int64)
-    found[order[1:][same]] = order[:-1][same]
-    return found
+    previous = np.full(len(item), -1, dtype=np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
 
 
 def stack_distances(previous: Int64, size: Int64) -> Int64:
@@ -523,6 +522,6 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
         order = divided
     until = np.cumsum(size)
     again = previous >= 0
-    found = np.full(count, -1, dtype=np.int64)
-    found[again] = seen[again] - until[previous[again]] + size[again]
-    return found
+    distance = np.full(count, -1, dtype=np.int64)
+    distance[again] = seen[again] - until[previous[again]] + size[again]
+    return distance

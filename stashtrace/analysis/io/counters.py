@@ -28,7 +28,7 @@ from stashtrace.analysis.io.calls import (
 )
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -98,19 +98,14 @@ class FileCounters:
         """Add one, or a value, for each call."""
         if not len(path):
             return
-        if len(path) * 4 < self.count:  # a long row of zeros costs more than slower additions
-            np.add.at(self.sums[name], path, 1 if values is None else values)
-            return
-        # bincount adds floats: exact up to 2**53 ns a piece, which is 104 days of calls.
-        found = np.bincount(path, values, self.count)
-        self.sums[name] += found if values is None else np.rint(found).astype(np.int64)
+        np.add.at(self.sums[name], path, 1 if values is None else values)
 
     def add_sizes(self, path: Int64, size: Int64) -> None:
         """Remember how often each file had calls of each size."""
         size = np.minimum(size, (1 << SIZE_BITS) - 1)
-        keys, times = np.unique((path << SIZE_BITS) | size, return_counts=True)
-        self._sizes.append((keys, times.astype(np.int64)))
-        self._sizes_count += len(keys)
+        by_key = GroupBy((path << SIZE_BITS) | size)
+        self._sizes.append((by_key.values, by_key.sizes))
+        self._sizes_count += len(by_key)
         if self._sizes_count > _MERGED_AT and len(self._sizes) > 1:
             self.sizes()
 
@@ -118,9 +113,9 @@ class FileCounters:
         """(path, size, calls) of every size that a file had, without those of no byte."""
         if not self._sizes:
             return (np.empty(0, dtype=np.int64),) * 3
-        keys, inverse = np.unique(np.concatenate([k for k, _ in self._sizes]), return_inverse=True)
-        times = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(times, inverse, np.concatenate([t for _, t in self._sizes]))
+        key, times = (np.concatenate(column) for column in zip(*self._sizes, strict=True))
+        by_key = GroupBy(key)
+        keys, times = by_key.values, by_key.sum(times)
         self._sizes, self._sizes_count = [(keys, times)], 0
         return keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), times
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.late.instances import HUNG, UNORDERED, Instances
@@ -19,7 +18,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 
 #: Ranks that a late one is compared with, at most; spread over the members of the group.
@@ -80,9 +79,8 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
     valid = (begin >= 0) & (end >= begin)
     at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
     amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
-    by_rank = RowsBy(rank)
-    for value in by_rank.values.tolist():
-        own = by_rank.rows(value)
+    by_rank = GroupBy(rank)
+    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
         out.times[value] = rank_times(index, threads[value])
         amounts[own] = out.times[value].within(begin[own], end[own])
 
@@ -91,7 +89,7 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
     amounts[:, BEFORE] = begin - origin
     others = np.flatnonzero(~is_late)
     typical = medians(np.column_stack([amounts, end - origin])[others], at[others], count)
-    compared = np.bincount(at[others], minlength=count) > 0
+    compared = GroupBy.numbered(at[others], count).sizes > 0
     late = np.flatnonzero(is_late & compared[at])
     row = at[late]
     longer = amounts[late] - typical[row, :-1]
@@ -112,9 +110,8 @@ def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64
     groups, late = group_table(index.trace), found.late_rank[chosen]
     sure = (late >= 0) & (found.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
-    by_group = RowsBy(found.group_hash[chosen])
-    for value in by_group.values.tolist():
-        own = by_group.rows(value)
+    by_group = GroupBy(found.group_hash[chosen])
+    for value, own in zip(by_group.values.tolist(), by_group, strict=True):
         own = own[sure[own]]
         members = groups[value].members
         # One more than is needed: the late rank itself may be among them.
@@ -144,13 +141,10 @@ def _windows(
     before = np.where(shared[instance], before, -1)
     begin = np.where(before >= 0, found.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
-    steps = index.steps
-    own, by_rank = RowsBy(steps["rank"]), RowsBy(rank[bare])
-    for value in by_rank.values.tolist():
-        rows, mine = bare[by_rank.rows(value)], own.rows(value)
-        if len(mine):
-            at = np.searchsorted(steps["begin_ns"][mine], end[rows], side="right") - 1
-            begin[rows] = np.where(at >= 0, steps["begin_ns"][mine][np.maximum(at, 0)], -1)
+    by_rank = GroupBy(rank[bare])
+    for value, own in zip(by_rank.values.tolist(), by_rank, strict=True):
+        starts = index.steps["begin_ns"][index.steps_by_rank.rows(value)]
+        begin[bare[own]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[own]], side="right") - 1]
     return int64(begin), int64(end)
 
 
@@ -161,8 +155,8 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
         return
     value = amounts[others, out.cause[at[others]]]
     ordered = others[order_by(at[others], value, rank[others])]
-    starts = np.flatnonzero(np.append(True, at[ordered][1:] != at[ordered][:-1]))
-    middle = ordered[starts + (np.diff(np.append(starts, len(ordered))) - 1) // 2]
+    each = GroupBy.runs(at[ordered])
+    middle = ordered[each.first + (each.sizes - 1) // 2]
     where = at[middle]
     out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
 
@@ -207,11 +201,10 @@ class RankTimes:
 def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     """Times of a rank by cause, over its whole life."""
     made = rank_layers(index, thread)
-    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in made.layers])
-    kind = np.array([x.kind for x in made.layers], dtype=np.int64)[layer]
-    sets = [TimeSet.of(begin[kind == k], end[kind == k]) for k in _STALLS]
+    time = made.painted_kinds()
+    sets = [TimeSet.of(time.begin[time.tag == k], time.end[time.tag == k]) for k in _STALLS]
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
-    sets[OTHER] = sets[OTHER] | (life - TimeSet.of(begin, end))
+    sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
@@ -243,15 +236,6 @@ def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
 
 
 def medians(values: Int64, group: Int64, count: int) -> Int64:
-    """Median row by column of the rows of each group; rows of a group stand together. 0 where a group has none."""
-    out = np.zeros((count, values.shape[1]), dtype=np.int64)
-    if not len(group):
-        return out
-    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    sizes = np.diff(np.append(starts, len(group)))
-    for column in range(values.shape[1]):
-        if values[:, column].any():
-            ordered = values[order_by(group, values[:, column]), column]
-            low, high = ordered[starts + (sizes - 1) // 2], ordered[starts + sizes // 2]
-            out[group[starts], column] = low + (high - low) // 2
-    return out
+    """Median of each column over the rows of each group, 0 where a group has none."""
+    each = GroupBy.numbered(group, count)
+    return np.column_stack([each.median(column, empty=0) for column in values.T])

@@ -1,7 +1,4 @@
-"""What stands behind the cause of a late rank: its worker and file, its kernel, phase, call, or the rank it waited for.
-
-Used by ``late`` for the rows that it returns, one at a time.
-"""
+"""What stands behind the cause of a late rank: its worker and file, kernel, phase, call, or the rank it waited for."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -18,6 +15,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
 
 BETWEEN_PHASES = "between phases"
@@ -110,12 +108,14 @@ class Namer:
         """
         trace = self._index.trace
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
-        code, spent = trace.strings.find(name), [TimeSet.empty()]
+        if not name:
+            return -1
+        code, spent = trace.strings.find(name), []
         for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
-            calls = rows_of(table["track_id"], track)
-            on_file = (table["path_code"][calls] == code) & np.isin(table["op_code"][calls], READ_OPS)
-            spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
-        return (TimeSet.united(*spent) & time).total_ns if name else -1
+            calls = table.take(rows_of(table["track_id"], track))
+            on_file = (calls["path_code"] == code) & np.isin(calls["op_code"], READ_OPS)
+            spent.append(TimeSet.of_rows(calls, on_file))
+        return (TimeSet.united(*spent) & time).total_ns
 
     def _longest_path(self, rows: Int64, time: TimeSet) -> tuple[str, int]:
         io = self._index.io
@@ -194,10 +194,8 @@ class Namer:
 
 
 def _sums(key: np.ndarray, spent: Int64) -> dict[int, int]:
-    values, inverse = np.unique(key, return_inverse=True)
-    total = np.zeros(len(values), dtype=np.int64)
-    np.add.at(total, inverse, spent)
-    return dict(zip(values.tolist(), total.tolist(), strict=True))
+    by_key = GroupBy(key)
+    return dict(zip(by_key.values.tolist(), by_key.sum(spent).tolist(), strict=True))
 
 
 def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:

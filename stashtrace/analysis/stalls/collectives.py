@@ -158,7 +158,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
     order = np.argsort(begin, kind="stable")
     begin, stop, row, asked = (column[order] for column in (begin, stop, row, asked))
-    launches, presumed, device = (mask[order] for mask in (launches, presumed, device))
+    launches, presumed, device = (column[order] for column in (launches, presumed, device))
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]

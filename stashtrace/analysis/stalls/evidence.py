@@ -218,6 +218,8 @@ def _summed(
     rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
 ) -> list[Row]:
     """One row per name, longest first."""
+    if not len(names):
+        return []
     by_name = GroupBy(names)
     total, size = by_name.sum(spent), by_name.sum(moved)
     order = order_by(-total, by_name.values)
@@ -278,6 +280,8 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
     begin, end = np.maximum(found.matched.last_enter_ns[rows], found.enter_ns[rows]), found.end_ns[rows]
     inside = window.within(begin, end)
     rows, inside = rows[inside > 0], inside[inside > 0]
+    if not len(rows):
+        return
     groups = group_table(trace)
     known = np.isin(table["op_code"][rows], list(CollectiveOp))
     rows, inside = rows[known], inside[known]
@@ -293,6 +297,8 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
 
 def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
     """Name of each track; ``unknown`` where the trace has no such track."""
+    if not len(track_id):
+        return []
     tracks = trace.tracks
     named = dict(zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True))
     return [trace.text(named[track]) if track in named else unknown for track in track_id.tolist()]

@@ -1,4 +1,4 @@
-"""What the parts of collectives say beside their times: communicators and their numbers, payloads, ends of messages."""
+"""Attributes of the parts of collectives: communicators and their numbers, payloads, ends of messages."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,18 +11,19 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import Group, group_table
 from stashtrace.analysis.intervals import Int64
 from stashtrace.exporters.chakra.work import RankWork
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
-#: Number of the communicator of all ranks, which simulators know without a list of its members.
+#: Number of the communicator of all ranks; simulators need no list of its members.
 ALL_RANKS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What the parts of collectives say beside their times; columns are beside the rows of ``collectives``.
+    """Attributes of the parts of collectives; columns are parallel to ``collectives``.
 
     Attributes
     ----------
@@ -33,13 +34,13 @@ class Communication:
     numbers : dict of int to int
         Their numbers; ``ALL_RANKS`` is that of the first one that all ranks are in.
     names : dict of int to str
-        What the job calls them.
+        Their names in the job.
     size_bytes : int array
         Payload of each rank's input, -1 if unknown.
     source, target, tag : int array
         Of sends and receives: global ranks, -1 if unknown, and the number of the message between the two.
     absent : list of int
-        Ranks that a communicator names, below the highest one, of which there is no file.
+        Ranks without a file, up to the highest rank of any communicator.
     incomplete_count : int
         Collectives in which a member has no part.
     unpaired_count : int
@@ -60,7 +61,7 @@ class Communication:
 
 
 def communication(trace: Trace, collectives: Table, work: RankWork) -> Communication:
-    """Gather it for the parts that are written."""
+    """Return the attributes of the parts that are written."""
     part = np.flatnonzero(work.row >= 0)
     rows, transfer = work.row[part], work.transfer[part]
     hashes, op = collectives["group_hash"][rows], collectives["op_code"][rows]
@@ -79,17 +80,14 @@ def communication(trace: Trace, collectives: Table, work: RankWork) -> Communica
         numbers[value] = ALL_RANKS if first else max(numbers.values(), default=ALL_RANKS) + 1
 
     size = collectives["message_bytes"].copy()
-    # What one member does not know of its input, another one knows where all bring the same.
-    alike = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
-    most = np.full(int(transfer.max(initial=-1)) + 1, -1, dtype=np.int64)
-    np.maximum.at(most, transfer[alike], size[rows[alike]])
-    unknown = alike & (size[rows] < 0)
-    size[rows[unknown]] = most[transfer[unknown]]
+    # Where all members have inputs of one size, one that knows its size tells the others'.
+    is_same = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
+    same, transfers = rows[is_same], GroupBy(transfer[is_same])
+    size[same] = np.where(size[same] < 0, transfers.max(size[same])[transfers.number], size[same])
 
     paired = np.isin(op, MESSAGES)
-    members = {value: len(group.members) for value, group in groups.items()}
-    _, first_of, present = np.unique(transfer[~paired], return_index=True, return_counts=True)
-    wanted = np.array([members[value] for value in hashes[~paired][first_of].tolist()], dtype=np.int64)
+    operations = GroupBy(transfer[~paired])
+    members_count = [len(groups[value].members) for value in hashes[~paired][operations.first].tolist()]
     source, target, tag, unpaired = _messages(collectives, rows[paired], groups)
     names = {value: _group_name(trace, value) for value in used}
     return Communication(
@@ -102,7 +100,7 @@ def communication(trace: Trace, collectives: Table, work: RankWork) -> Communica
         target,
         tag,
         absent,
-        int((present < wanted).sum()),
+        int((operations.sizes < np.array(members_count, dtype=np.int64)).sum()),
         unpaired,
     )
 
@@ -113,9 +111,9 @@ def _group_name(trace: Trace, value: int) -> str:
 
 
 def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> tuple[Int64, Int64, Int64, int]:
-    """Ends and number of each message, by row of ``collectives``; and how many, of known ends, lack the other side.
+    """Return ends and number of each message, by row of ``collectives``; and the number of those without other side.
 
-    The n-th send from a rank to another belongs to its n-th receive there, so both have the number n.
+    The n-th send from a rank to another belongs to the n-th receive there, so both have the number n.
     """
     count = len(collectives)
     source, target, tag = (np.full(count, -1, dtype=np.int64) for _ in range(3))
@@ -123,21 +121,16 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
         return source, target, tag, 0
     peer = collectives["peer_rank"][rows]
     for value, group in groups.items():
-        mine = np.flatnonzero(collectives["group_hash"][rows] == np.uint64(value))
-        place = peer[mine]
+        of_group = np.flatnonzero(collectives["group_hash"][rows] == np.uint64(value))
+        place = peer[of_group]
         within = (place >= 0) & (place < len(group.members))
-        peer[mine] = np.where(within, group.members[np.where(within, place, 0)], -1)
+        peer[of_group] = np.where(within, group.members[np.where(within, place, 0)], -1)
     sends = collectives["op_code"][rows] == CollectiveOp.SEND
     own = collectives["rank"][rows]
     source[rows], target[rows] = np.where(sends, own, peer), np.where(sends, peer, own)
-    order = np.lexsort((collectives["call_ns"][rows], sends, target[rows], source[rows]))
-    listed, side = rows[order], sends[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (source[listed][1:] != source[listed][:-1]) | (target[listed][1:] != target[listed][:-1])
-    new[1:] |= side[1:] != side[:-1]
-    starts = np.flatnonzero(new)
-    tag[listed] = np.arange(len(order)) - starts[np.cumsum(new) - 1]
+    by_call = np.argsort(collectives["call_ns"][rows], kind="stable")
+    listed = rows[by_call]
+    tag[listed] = GroupBy(source[listed], target[listed], sends[by_call]).position
     known = rows[(source[rows] >= 0) & (target[rows] >= 0)]
-    _, many = np.unique(np.stack([source[known], target[known], tag[known]]), axis=1, return_counts=True)
-    alone = int((many == 1).sum())
-    return source, target, tag, alone
+    messages = GroupBy(source[known], target[known], tag[known])
+    return source, target, tag, int(np.count_nonzero(messages.sizes == 1))

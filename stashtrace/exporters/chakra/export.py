@@ -1,4 +1,4 @@
-"""Writes the execution traces of a run: one file per rank and the members of communicators; says what is left out."""
+"""Writes the execution traces of a run: one file per rank, and the members of communicators."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,9 +17,10 @@ from stashtrace.analysis.graph import PipelineGraph, Resource, build
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
-from stashtrace.exporters.chakra.messages import Messages, Value, sized
+from stashtrace.exporters.chakra.messages import Messages, Value
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
+from stashtrace.importers.protobuf import sized
 from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
     FILE_STEM,
@@ -35,7 +36,7 @@ from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.whole_files import folder_beside
 
-#: What may be done about workers' batches: nodes of their own, or the waits for them as measured.
+#: Workers' batches: as waits, as measured, or as nodes of their own.
 LOADERS = ("waits", "nodes")
 #: Collectives of Chakra by ours, and those that ASTRA-sim simulates.
 _COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
@@ -51,27 +52,27 @@ def export_chakra(
 ) -> Exported:
     """Write one Chakra execution trace per rank, for simulators of networks such as ASTRA-sim.
 
-    The folder gets ``workload.RANK.et`` of each rank and ``comm_groups.json``, the members of communicators that are
-    not all ranks. What becomes what is on the page ``docs/guides/chakra.md``; ``work`` says how the graph is cut.
+    The folder gets ``workload.RANK.et`` of each rank and ``comm_groups.json``, the members of communicators of fewer
+    than all ranks. The page ``docs/guides/chakra.md`` describes the nodes; ``work`` cuts the graph.
 
     Parameters
     ----------
     trace : Trace
-        Of which the graph can be built.
+        A trace with a graph.
     path : Path
-        Folder to make; traces that an earlier export left in it are replaced, a folder with other files is refused.
+        Folder to make; traces of an earlier export in it are replaced, a folder with other files is refused.
     steps : (int, int), optional
         Only steps with ``first <= step < last``.
     loaders : {"waits", "nodes"}
-        ``waits`` keeps what was waited for batches of workers as it was measured. ``nodes`` writes each batch as work
-        on a CPU, which simulators that run one CPU node of a rank at a time put one after the other.
+        ``waits`` keeps the waits for workers' batches as measured. ``nodes`` writes each batch as work on a CPU;
+        simulators that run one CPU node of a rank at a time serialise these.
 
     Raises
     ------
     StashtraceError
-        If the package protobuf is missing, or the folder holds something else or cannot be written.
+        If the package protobuf is missing, or the folder has other files or cannot be written.
     MissingDataError
-        If no graph can be built of the run, it is one of operations by name, or none of the steps asked for is in it.
+        If the run has no graph, or only one of operations by name, or none of the wanted steps.
     """
     if loaders not in LOADERS:
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
@@ -99,7 +100,7 @@ def export_chakra(
 
 
 def _refuse_others(path: Path) -> None:
-    """Raise StashtraceError if a folder of that name holds what no export of traces has left."""
+    """Raise StashtraceError if the folder has files that no export of traces has written."""
     if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
         raise StashtraceError(f"{path} is there and holds no execution traces", hint="choose another folder with -o")
 
@@ -112,7 +113,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) -> int:
-    """Write all files beside the folder, then move them into it; their bytes together."""
+    """Write all files beside the folder, then move them into it; return their size in bytes."""
     ranks, first = np.unique(work.rank, return_index=True)
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
     columns = columns_of(work)
@@ -124,19 +125,19 @@ def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) 
                 out.writelines(_nodes(messages, work, talk, columns, begin, end))
         groups = {str(n): talk.groups[v].members.tolist() for v, n in talk.numbers.items() if n != ALL_RANKS}
         (half / GROUPS_FILE).write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
-        made = {entry.name: entry.stat().st_size for entry in half.iterdir()}
+        sizes = {entry.name: entry.stat().st_size for entry in half.iterdir()}
         path.mkdir(exist_ok=True)
-        for name in made:
+        for name in sizes:
             os.replace(half / name, path / name)
     for entry in path.iterdir():  # an earlier export may have had more ranks
-        if _is_own(entry) and entry.name not in made:
+        if _is_own(entry) and entry.name not in sizes:
             entry.unlink()
-    return sum(made.values())
+    return sum(sizes.values())
 
 
 def columns_of(work: RankWork) -> dict[str, list[int]]:
-    """Columns as lists. Times are in microseconds; those of work are rounded so that their sums are, too."""
-    shared = work.row >= 0  # of a transfer each rank says the same
+    """Return columns as lists. Times are in microseconds; those of work are rounded so that sums are right."""
+    shared = work.row >= 0  # each rank has the same duration of a transfer
     duration = np.diff((np.cumsum(np.where(shared, 0, work.duration_ns)) + 500) // 1000, prepend=0)
     duration[shared] = np.maximum((work.duration_ns[shared] + 500) // 1000, 1)
     start = (work.begin_ns - int(work.begin_ns.min())) // 1000
@@ -150,8 +151,8 @@ def columns_of(work: RankWork) -> dict[str, list[int]]:
 def _nodes(
     messages: Messages, work: RankWork, talk: Communication, columns: Mapping[str, list[int]], begin: int, end: int
 ) -> Iterator[bytes]:
-    """Messages of the nodes of one rank; ``begin`` and ``end`` are their places."""
-    said: dict[tuple[int, int, int], tuple[str, bytes]] = {}
+    """Yield the messages of the nodes of one rank; ``begin`` and ``end`` are their places."""
+    encoded: dict[tuple[int, int, int], tuple[str, bytes]] = {}
     first = columns["needs_first"][begin]
     needs = (work.needs[first : columns["needs_first"][end]] - begin + 1).tolist()
     for at in range(begin, end):
@@ -161,11 +162,11 @@ def _nodes(
             attributes = messages.attributes(values | {MEASURED_NS: columns["duration_ns"][at]})
         else:
             key = columns["kind"][at], columns["resource"][at], columns["step"][at]
-            if key not in said:
+            if key not in encoded:
                 name, values = _work(*key)
-                said[key] = name, messages.attributes(values)
+                encoded[key] = name, messages.attributes(values)
             kind = NodeType.COMP_NODE
-            name, attributes = said[key]
+            name, attributes = encoded[key]
             if columns["idle_ns"][at]:
                 attributes += messages.attributes({IDLE_NS: columns["idle_ns"][at]})
         low, high = columns["needs_first"][at] - first, columns["needs_first"][at + 1] - first
@@ -176,7 +177,7 @@ def _nodes(
 
 
 def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
-    """Name and attributes of a node of work: by where most of its time went, batches of workers as such."""
+    """Return name and attributes of a node of work: its kind, or ``batch`` for batches of workers."""
     values: dict[str, Value] = {"is_cpu_op": resource not in _ON_DEVICES}
     if step >= 0:
         values[STEP] = step
@@ -186,7 +187,7 @@ def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
 
 
 def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value]]:
-    """Name, type and attributes of a rank's part of a collective; what is not known is left out."""
+    """Return name, type and attributes of a rank's part of a collective, without unknown ones."""
     table = talk.collectives
     op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
     values: dict[str, Value] = {"is_cpu_op": False}
@@ -207,11 +208,11 @@ def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value
     return op.name.lower(), kind, values
 
 
-# What the files do not say ----------------------------------------------------------------------
+# Notes ------------------------------------------------------------------------------------------
 
 
 def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
-    """One sentence for each thing that a person should know before a simulation."""
+    """Yield the sentences that a user should read before a simulation: sizes, and what the files leave out."""
     dropped = work.dropped
     rows, transfers = work.row[work.row >= 0], work.transfer[work.row >= 0]
     op, size = talk.collectives["op_code"][rows], talk.size_bytes[rows]
@@ -250,9 +251,9 @@ def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
             yield f"{_many(count, *names)} {rest}"
     others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *MESSAGES, CollectiveOp.OTHER))].tolist())
     for code, count in sorted(others.items()):
-        does = "replays as measured" if code == CollectiveOp.BROADCAST else "does not simulate"
-        yield f"ASTRA-sim {does}: {count} {CollectiveOp(code).name.lower()}"
+        treatment = "replays as measured" if code == CollectiveOp.BROADCAST else "does not simulate"
+        yield f"ASTRA-sim {treatment}: {count} {CollectiveOp(code).name.lower()}"
 
 
-def _many(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def _many(count: int, singular: str, plural: str) -> str:
+    return f"{count:,} {singular if count == 1 else plural}"

@@ -1,4 +1,4 @@
-"""Messages of Chakra as the ``protobuf`` package makes them from the definition in ``schema.chakra``."""
+"""Chakra's messages, encoded by the ``protobuf`` package from the definition in ``schema.chakra``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from stashtrace.errors import StashtraceError
+from stashtrace.importers.protobuf import sized
 from stashtrace.schema.chakra import ENUMS, MESSAGES, PACKAGE, SCHEMA_VERSION
 
-#: What an attribute can be.
+#: Value of an attribute.
 Value = bool | int | str
 #: Field of ``AttributeProto`` of each type of value; readers take these types for these attributes.
 _VALUE_FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val"}
@@ -52,13 +53,13 @@ class Messages:
         return Messages(node, metadata)
 
     def head(self, attributes: Mapping[str, Value]) -> bytes:
-        """The first message of a file, after its length."""
+        """Return the first message of a file, after its length."""
         message = self.metadata(version=SCHEMA_VERSION)
         _add_attributes(message, attributes)
         return sized(message.SerializeToString())
 
     def attributes(self, values: Mapping[str, Value]) -> bytes:
-        """Attributes as a piece of a node; pieces of a message one after the other are the message."""
+        """Return attributes as a piece of a node; the pieces of a message in a row are the message."""
         message = self.node()
         _add_attributes(message, values)
         data: bytes = message.SerializeToString()
@@ -67,7 +68,7 @@ class Messages:
     def base(
         self, node_id: int, name: str, kind: int, needs: Iterable[int], start_micros: int, duration_micros: int
     ) -> bytes:
-        """A node without attributes, as a piece of a message."""
+        """Return a node without attributes, as a piece of a message."""
         message = self.node(
             id=node_id,
             name=name,
@@ -80,16 +81,6 @@ class Messages:
         return data
 
 
-def sized(message: bytes) -> bytes:
-    """A message after its length."""
-    length, out = len(message), bytearray()
-    while length > 0x7F:
-        out.append(length & 0x7F | 0x80)
-        length >>= 7
-    out.append(length)
-    return bytes(out) + message
-
-
 def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
     for name, value in values.items():
         field = "int32_val" if name in _NARROW else _VALUE_FIELDS[type(value)]
@@ -97,7 +88,7 @@ def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
 
 
 def _definition(descriptor_pb2: Any) -> Any:
-    """The definition as protobuf describes it to itself."""
+    """Return the definition as a file descriptor."""
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
     for name, members in ENUMS.items():
         enum = file.enum_type.add(name=name)

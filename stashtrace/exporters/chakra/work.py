@@ -1,17 +1,18 @@
-"""The graph of a run cut by ranks: what each rank computes and communicates, and what each piece waits for there.
+"""Cuts the graph of a run by ranks: the work and the communication of each rank, and their dependencies there.
 
-    graph    rank 0 [a][b]--.             .-->[c]      one transfer, fed by its members, lets them go
+    graph    rank 0 [a][b]--.             .-->[c]      one transfer waits for its members, then lets them go
              rank 1 [d]-----'--[transfer]-'-->[e]
-    files    rank 0 [a b]-->[its part]-->[c]           who else takes part is for the simulator to bring together
+    files    rank 0 [a b]-->[its part]-->[c]           the simulator matches the parts of the ranks
              rank 1 [d]---->[its part]-->[e]
 
-:func:`rank_work` says by which rules.
+:func:`rank_work` has the rules.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +21,24 @@ from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.table import Table
 
 Bools = npt.NDArray[np.bool_]
 
-#: Chakra counts microseconds; what rounds to none of them is left out.
+#: Chakra counts microseconds; durations that round to 0 are left out.
 SHORTEST_NS = 500
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-#: By so much clocks and records of one moment may differ.
+#: Largest difference of clocks and records of one moment.
 _TOGETHER_NS = 50_000
-#: ``RankWork.row`` of what is no part of a collective, and ``RankWork.kind`` of a node of idle time.
+#: ``RankWork.row`` of nodes that are no part of a collective, and ``RankWork.kind`` of a node of idle time.
 NO_ROW = -1
 IDLE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What of a run the files do not say, as counts.
+    """Counts of what the files leave out of a run.
 
     Attributes
     ----------
@@ -45,7 +47,7 @@ class Dropped:
     unended_count : int
         Collectives that never ended.
     batches_count : int
-        Batches made by workers for the steps that are written, the waits for which are kept as measured.
+        Batches that workers made for the written steps; the waits for them are kept as measured.
     cycle_edges_count : int
         Edges cut because they closed a cycle, as errors of clocks make them.
     foreign_edges_count : int
@@ -60,30 +62,24 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class RankWork:
-    """Nodes of all ranks, rank by rank and in each rank in an order in which every node comes after what it waits for.
+class _Nodes:
+    """Columns of nodes, in any order.
 
     Attributes
     ----------
-    rank : int array
-        Ascending.
     row : int array
-        Of a part of a collective, its row of the sorted ``collectives``; else ``NO_ROW``.
+        Row of the sorted ``collectives`` for a part of a collective; else ``NO_ROW``.
     transfer : int array
         Node of the graph of which it is a part, -1 if none.
     resource : int array
         :class:`Resource`.
-    process_id : int array
+    kind : int array
+        ``StallKind`` with most of the time; ``IDLE`` for nodes of idle time and parts of collectives.
+    step, process_id : int array
         -1 for parts of collectives.
-    kind, step : int array
-        ``StallKind`` in which most of it was spent, ``IDLE`` for nodes of idle time and parts of collectives.
     begin_ns, duration_ns, idle_ns : int array
-        As measured. Of a part of a collective, the duration is that of the transfer: from the last entry to the first
-        end. ``idle_ns`` is the part of a duration in which nothing that is known ran.
-    needs, needs_first : int array
-        Places of the nodes that node ``i`` waits for: ``needs[needs_first[i]:needs_first[i + 1]]``, ascending.
-    dropped : Dropped
-        What was left out.
+        As measured. The duration of a part of a collective is that of the transfer: from the last entry to the first
+        end. ``idle_ns`` is the part of a duration in which nothing known ran.
     """
 
     rank: Int64
@@ -96,12 +92,26 @@ class RankWork:
     begin_ns: Int64
     duration_ns: Int64
     idle_ns: Int64
-    needs: Int64
-    needs_first: Int64
-    dropped: Dropped
 
     def __len__(self) -> int:
         return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork(_Nodes):
+    """Nodes of all ranks, by rank; within a rank every node comes after the nodes that it waits for.
+
+    Attributes
+    ----------
+    needs, needs_first : int array
+        Places of the nodes that node ``i`` waits for: ``needs[needs_first[i]:needs_first[i + 1]]``, ascending.
+    dropped : Dropped
+        What was left out.
+    """
+
+    needs: Int64
+    needs_first: Int64
+    dropped: Dropped
 
 
 def rank_work(
@@ -109,19 +119,20 @@ def rank_work(
 ) -> RankWork:
     """Cut a graph by ranks.
 
-    A trace of Chakra knows no moments but durations, and no wait but for nodes of the same rank. Therefore:
+    A trace of Chakra has durations but no moments, and dependencies between nodes of the same rank only. Therefore:
 
-    - A run of nodes of one thread becomes one node where this changes no dependency: each but the first waits for
-      nothing but the one before, and nothing but the one after waits for it.
-    - What passed between the end of the last node that a node waits for and its begin is part of its duration: its
-      ``idle_ns``. Lags of edges and what no edge explains are in it. A part of a collective has no such time; a node of
-      idle time stands before it, unless it is shorter than half a microsecond, the unit of Chakra.
-    - A node that began before an end that it waited for was noted is shorter by as much, so that it ends when it did.
-    - A node that nothing in the files leads to begins as late as it did: after the rank's last work before it, or after
+    - Consecutive nodes of one thread become one node where this changes no dependency: each but the first waits only
+      for its predecessor, and only its successor waits for it.
+    - The time from the end of the last node that a node waits for to its begin is part of its duration: its
+      ``idle_ns``, with lags of edges and unexplained time. A part of a collective has none; a node of idle time stands
+      before it, unless that is shorter than half a microsecond.
+    - A node that began before the recorded end of a node that it waited for is shorter by as much, so that its end
+      stays.
+    - A node without dependencies in the files begins as late as it did: after the rank's last work before it, or after
       the first node of all files.
-    - Where the target of an edge may begin before the source ends, it waits for an earlier node of the source's thread,
-      if the difference is more than clocks and records may make.
-    - Edges between different ranks, other than those through a transfer, cannot be said; they are counted.
+    - Where the target of an edge may begin before the source ends, by more than clocks and records may differ, it waits
+      for an earlier node of the source's thread.
+    - Edges between different ranks, other than those through a transfer, cannot be expressed; they are counted.
 
     Parameters
     ----------
@@ -130,18 +141,19 @@ def rank_work(
     collectives : Table
         Sorted as ``TraceIndex`` does, so that ``graph.row`` are rows of it.
     steps : (int, int), optional
-        Only steps with ``first <= step < last``. What is waited for of earlier steps is taken to be done.
+        Only steps with ``first <= step < last``. Earlier work that these wait for counts as done.
     workers : bool
-        Whether batches that workers make are nodes; else what was waited for them is idle time of who took them.
+        Whether batches that workers make are nodes; else the waits for them are idle time.
     """
     transfer_of_row = _transfers_of_rows(graph, collectives)
     kept, dropped = _kept(graph, steps, workers)
     unended = np.unique(_block_of_row(collectives)[transfer_of_row < 0])
     chosen, cut, foreign = _edges(graph, kept)
     edges, idle = _with_idle(graph, kept, _not_before(graph, chosen))
-    nodes = _parts(graph, kept, transfer_of_row, collectives["rank"], _chains(graph, kept, edges, idle), idle)
+    chains = _chains(graph, kept, edges, idle)
+    nodes, edges = _parts(graph, kept, transfer_of_row, collectives["rank"], chains, idle)
     dropped = replace(dropped, unended_count=len(unended), cycle_edges_count=cut, foreign_edges_count=foreign)
-    return _ordered(nodes, dropped)
+    return _ordered(nodes, edges, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +163,29 @@ class _Edges:
     source: Int64
     target: Int64
 
-    def take(self, which: Bools | Int64) -> _Edges:
-        return _Edges(self.source[which], self.target[which])
+    def take(self, chosen: Bools | Int64) -> _Edges:
+        return _Edges(self.source[chosen], self.target[chosen])
 
-    def and_these(self, *others: _Edges) -> _Edges:
-        listed = (self, *others)
-        return _Edges(*(int64(np.concatenate([getattr(e, n) for e in listed])) for n in ("source", "target")))
+
+_Columns = TypeVar("_Columns", "_OrderedNodes", _Edges)
+
+
+def _joined(*parts: _Columns) -> _Columns:
+    """Return nodes or edges one after the other."""
+    first = parts[0]
+    return type(first)(*(int64(np.concatenate([getattr(p, f.name) for p in parts])) for f in fields(first)))
 
 
 def _block_of_row(collectives: Table) -> Int64:
-    """Number of the operation of each row."""
+    """Return the number of the operation of each row."""
     order, block = blocks(collectives)
-    found = np.empty(len(order), dtype=np.int64)
-    found[order] = block
-    return found
+    block_of_row = np.empty(len(order), dtype=np.int64)
+    block_of_row[order] = block
+    return block_of_row
 
 
 def _transfers_of_rows(graph: Graph, collectives: Table) -> Int64:
-    """Node of the transfer of each row, -1 if it has none; rows of one group and number are parts of one transfer."""
+    """Return the node of each row's transfer, -1 if none; rows of one group and number are parts of one transfer."""
     of_row = _block_of_row(collectives)
     nodes = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
     node_of = np.full(int(of_row.max(initial=-1)) + 1, -1, dtype=np.int64)
@@ -177,14 +194,13 @@ def _transfers_of_rows(graph: Graph, collectives: Table) -> Int64:
 
 
 def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[Bools, Dropped]:
-    """Which nodes are written: work of the steps asked for, and the collectives that were called in it."""
+    """Return which nodes are written: work of the wanted steps, and the collectives that were called in it."""
     transfer = graph.resource == Resource.TRANSFER
     batch = graph.resource == Resource.WORKER
     first, last = steps or (int(graph.step.min(initial=0)), int(graph.step.max(initial=0)) + 1)
-    stepped = ~transfer & ~batch & (graph.resource != Resource.CHECKPOINT)  # saves in the background hold nobody up
-    kept = stepped & (graph.step >= first) & (graph.step < last)
-    if steps is None:
-        kept = stepped
+    kept = ~transfer & ~batch & (graph.resource != Resource.CHECKPOINT)  # nothing waits for saves in the background
+    if steps is not None:
+        kept &= (graph.step >= first) & (graph.step < last)
     taken = batch
     if steps is not None:
         into_kept = np.zeros(len(graph), dtype=bool)
@@ -193,8 +209,8 @@ def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[B
     if workers:
         kept |= taken
 
-    end_of_rank = np.full(int(graph.rank.max(initial=-1)) + 1, _EARLIEST, dtype=np.int64)
-    np.maximum.at(end_of_rank, graph.ends_rank, graph.end_ns[graph.ends] + graph.ends_lag_ns)
+    ends = GroupBy.numbered(graph.ends_rank, int(graph.rank.max(initial=-1)) + 1)
+    end_of_rank = ends.max(graph.end_ns[graph.ends] + graph.ends_lag_ns, empty=_EARLIEST)
     enters = ~transfer[graph.source] & transfer[graph.target]
     source, target = graph.source[enters], graph.target[enters]
     called = graph.end_ns[source] + graph.lag_ns[enters]
@@ -208,7 +224,7 @@ def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[B
 
 
 def _edges(graph: Graph, kept: Bools) -> tuple[Int64, int, int]:
-    """Places of edges between written nodes; how many were cut in cycles, and how many lead to another rank."""
+    """Return the places of edges between written nodes; the counts of those cut in cycles, and between ranks."""
     source, target = graph.source, graph.target
     chosen = kept[source] & kept[target]
     cycles = np.zeros(len(source), dtype=bool)
@@ -220,9 +236,9 @@ def _edges(graph: Graph, kept: Bools) -> tuple[Int64, int, int]:
 
 
 def _not_before(graph: Graph, chosen: Int64) -> _Edges:
-    """Edges whose target may begin before their source ends, from an earlier node of the source's thread instead.
+    """Return the edges; if the target may begin before the source ends, from an earlier node of the source's thread.
 
-    Of a transfer, what a member goes on earlier than the end that was noted is not said.
+    A transfer that a member leaves before its recorded end stays the source.
     """
     before = np.full(len(graph), -1, dtype=np.int64)
     program = graph.edge_kind == EdgeKind.PROGRAM
@@ -230,21 +246,20 @@ def _not_before(graph: Graph, chosen: Int64) -> _Edges:
     source, target = int64(graph.source[chosen]), int64(graph.target[chosen])
     moment = graph.end_ns[source] + graph.lag_ns[chosen]
     early = (graph.lag_ns[chosen] < -_TOGETHER_NS) & (graph.resource[source] != Resource.TRANSFER)
-    open_ = np.flatnonzero(early)
-    while len(open_):  # a step back each time: as often as nodes of a thread fit into the longest lag
-        earlier = before[source[open_]]
-        open_, earlier = open_[earlier >= 0], earlier[earlier >= 0]
-        source[open_] = earlier
-        open_ = open_[graph.end_ns[earlier] > moment[open_]]
+    unsettled = np.flatnonzero(early)
+    while len(unsettled):  # one node back each time: as often as nodes of a thread fit into the longest lag
+        earlier = before[source[unsettled]]
+        unsettled, earlier = unsettled[earlier >= 0], earlier[earlier >= 0]
+        source[unsettled] = earlier
+        unsettled = unsettled[graph.end_ns[earlier] > moment[unsettled]]
     return _Edges(source, target)
 
 
 def _with_idle(graph: Graph, kept: Bools, edges: _Edges) -> tuple[_Edges, Int64]:
-    """Each pair of nodes once, and the time between the end of the last one that each node waits for and its begin.
+    """Return distinct edges, and the idle time of each node: from the end of the last node it waits for to its begin.
 
-    It is negative where a node began before that end was noted.
-
-    What nothing leads to follows the last work of its rank before it, if there is any.
+    The time is negative where a node began before the recorded end. Work without a predecessor follows the last work of
+    its rank before it, if there is any.
     """
     led = np.zeros(len(graph), dtype=bool)
     led[edges.target] = True
@@ -253,65 +268,43 @@ def _with_idle(graph: Graph, kept: Bools, edges: _Edges) -> tuple[_Edges, Int64]
     start = int(graph.begin_ns[roots].min(initial=_LATEST))
     threads = np.flatnonzero(work & (graph.step >= 0) & (graph.work_ns > 0))
     for rank in np.unique(graph.rank[roots]).tolist():
-        mine = roots[graph.rank[roots] == rank]
+        own_roots = roots[graph.rank[roots] == rank]
         own = threads[graph.rank[threads] == rank]
         own = own[np.argsort(graph.end_ns[own], kind="stable")]
-        last = np.searchsorted(graph.end_ns[own], graph.begin_ns[mine], side="right") - 1
-        edges = edges.and_these(_Edges(own[last[last >= 0]], mine[last >= 0]))
-    order = np.lexsort((edges.source, edges.target))
-    edges = edges.take(order)
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (edges.source[1:] != edges.source[:-1]) | (edges.target[1:] != edges.target[:-1])
-    edges = edges.take(new)
-    ready = np.full(len(graph), start, dtype=np.int64)
-    ready[edges.target] = _EARLIEST
-    np.maximum.at(ready, edges.target, graph.end_ns[edges.source])
+        last = np.searchsorted(graph.end_ns[own], graph.begin_ns[own_roots], side="right") - 1
+        edges = _joined(edges, _Edges(own[last[last >= 0]], own_roots[last >= 0]))
+    target, source = GroupBy(edges.target, edges.source).keys
+    edges = _Edges(int64(source), int64(target))
+    ready = GroupBy.numbered(target, len(graph)).max(graph.end_ns[source], empty=start)
     return edges, int64(np.where(kept, graph.begin_ns - ready, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
-    """Columns of nodes and their edges, in any order; ``order_ns`` is when they began in the replay of the run."""
+class _OrderedNodes(_Nodes):
+    """Nodes with the time at which each began in the replay of the run."""
 
-    rank: Int64
-    row: Int64
-    transfer: Int64
-    resource: Int64
-    kind: Int64
-    step: Int64
-    process_id: Int64
-    begin_ns: Int64
-    duration_ns: Int64
-    idle_ns: Int64
     order_ns: Int64
 
     @classmethod
-    def of(cls, count: int, **columns: Int64 | int) -> _Nodes:
-        """Columns that are one number are that number throughout."""
+    def of(cls, count: int, **columns: Int64 | int) -> _OrderedNodes:
+        """Return nodes; a column that is one number is repeated."""
         return cls(**{name: np.broadcast_to(int64(values), (count,)) for name, values in columns.items()})
 
-    def __len__(self) -> int:
-        return len(self.rank)
-
-    def and_these(self, *others: _Nodes) -> _Nodes:
-        listed = (self, *others)
-        return _Nodes(*(int64(np.concatenate([getattr(n, name) for n in listed])) for name in _Nodes.__slots__))
-
-    def take(self, which: Int64) -> _Nodes:
-        return _Nodes(*(getattr(self, name)[which] for name in _Nodes.__slots__))
+    def take(self, chosen: Int64) -> _OrderedNodes:
+        return _OrderedNodes(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
     """Nodes of work, the new node of each node of the graph (-1 if none), and edges between nodes of the graph."""
 
-    nodes: _Nodes
+    nodes: _OrderedNodes
     place: Int64
     edges: _Edges
 
 
 def _chains(graph: Graph, kept: Bools, edges: _Edges, idle: Int64) -> _Work:
-    """Work as nodes, runs of it merged."""
+    """Return work as nodes, with chains merged."""
     work = kept & (graph.resource != Resource.TRANSFER)
     leads = np.bincount(edges.source, minlength=len(graph))
     waits = np.bincount(edges.target, minlength=len(graph))
@@ -323,54 +316,45 @@ def _chains(graph: Graph, kept: Bools, edges: _Edges, idle: Int64) -> _Work:
     head[edges.target[merged]] = edges.source[merged]
     while (head != head[head]).any():  # each time twice as far
         head = head[head]
-    mine = np.flatnonzero(work)
-    heads, place_of = np.unique(head[mine], return_inverse=True)
+    members = np.flatnonzero(work)
+    chains = GroupBy(head[members])
+    heads = chains.values
     place = np.full(len(graph), -1, dtype=np.int64)
-    place[mine] = place_of
-    duration, still = (np.zeros(len(heads), dtype=np.int64) for _ in range(2))
-    np.add.at(duration, place_of, (graph.work_ns + idle)[mine])
-    np.add.at(still, place_of, np.maximum(idle[mine], 0))
-    nodes = _Nodes.of(
+    place[members] = chains.number
+    duration = np.maximum(chains.sum((graph.work_ns + idle)[members]), 0)
+    nodes = _OrderedNodes.of(
         len(heads),
         rank=graph.rank[heads],
         row=NO_ROW,
         transfer=-1,
         resource=graph.resource[heads],
-        kind=_longest_kind(place_of, graph.kind[mine], graph.work_ns[mine]),
+        kind=_longest_kind(chains.number, graph.kind[members], graph.work_ns[members]),
         step=graph.step[heads],
         process_id=graph.process_id[heads],
         begin_ns=graph.begin_ns[heads] - idle[heads],
-        duration_ns=np.maximum(duration, 0),
-        idle_ns=np.minimum(still, np.maximum(duration, 0)),
+        duration_ns=duration,
+        idle_ns=np.minimum(chains.sum(np.maximum(idle[members], 0)), duration),
         order_ns=graph.replay().begin_ns[heads],
     )
     return _Work(nodes, place, edges.take(~merged))
 
 
 def _longest_kind(place: Int64, kind: Int64, length: Int64) -> Int64:
-    """The kind with the most time in each node."""
-    order = np.lexsort((kind, place))
-    place, kind, length = place[order], kind[order], length[order]
-    if not len(place):
-        return place
-    new = np.ones(len(place), dtype=bool)
-    new[1:] = (place[1:] != place[:-1]) | (kind[1:] != kind[:-1])
-    starts = np.flatnonzero(new)
-    total = np.add.reduceat(length, starts)
-    by_length = np.lexsort((-total, place[starts]))
-    first = np.unique(place[starts][by_length], return_index=True)[1]
-    return int64(kind[starts][by_length][first])
+    """Return the kind with the most time in each node, the lowest of several."""
+    pairs = GroupBy(place, kind)
+    places, kinds = pairs.keys
+    return int64(kinds[GroupBy(places).argmax(pairs.sum(length))])
 
 
 def _parts(
     graph: Graph, kept: Bools, transfer_of_row: Int64, rank_of_row: Int64, work: _Work, idle: Int64
-) -> tuple[_Nodes, _Edges]:
-    """Work and each rank's parts of the collectives, with edges between these nodes inside each rank."""
+) -> tuple[_OrderedNodes, _Edges]:
+    """Return work and each rank's parts of the collectives, with edges between these nodes inside each rank."""
     rows = np.flatnonzero((transfer_of_row >= 0) & kept[transfer_of_row])
     rows = rows[np.lexsort((rank_of_row[rows], transfer_of_row[rows]))]
     transfer, rank = transfer_of_row[rows], rank_of_row[rows]
     parts = np.arange(len(work.nodes), len(work.nodes) + len(rows), dtype=np.int64)
-    made = _Nodes.of(
+    part_nodes = _OrderedNodes.of(
         len(rows),
         rank=rank,
         row=rows,
@@ -394,8 +378,8 @@ def _parts(
     at, part = _join(leave.source * ranks + graph.rank[leave.target], key)
     after = _Edges(parts[part], work.place[leave.target[at]])
     at, part = _join(queue.source, transfer)
-    which, there = _join(queue.target[at] * ranks + rank[part], key)
-    queued = _Edges(parts[part[which]], parts[there])
+    queued_at, next_part = _join(queue.target[at] * ranks + rank[part], key)
+    queued = _Edges(parts[part[queued_at]], parts[next_part])
     at, part = _join(enter.target * ranks + graph.rank[enter.source], key)
     source, target = work.place[enter.source[at]], parts[part]
 
@@ -413,12 +397,12 @@ def _parts(
     )
     direct = np.delete(np.arange(len(at)), slow)
     entered = _Edges(source[direct], target[direct])
-    delayed = _Edges(source[slow], delays).and_these(_Edges(delays, target[slow]))
-    return work.nodes.and_these(made, idled), within.and_these(after, queued, entered, delayed)
+    delayed = _joined(_Edges(source[slow], delays), _Edges(delays, target[slow]))
+    return _joined(work.nodes, part_nodes, idled), _joined(within, after, queued, entered, delayed)
 
 
 def _join(left: Int64, right: Int64) -> tuple[Int64, Int64]:
-    """Places of all pairs of equal values; ``right`` is ascending."""
+    """Return the places of all pairs of equal values; ``right`` is ascending."""
     low, high = (np.searchsorted(right, left, side=side) for side in ("left", "right"))
     count = high - low
     at = np.repeat(np.arange(len(left), dtype=np.int64), count)
@@ -426,9 +410,8 @@ def _join(left: Int64, right: Int64) -> tuple[Int64, Int64]:
     return at, int64(low[at] + within)
 
 
-def _ordered(made: tuple[_Nodes, _Edges], dropped: Dropped) -> RankWork:
-    """Nodes rank by rank, as they began in the replay of the run, each after what it waits for."""
-    nodes, edges = made
+def _ordered(nodes: _OrderedNodes, edges: _Edges, dropped: Dropped) -> RankWork:
+    """Return the nodes rank by rank, as they began in the replay of the run, each after what it waits for."""
     count = len(nodes)
     source, target = edges.source.astype(np.int32), edges.target.astype(np.int32)
     plan = native.Plan(source, target, nodes.order_ns, np.zeros(len(source), dtype=np.int8))
@@ -444,6 +427,6 @@ def _ordered(made: tuple[_Nodes, _Edges], dropped: Dropped) -> RankWork:
     first = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(pairs // max(count, 1), minlength=count), out=first[1:])
     cycles = dropped.cycle_edges_count + int((~uncut).sum())
-    columns = {n: getattr(nodes, n)[order] for n in _Nodes.__slots__ if n != "order_ns"}
+    columns = {f.name: getattr(nodes, f.name)[order] for f in fields(_Nodes)}
     dropped = replace(dropped, cycle_edges_count=cycles)
     return RankWork(needs=pairs % max(count, 1), needs_first=first, dropped=dropped, **columns)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from stashtrace.errors import ImporterError
+from stashtrace.importers.protobuf import LENGTH, fields_of, read_varint, read_varints
 from stashtrace.importers.source import Source
 from stashtrace.schema.chakra import COLLECTIVE_OPS, MESSAGES, NodeType
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _NODE, _ATTRIBUTE = MESSAGES["Node"], MESSAGES["AttributeProto"]
 _ID, _NAME, _TYPE, _CTRL_DEPS, _DATA_DEPS, _DURATION, _ATTRIBUTES = (
     _NODE[name].number for name in ("id", "name", "type", "ctrl_deps", "data_deps", "duration_micros", "attr")
@@ -26,18 +26,17 @@ _INTEGERS = tuple(
 _COMMUNICATION = {NodeType.COMM_SEND_NODE: "send", NodeType.COMM_RECV_NODE: "recv", NodeType.COMM_COLL_NODE: ""}
 _COLLECTIVES = {int(kind): op.name.lower() for kind, op in COLLECTIVE_OPS.items()}
 #: The first message holds a version, or attributes of the trace that a converter read, or both.
-_FIRST_FIELDS = tuple(field.number << 3 | _LENGTH for field in MESSAGES["GlobalMetadata"].values())
+_FIRST_FIELDS = tuple(field.number << 3 | LENGTH for field in MESSAGES["GlobalMetadata"].values())
 #: Bound of the length of a message.
 _LARGEST_BYTES = 64 << 20
-_MASK = (1 << 64) - 1
 
 
 def looks_like_protobuf(head: bytes) -> bool:
     """Return True if a file begins with GlobalMetadata: a version such as 0.0.4, or an attribute with a name."""
     try:
-        length, at = _varint(head, 0)
-        key, at = _varint(head, at)
-        size, at = _varint(head, at)
+        length, at = read_varint(head, 0)
+        key, at = read_varint(head, at)
+        size, at = read_varint(head, at)
     except ValueError:
         return False
     if key not in _FIRST_FIELDS or not 0 < size <= length <= _LARGEST_BYTES:
@@ -80,56 +79,22 @@ def _message(stream: BinaryIO) -> bytes | None:
     return message
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (number, value) of each field: an int, or bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, wire = key >> 3, key & 7
-        if wire == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-        elif wire == _LENGTH:
-            length, at = _varint(message, at)
-            if at + length > len(message):
-                raise ValueError("a field reaches beyond its message")
-            yield number, message[at : at + length]
-            at += length
-        elif wire in (_FIXED64, _FIXED32):
-            at += 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"a field of wire type {wire}")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(message) or shift > 63:
-            raise ValueError("a number that does not end")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value & _MASK, at
-
-
 def _node(message: bytes) -> dict[str, Any]:
     node: dict[str, Any] = {"id": 0, "name": ""}
     attrs: dict[str, Any] = {}
     data_deps: list[int] = []
     kind = 0
-    for number, value in _fields(message):
+    for number, value in fields_of(message):
         if number == _ID:
             node["id"] = value
         elif number == _NAME and isinstance(value, bytes):
             node["name"] = value.decode(errors="replace")
-        elif number == _TYPE:
+        elif number == _TYPE and isinstance(value, int):
             kind = value
         elif number == _CTRL_DEPS and "ctrl_deps" not in node:
-            node["ctrl_deps"] = _varint(value, 0)[0] if isinstance(value, bytes) else value
+            node["ctrl_deps"] = value if isinstance(value, int) else read_varint(value, 0)[0]
         elif number == _DATA_DEPS:
-            data_deps += _numbers(value)
+            data_deps += [value] if isinstance(value, int) else read_varints(value)
         elif number == _DURATION and isinstance(value, int):
             node["duration_ns"] = value * 1000
         elif number == _ATTRIBUTES and isinstance(value, bytes):
@@ -143,21 +108,10 @@ def _node(message: bytes) -> dict[str, Any]:
     return node
 
 
-def _numbers(value: int | bytes) -> list[int]:
-    """Return the numbers of a repeated field: a single one, or packed ones."""
-    if isinstance(value, int):
-        return [value]
-    numbers, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        numbers.append(number)
-    return numbers
-
-
 def _attribute(message: bytes) -> dict[str, Any]:
     name = ""
     value: int | str | None = None
-    for number, field in _fields(message):
+    for number, field in fields_of(message):
         if number == _ATTRIBUTE_NAME and isinstance(field, bytes):
             name = field.decode(errors="replace")
         elif number in _INTEGERS and isinstance(field, int):

@@ -1,4 +1,4 @@
-"""The DAG model of synchronous SGD: an iteration as layer-wise tasks of all workers, and what overlaps of them."""
+"""The DAG model of synchronous SGD: an iteration as layer-wise tasks of all workers that overlap."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
