@@ -268,5 +268,5 @@ def test_a_study_that_is_not_whole_is_not_added_to(tmp_path: Path, damage: dict[
 
 @pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf")])
 def test_a_bucket_of_no_size(size: float) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
+    with pytest.raises(UsageError, match="is no size"):
         variants_of(StudyRequest("depth", bucket_mib=size))
