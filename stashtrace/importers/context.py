@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.groupby import GroupBy
 from stashtrace.importers.bounds import HIGHEST, integer_or
 from stashtrace.schema.columns import Column
 from stashtrace.schema.events import TABLES
@@ -401,8 +400,8 @@ def blocked_by_duration(length_ns: Int64, moved_bytes: Int64) -> Int64:
 
 def per_distinct(values: npt.NDArray[Any], function: Callable[[Any], int]) -> Int64:
     """Return ``function`` of each value, called once per distinct value."""
-    groups = GroupBy(values)
-    return np.array([function(value) for value in groups.values.tolist()], dtype=np.int64)[groups.number]
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return np.array([function(value) for value in distinct.tolist()], dtype=np.int64)[inverse]
 
 
 def is_nested(track: Int64, begin_ns: Int64, end_ns: Int64) -> Bools:

@@ -71,5 +71,5 @@ def offset_keys(parts: Sequence[EventTables]) -> None:
         for name in ("collectives", "collective_details", "collective_waits") if first else ():
             table, keys = part.table(name), part.table(name)["collective_key"]
             if len(table):
-                part._tables[name] = table.replace(collective_key=np.where(keys >= 0, keys + first, keys))
+                part.put(table.replace(collective_key=np.where(keys >= 0, keys + first, keys)))
         first += count

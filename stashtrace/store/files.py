@@ -68,10 +68,12 @@ def store_ranks(path: str | Path) -> list[int]:
     return ranks
 
 
-def read_store(
+def load_store(
     path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> Trace:
-    """Load a store; parameters as in ``load_trace``.
+) -> tuple[Trace, dict[str, Array]]:
+    """Load a store with the parameters of ``load_trace``.
+
+    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
 
     Raises
     ------
@@ -80,13 +82,6 @@ def read_store(
     UsageError
         If a rank is not there.
     """
-    return load_store(path, tables=tables, ranks=ranks)[0]
-
-
-def load_store(
-    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> tuple[Trace, dict[str, Array]]:
-    """As :func:`read_store`, and for each key (``tracks.track_id``) the numbers that rows have in the whole store."""
     require_pyarrow()
     folder = Path(path)
     facts = read_facts(folder)
@@ -104,12 +99,12 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = _read_all(folder, name, wanted, strings)
+        parts = read_partitions(folder, name, wanted, strings)
         if name == "collectives":
             parts = _counted(parts, counts)  # keys are places among all rows of a partition
         joined[name] = _joined(schema, _unique(name, parts, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
-            again = zip(wanted, _read_all(folder, name, wanted, strings), strict=True)  # few stores are damaged
+            again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _joined(schema, _unique(name, sound, counts))
         reinstated.note(name, joined[name])
@@ -160,7 +155,7 @@ def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
     """Rows of one rank, with the numbers of tracks and processes of the whole store.
 
-    Unlike :func:`read_store` it also reads an unfinished store, and it leaves out rows that belong to no rank.
+    Unlike :func:`load_store` it also reads an unfinished store, and it leaves out rows that belong to no rank.
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
@@ -168,16 +163,19 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
 
 
 def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
-    return next(_read_all(folder, name, [rank], strings))
+    return next(read_partitions(folder, name, [rank], strings))
 
 
-def _read_all(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
+def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
     """One table for each of these ranks, in their order; texts get their codes in this order.
 
     Threads read files ahead, since Parquet is decoded without the GIL.
     """
     import pyarrow
 
+    if not (folder / name).is_dir():
+        yield from (Table.empty(TABLES[name]) for _ in ranks)
+        return
     files = [str(partition(folder, name, rank)) for rank in ranks]
     with ThreadPoolExecutor(_READERS) as pool:
         ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
@@ -358,7 +356,9 @@ class StoreWriter:
             file = partition(self.path, name, rank)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                pyarrow.parquet.write_table(to_arrow(table, self._strings), file, **parquet_options(table.schema))
+                pyarrow.parquet.write_table(
+                    to_arrow(table, self._strings), file, **parquet_options(table.schema, len(table))
+                )
             except OSError as error:
                 raise self._refused(error) from error
             self.file_bytes += file.stat().st_size

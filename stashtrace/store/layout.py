@@ -40,6 +40,8 @@ VERSION = 1
 NO_RANK = -1
 #: Columns that number the rows of ``tracks`` and ``processes``.
 TRACK, PROCESS = "track_id", "process_id"
+#: Up to so many rows a file counts as small.
+_SMALL_ROWS = 1 << 14
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -152,12 +154,16 @@ def _arrow_columns(table: str) -> tuple[tuple[str, str, np.dtype[Any], int | str
     )
 
 
-def parquet_options(schema: Schema) -> dict[str, Any]:
-    """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries."""
+def parquet_options(schema: Schema, rows_count: int) -> dict[str, Any]:
+    """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries.
+
+    A store of many ranks has many small files, and zstd takes longer to set up for each of their columns than all else
+    that is done to read them; snappy makes them no larger.
+    """
     texts = [c.shown_name for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
     whole = [c.name for c in _kept(schema) if not c.is_text and c.dtype in ("i8", "i4")]
     return {
-        "compression": "zstd",
+        "compression": "zstd" if rows_count > _SMALL_ROWS else "snappy",
         "use_dictionary": texts,
         "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
     }

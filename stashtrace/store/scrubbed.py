@@ -79,7 +79,7 @@ def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber)
             new = new if pyarrow.types.is_string(field.type) else new.dictionary_encode()
             table = table.set_column(number, pyarrow.field(field.name, new.type, metadata=field.metadata), new)
     schema = TABLES.get(table_name)
-    options: dict[str, Any] = {"compression": "zstd"} if schema is None else parquet_options(schema)
+    options: dict[str, Any] = {"compression": "zstd"} if schema is None else parquet_options(schema, len(table))
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         pyarrow.parquet.write_table(table, file, **options)
         file.flush()

@@ -92,26 +92,15 @@ def _is_worth(advice: Advice) -> bool:
 
 
 def _joined(rows: list[dict[str, Any]]) -> Advice:
-    def total(name: str) -> float:
-        return float(sum(row[name] for row in rows))
-
-    first = rows[0]
+    summed = ("work_ns", "transfer_ns", "exposed_ns", "saving_low_ns", "saving_high_ns", "share_ratio")
+    alike = ("transformation", "switch", "communicator", "op", "work", "ranks_count")
+    columns: dict[str, Any] = {name: rows[0][name] for name in alike}
+    columns |= {name: float(sum(row[name] for row in rows)) for name in summed}
     return Advice(
-        transformation=first["transformation"],
-        switch=first["switch"],
-        communicator=first["communicator"],
-        op=first["op"],
-        work=first["work"],
-        ranks_count=first["ranks_count"],
+        **columns,
         message_bytes=tuple(sorted({row["message_bytes"] for row in rows})),
         moved_bytes=float(sum(row["message_bytes"] * row["calls_count"] for row in rows)),
-        work_ns=total("work_ns"),
-        gap_ns=total("gap_ns") if all(row["gap_ns"] >= 0 for row in rows) else -1.0,
-        transfer_ns=total("transfer_ns"),
-        exposed_ns=total("exposed_ns"),
-        saving_low_ns=total("saving_low_ns"),
-        saving_high_ns=total("saving_high_ns"),
-        share_ratio=total("share_ratio"),
+        gap_ns=float(sum(row["gap_ns"] for row in rows)) if all(row["gap_ns"] >= 0 for row in rows) else -1.0,
         chunks_count=max(row["chunks_count"] for row in rows),
         is_bound=any(row["validity"] == "bound" for row in rows),
         limits=tuple(dict.fromkeys(code for row in rows for code in row["limits"].split(",") if code)),

@@ -160,41 +160,25 @@ def _exposed_lines(model: CommunicationModel) -> list[str]:
     passes = model.passes
     if not len(passes):
         return ["exposed communication: unknown"]
-    rows: list[tuple[str, ...]] = [("", "link worked", "exposed", "middle half", "off")]
-    error = error_ratio(model)
-    replay = _middle(passes.replayed_ns) / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else 0.0
-    link = duration_text(_middle(passes.link_ns))
-    rows.append(("as seen", link, duration_text(_middle(passes.observed_ns)), _half(passes.observed_ns), ""))
-    rows.append(
-        (
-            "recurrence, times as seen",
-            link,
-            duration_text(_middle(passes.replayed_ns)),
-            _half(passes.replayed_ns),
-            _percent(replay),
-        )
-    )
-    rows.append(
-        (
-            "recurrence, times of the fit",
-            duration_text(_middle(passes.link_predicted_ns)),
-            duration_text(_middle(passes.predicted_ns)),
-            _half(passes.predicted_ns),
-            _percent(error),
-        )
-    )
+    observed_ns, error = _middle(passes.observed_ns), error_ratio(model)
+    measured, fitted = duration_text(_middle(passes.link_ns)), duration_text(_middle(passes.link_predicted_ns))
+
+    def row(name: str, link: str, exposed_ns: Any, off: float | None) -> tuple[str, ...]:
+        middle = duration_text(_middle(exposed_ns))
+        return name, link, middle, _half(exposed_ns), "" if off is None else _percent(off)
+
+    def off(exposed_ns: Any, unknown: float) -> float:
+        return _middle(exposed_ns) / observed_ns - 1 if observed_ns > 0 else unknown
+
+    rows: list[tuple[str, ...]] = [
+        ("", "link worked", "exposed", "middle half", "off"),
+        row("as seen", measured, passes.observed_ns, None),
+        row("recurrence, times as seen", measured, passes.replayed_ns, off(passes.replayed_ns, 0.0)),
+        row("recurrence, times of the fit", fitted, passes.predicted_ns, error),
+    ]
     if np.isfinite(passes.by_sizes_ns).all():
-        even = _middle(passes.by_sizes_ns)
-        off = even / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else math.nan
-        rows.append(
-            (
-                "the same, ready times by sizes",
-                rows[-1][1],
-                duration_text(even),
-                _half(passes.by_sizes_ns),
-                _percent(off),
-            )
-        )
+        even = passes.by_sizes_ns
+        rows.append(row("the same, ready times by sizes", fitted, even, off(even, math.nan)))
     count, size = _middle(passes.messages_count), _middle(passes.bytes)
     lines = [
         f"exposed communication of a backward pass, {count:g} message{plural(count)} of {bytes_text(size)}"

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from stashtrace.errors import UsageError
-from stashtrace.replay.ssgd.merging import Merge, best, layer_by_layer
+from stashtrace.replay.ssgd.merging import best, layer_by_layer
 from stashtrace.replay.ssgd.tasks import replay
 from stashtrace.replay.ssgd.variants import Variant
 from stashtrace.replay.ssgd.workload import Workload
@@ -106,22 +104,12 @@ def speedups(
     for count in workers:
         if count < 1:
             raise UsageError(f"cannot train with {count} workers", hint="for example 1,2,4,8")
-        messages = messages_of(workload, *ring.message_line(count), merging=merging) if count > 1 else None
-        took = iteration_of(workload, variant, count, messages)
-        results.append(Speedup(count, took, count * alone / took, 0 if messages is None else len(messages)))
+        if count == 1:
+            results.append(Speedup(1, float(alone), 1.0, 0))
+            continue
+        messages = (best if merging else layer_by_layer)(workload, *ring.message_line(count))
+        # Workers are alike, so two of them take as long as any number with the same messages.
+        layers, times = messages.last_layers, messages.time_ns
+        took = float(replay(workload, variant, workers=2, last_layers=layers, message_ns=times).iteration_ns)
+        results.append(Speedup(count, took, count * alone / took, len(messages)))
     return results
-
-
-def messages_of(workload: Workload, alpha_ns: float, beta_ns_per_byte: float, *, merging: bool) -> Merge:
-    """Return the messages of a backward pass: layer by layer, or in the best merge."""
-    return (best if merging else layer_by_layer)(workload, alpha_ns, beta_ns_per_byte)
-
-
-def iteration_of(workload: Workload, variant: Variant, workers: int, messages: Merge | None) -> float:
-    """Replay iterations with these messages; return the length of the last one in ns.
-
-    Workers are alike, so two of them take as long as any number with the same messages.
-    """
-    last = np.array([], dtype=np.int64) if messages is None else messages.last_layers
-    times = np.array([]) if messages is None else messages.time_ns
-    return float(replay(workload, variant, workers=min(workers, 2), last_layers=last, message_ns=times).iteration_ns)

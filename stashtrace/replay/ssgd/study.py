@@ -165,10 +165,7 @@ def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
     times = workload.measured_ns
     hint = "give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G"
     if times is None:
-        raise MissingDataError(
-            "the cost of a message is unknown: no communication was measured",
-            hint=hint,
-        )
+        raise MissingDataError("the cost of a message is unknown: no communication was measured", hint=hint)
     if not measured_ranks:
         raise MissingDataError(
             "communication was measured on an unknown number of ranks", hint="for example --measured-ranks 8"

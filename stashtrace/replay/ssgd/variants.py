@@ -55,18 +55,3 @@ PRESETS = (
     Variant("mxnet", prefetches=True, copies_ahead=False, layer_wise=True),
     Variant("tensorflow", prefetches=True, copies_ahead=False, layer_wise=True),
 )
-
-
-def named(name: str) -> Variant:
-    """Return the variant or preset with a name.
-
-    Raises
-    ------
-    UsageError
-        If there is none with that name.
-    """
-    for variant in (*VARIANTS, *PRESETS):
-        if variant.name == name:
-            return variant
-    known = ", ".join(variant.name for variant in (*VARIANTS, *PRESETS))
-    raise UsageError(f"no variant of S-SGD is named {name!r}", hint=f"choose from: {known}")
