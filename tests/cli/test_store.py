@@ -64,4 +64,4 @@ def test_info_and_errors_know_a_store(run: Path, tmp_path: Path, capsys: pytest.
     assert "ranks       0,1" in told
     assert "numbered_steps" not in told
     assert main(["analyze", "summary", str(run), str(store)]) == 2
-    assert "run.store is a store" in capsys.readouterr().err
+    assert "run.store (a store)" in capsys.readouterr().err
