@@ -8,11 +8,11 @@ import sys
 
 
 def _leave_the_current_folder() -> None:
-    """Take out of the path of imports what `-m` put there: what is named types.py in it is not ours."""
+    """Take the current folder, which `-m` put there, off the import path: it may hold a types.py."""
     try:
         here = os.getcwd()
     except OSError:
-        return  # it is gone, and `-m` put nothing there
+        return  # the folder is gone, and `-m` did not add it
     if sys.path[:1] == [here]:
         del sys.path[0]
 

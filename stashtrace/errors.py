@@ -35,7 +35,7 @@ class CaptureError(StashtraceError):
 
 
 class FormatError(StashtraceError):
-    """A file or directory is not what it should be."""
+    """A file or directory is damaged, or of another kind than expected."""
 
 
 class UnsupportedVersionError(FormatError):
@@ -46,24 +46,20 @@ class ImporterError(StashtraceError):
     """A foreign file could not be read."""
 
 
-class AlignmentError(StashtraceError):
-    """Clocks could not be brought together."""
-
-
 class MissingDataError(StashtraceError):
-    """The trace holds nothing that would answer the question."""
+    """The trace lacks the data that an analysis needs."""
 
 
 class PluginError(StashtraceError):
-    """Something that another package adds cannot be loaded, fails, or does not give what it should."""
+    """A plugin cannot be loaded, fails, or returns something else than it should."""
 
 
 class PluginWarning(UserWarning):
-    """Something that another package adds is left out."""
+    """A plugin is left out."""
 
 
 class ForeignCalibrationWarning(UserWarning):
-    """A calibration was measured on another machine than the run that it is held against."""
+    """A calibration was measured on another machine than the run that it is compared with."""
 
 
 class DataLossWarning(UserWarning):

@@ -14,6 +14,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -44,16 +45,16 @@ class GroupBy:
     """
 
     def __init__(self, *columns: Any) -> None:
-        self._columns = tuple(np.asarray(column) for column in columns)
-        if any(len(column) != len(self._columns[0]) for column in self._columns):
-            raise ValueError("the columns of a key need one length")
+        self._columns = tuple(map(np.asarray, columns))
         self._some_outside = self._some_empty = False
-        if len(columns) == 1 and _is_ascending(self._columns[0]):
+        if len(columns) == 1 and self._columns[0].dtype.kind in "iuf" and _is_ascending(self._columns[0]):
             self._stand_together()
             return
-        packing = _Packing(self._columns)
-        self.number, count = _numbered(packing.codes, packing.span)
-        self._shape: tuple[int, ...] = (count,)
+        if len(set(map(len, self._columns))) != 1:
+            raise ValueError("the columns of a key need one length")
+        self._packing = _Packing()
+        self.number, self._codes = _numbered(*self._packing.fit(self._columns))
+        self._shape: tuple[int, ...] = self._codes.shape
 
     @classmethod
     def numbered(cls, number: Any, count: int) -> GroupBy:
@@ -89,17 +90,15 @@ class GroupBy:
     def runs(cls, *columns: Any) -> GroupBy:
         """Groups of equal rows that stand together: a key that comes again later begins another group."""
         made = cls.__new__(cls)
-        made._columns = tuple(np.asarray(column) for column in columns)
+        made._columns = tuple(map(np.asarray, columns))
         made._some_outside = made._some_empty = False
         made._stand_together()
         return made
 
     def _stand_together(self) -> None:
         """Make a group of each run of equal rows."""
-        starts = np.flatnonzero(_changes(self._columns))
-        self.bounds = np.append(starts, len(self._columns[0]))
-        self.first, self.sizes = starts, np.diff(self.bounds)
-        self._shape, self._is_sorted = (len(starts),), True
+        self.first = _changes(self._columns).nonzero()[0]
+        self._shape, self._is_sorted = self.first.shape, True
 
     def __len__(self) -> int:
         """Number of groups."""
@@ -109,6 +108,10 @@ class GroupBy:
         """Rows of each group, in ascending order of the groups."""
         bounds = self.bounds.tolist()
         return (self.order[begin:end] for begin, end in itertools.pairwise(bounds))
+
+    def items(self) -> Iterator[tuple[Any, ...]]:
+        """The key of each group, one plain Python value for each column, and behind it the rows of the group."""
+        return zip(*(column.tolist() for column in self.keys), self, strict=True)
 
     # Keys, and where they are.
 
@@ -136,18 +139,19 @@ class GroupBy:
         *columns : array
             As many columns as the groups were made of, of any common length.
         """
-        packing = self._packing
-        wanted = packing.pack([np.asarray(column) for column in columns])
-        return _places(packing.codes, wanted)
+        codes = self._codes  # before the packing: of runs it makes that
+        return _places(codes, self._packing.pack([np.asarray(column) for column in columns]))
 
     @cached_property
-    def _packing(self) -> _Packing:
+    def _codes(self) -> Int64:
+        """Packed key of each group, ascending."""
         if not self._columns:
             raise TypeError("only groups of columns are found by their keys")
-        packing = _Packing(self.keys)
-        if not (packing.codes[1:] > packing.codes[:-1]).all():
+        self._packing = _Packing()
+        codes, _ = self._packing.fit(self.keys)
+        if not (codes[1:] > codes[:-1]).all():
             raise TypeError("runs of rows are found by their keys only where these ascend")
-        return packing
+        return codes
 
     def map(self, function: Callable[[Any], Any], dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         """Value of a function of the key for each row; it is called once for each group, with plain Python values."""
@@ -171,7 +175,14 @@ class GroupBy:
     @cached_property
     def bounds(self) -> Int64:
         """Where each group begins in :attr:`order`, and the end of the last: one more than there are groups."""
+        if self._is_run:
+            return np.concatenate([self.first, [len(self._columns[0])]])
         return np.append(0, np.cumsum(self.sizes.ravel()))
+
+    @property
+    def _is_run(self) -> bool:
+        """Whether the groups are runs of rows, one behind the other."""
+        return bool(self._columns) and self._is_sorted
 
     @cached_property
     def first(self) -> Int64:
@@ -187,7 +198,7 @@ class GroupBy:
     @cached_property
     def last(self) -> Int64:
         """Last row of each group, -1 of an empty one."""
-        return self.max(np.arange(len(self.number)), empty=-1)
+        return self.bounds[1:] - 1 if self._is_run else self.max(np.arange(len(self.number)), empty=-1)
 
     @cached_property
     def position(self) -> Int64:
@@ -207,7 +218,7 @@ class GroupBy:
     @cached_property
     def sizes(self) -> Int64:
         """Number of rows of each group."""
-        return self.count()
+        return self.bounds[1:] - self.bounds[:-1] if self._is_run else self.count()
 
     def count(self, where: Bools | None = None) -> Int64:
         """Number of rows of each group, of those for which ``where`` is true."""
@@ -294,11 +305,14 @@ class GroupBy:
 
     def sum_before(self, values: Any) -> Int64:
         """Sum of the integers of earlier rows of the same group, for each row; 0 for a row in no group."""
-        out = np.zeros(len(self.number), dtype=np.int64)
-        ordered = np.asarray(values, dtype=np.int64)[self.order]
+        values = np.asarray(values, dtype=np.int64)
+        if self._is_run:
+            before: Int64 = np.cumsum(values) - values
+            return np.asarray(before - np.repeat(before[self.first], self.sizes), dtype=np.int64)
+        out = np.zeros(len(values), dtype=np.int64)
+        ordered = values[self.order]
         before = np.cumsum(ordered) - ordered
-        starts, sizes = self.bounds[:-1], self.sizes.ravel()
-        out[self.order] = before - np.repeat(np.append(before, 0)[starts], sizes)
+        out[self.order] = before - np.repeat(np.append(before, 0)[self.bounds[:-1]], self.sizes.ravel())
         return out
 
     def _members(self, values: npt.NDArray[Any], where: Bools | None) -> tuple[Int64, npt.NDArray[Any]]:
@@ -354,6 +368,7 @@ class GroupBy:
         return out.reshape(self._shape)
 
 
+@functools.cache
 def _beyond(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
     """What no value of a type is above, or below: where a minimum or maximum begins."""
     if dtype.kind == "f":
@@ -423,17 +438,20 @@ def stable_order(numbers: Int64) -> Int64:
 class _Part:
     """How one column becomes integers from 0: their distance from the smallest, else the place in a sorted list."""
 
-    def __init__(self, column: npt.NDArray[Any]) -> None:
+    span: int
+
+    def fit(self, column: npt.NDArray[Any]) -> Int64:
+        """Learn a column; its codes."""
         self._distinct: npt.NDArray[Any] | None = None
         self._kind: Any = np.uint64 if column.dtype == np.uint64 else np.int64
         if column.dtype.kind in "iub":
             self._least, self._most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
             self.span = self._most - self._least + 1
             if self.span <= _WIDEST_RANGE:
-                self.codes = self._distance(column.astype(self._kind, copy=False))
-                return
+                return self._distance(column.astype(self._kind, copy=False))
         self._distinct, codes = np.unique(column, return_inverse=True)
-        self.codes, self.span = codes.reshape(-1), max(len(self._distinct), 1)
+        self.span = max(len(self._distinct), 1)
+        return codes.reshape(-1)
 
     def of(self, column: npt.NDArray[Any]) -> Int64:
         """Codes of other values, -1 of those that the column did not have."""
@@ -452,18 +470,21 @@ class _Part:
 class _Packing:
     """Makes one integer of the key of each row, in the order of the keys."""
 
-    def __init__(self, columns: Sequence[npt.NDArray[Any]]) -> None:
+    def __init__(self) -> None:
         self._parts: list[tuple[_Part, Int64 | None]] = []
-        first = _Part(columns[0])
-        self.codes, self.span = first.codes, first.span
-        self._parts.append((first, None))
-        for column in columns[1:]:
-            part, known = _Part(column), None
-            if self.span * part.span > _LARGEST_CODE:
-                known, codes = np.unique(self.codes, return_inverse=True)
-                self.codes, self.span = codes.reshape(-1), len(known)
-            self.codes, self.span = self.codes * part.span + part.codes, self.span * part.span
+
+    def fit(self, columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, int]:
+        """Learn columns; the codes of their rows, and what all of them are below."""
+        codes, span = np.zeros(0, dtype=np.int64), 1
+        for column in columns:
+            part, known = _Part(), None
+            own = part.fit(column)
+            if span * part.span > _LARGEST_CODE:
+                known, codes = np.unique(codes, return_inverse=True)
+                codes, span = codes.reshape(-1), len(known)
+            codes, span = codes * part.span + own if self._parts else own, span * part.span
             self._parts.append((part, known))
+        return codes, span
 
     def pack(self, columns: Sequence[npt.NDArray[Any]]) -> Int64:
         """Codes of other rows, -1 of those with a value that no row had."""
@@ -476,29 +497,30 @@ class _Packing:
         return codes
 
 
-def _numbered(codes: Int64, span: int) -> tuple[Int64, int]:
-    """Place of each code, all of them from 0 to below ``span``, among the distinct ones, and how many those are."""
+def _numbered(codes: Int64, span: int) -> tuple[Int64, Int64]:
+    """Place of each code, all of them from 0 to below ``span``, among the distinct ones, and these."""
     if _is_ascending(codes):
         new = _changes([codes])
-        return np.cumsum(new) - 1, int(np.count_nonzero(new))
+        return np.cumsum(new) - 1, codes[new]
     if span > _CODES_PER_ROW * len(codes) + _CODES_BESIDE:
         distinct, number = np.unique(codes, return_inverse=True)
-        return number, len(distinct)
+        return number, distinct
     occurs = np.zeros(span, dtype=bool)
     occurs[codes] = True
-    places = np.cumsum(occurs) - 1
-    return places[codes], int(places[-1]) + 1
+    return (np.cumsum(occurs) - 1)[codes], np.flatnonzero(occurs)
 
 
 def _is_ascending(column: npt.NDArray[Any]) -> bool:
-    return bool((column[1:] >= column[:-1]).all())
+    return len(column) < 2 or bool((column[1:] >= column[:-1]).all())
 
 
 def _changes(columns: Sequence[npt.NDArray[Any]]) -> Bools:
     """Whether each row differs from the one before; true for the first."""
     new = np.ones(len(columns[0]), dtype=bool)
     if len(new):
-        new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+        np.not_equal(columns[0][1:], columns[0][:-1], out=new[1:])
+        for column in columns[1:]:
+            new[1:] |= column[1:] != column[:-1]
     return new
 
 

@@ -1,4 +1,4 @@
-"""Files that the user asked for by name: whole or not at all, and refusals in one clear line."""
+"""Write files that the user named: complete or not at all, with one clear line if the system refuses."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -38,7 +38,7 @@ def require_writable(path: Path, *, hint: str) -> None:
 
 @contextmanager
 def complete_file(path: Path, hint: str = "choose another file with -o") -> Iterator[Path]:
-    """As :func:`stashtrace.whole_files.whole_file`, with errors that say what to do.
+    """As :func:`stashtrace.whole_files.whole_file`, with a hint in its errors.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""What a package that adds analyses, importers or exporters to stashtrace builds on: the names in ``__all__``.
+"""Public names for packages that add analyses, importers or exporters to stashtrace.
 
-They stay where they are when the modules behind them move. Each is loaded on first use.
+The names in ``__all__`` stay here when the modules behind them move. Each is loaded on first use.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,7 @@
-"""What ``stashtrace scrub`` makes of the texts of a run: no secrets, and on request pseudonyms for paths and hosts.
+"""Scrub the texts of a run for ``stashtrace scrub``: take out secrets, and on request replace paths and hosts.
 
-A :class:`Survey` is filled with what a run says of itself, then a :class:`Scrubber` gives each text its new form; the
-same text has the same form in every file. A pseudonym is a keyed hash: whoever has no key cannot try names out.
+A :class:`Survey` collects hosts, paths and secrets of the whole run, then a :class:`Scrubber` replaces each text; equal
+texts get equal replacements in all files. A pseudonym is a keyed hash: without the key names cannot be tried out.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,7 +17,7 @@ from typing import Any
 
 from stashtrace.scrubbing import SCRUBBED, is_secret, scrub_arguments, scrub_urls
 
-#: Variables that are stored; ``csrc/runtime/identity.cpp`` holds the same list, and a test compares them.
+#: Variables that are stored; ``csrc/runtime/identity.cpp`` has the same list, and a test compares them.
 RANK_VARIABLES = frozenset(
     [
         "RANK",
@@ -102,13 +102,13 @@ _LOCAL = re.compile(r"(?<![\w.:/~-])/[^\s'\"`:,;|<>()\[\]{}=/][^\s'\"`:,;|<>()\[
 _ANY_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+|{_LOCAL.pattern}")
 _FILE_NAME = re.compile(r"[\w.+-]*\.[A-Za-z][A-Za-z0-9]{0,7}")
 _ENDING = re.compile(r"(?<=[^.])(\.so(\.\d+)+|\.[A-Za-z0-9]{1,12})$")
-#: Folders of the system and of Python are the same everywhere, and say that a file is no data
-#: (analysis/io/data_files.py).
+#: Folders of the system and of Python: the same everywhere, and analysis/io/data_files.py recognises by them that a
+#: file is no data.
 _KEPT_PART = re.compile(
     r"|\.|\.\.|~|python[\d.]*t?|usr|local|etc|boot|lib|lib32|lib64|libx32|libexec|bin|sbin|include|share|zoneinfo|locale"
     r"|i18n|ca-certificates|fonts|site-packages|dist-packages|__pycache__"
 )
-#: What the kernel makes up; the names below tell nothing of the user's, except in shared memory.
+#: File systems of the kernel: their names do not come from the user, except in shared memory.
 _KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
 _NO_FILE = re.compile(r"\w+:\[\d+\]|anon_inode:.*|.*:\d+")
 _STEM = re.compile(r"(?P<host>.+)(?P<rest>\.\d+(?:\.\d+)?)")
@@ -116,18 +116,18 @@ _STEM = re.compile(r"(?P<host>.+)(?P<rest>\.\d+(?:\.\d+)?)")
 
 @dataclass(slots=True)
 class Survey:
-    """What the files of a run say that other texts of it may repeat.
+    """Hosts, secrets and paths of a run, which other texts of it may repeat.
 
     Attributes
     ----------
     hosts : set of str
         Names of hosts.
     secrets : set of str
-        Values that are scrubbed by their names.
+        Values whose names say that they are secret.
     files : set of str
-        Texts that stand for a file.
+        Texts that are paths.
     folders : set of str
-        Those that others lie below.
+        Paths that others are below.
     """
 
     hosts: set[str] = field(default_factory=set)
@@ -149,12 +149,12 @@ class Survey:
             self.hosts |= {name, name.partition(".")[0]}
 
     def add_text(self, text: str) -> None:
-        """Note what is scrubbed from a text by itself."""
+        """Note the secrets that a text names, as a command line would."""
         scrub_arguments([text], self.secrets)
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Note what the metadata of a process, a ``run.json`` or a launcher's file says."""
-        named = "hosts" not in (facts.get("scrubbed") or ())  # else what stands there are pseudonyms
+        """Note hosts, paths and secrets in the metadata of a process, a ``run.json`` or a launcher's file."""
+        named = "hosts" not in (facts.get("scrubbed") or ())  # else these are pseudonyms already
         for key, value in facts.items():
             if key in _COMMANDS and isinstance(value, list):
                 scrub_arguments(map(str, value), self.secrets)
@@ -175,14 +175,14 @@ class Survey:
 
 
 class Scrubber:
-    """Gives texts of a run their new form.
+    """Replaces texts of a run.
 
     Parameters
     ----------
     survey : Survey
         Of the whole run.
     key : bytes
-        Of the pseudonyms.
+        Key of the hashes that make pseudonyms.
     paths, hosts : bool
         Whether these get pseudonyms.
     """
@@ -198,7 +198,7 @@ class Scrubber:
         before, after = r"(?<![\w.-])", r"(?![\w-])"
         either = [f"(?:{'|'.join(map(re.escape, n))}){a}" for n, a in ((sure, after), (names, r"(?=\.\d+\.\d)")) if n]
         self._host_names = re.compile(f"{before}(?:{'|'.join(either)})") if either and hosts else None
-        #: Paths that the pattern of a path within a text would not take as a whole.
+        #: Paths of which the pattern for paths within a text would match only a part.
         odd = [f for f in survey.files if f.startswith("/") and not _LOCAL.fullmatch(f) and not _KERNEL.match(f)]
         self._odd_files = sorted(odd, key=len, reverse=True) if paths else []
         self.text = functools.lru_cache(1 << 16)(self._text)
@@ -206,11 +206,11 @@ class Scrubber:
 
     @property
     def done(self) -> list[str]:
-        """Names of what a file has gone through."""
+        """Kinds of scrubbing that a file has gone through: ``secrets``, ``paths``, ``hosts``."""
         return ["secrets", *["paths"] * self.paths, *["hosts"] * self.hosts]
 
     def after(self, done: Iterable[str]) -> Scrubber:
-        """The same for a file that has gone through some of it: pseudonyms are not given pseudonyms."""
+        """Scrubber for a file that went through these kinds already: pseudonyms get no pseudonyms."""
         paths, hosts = self.paths and "paths" not in done, self.hosts and "hosts" not in done
         if (paths, hosts) == (self.paths, self.hosts):
             return self
@@ -224,9 +224,9 @@ class Scrubber:
 
     def stem(self, name: str) -> str:
         """Name of a file of a process or launcher: ``HOST.PID.N``."""
-        found = _STEM.fullmatch(name)
-        if found is not None and found["host"] in self.survey.hosts:
-            return self.host(found["host"]) + found["rest"]
+        match = _STEM.fullmatch(name)
+        if match is not None and match["host"] in self.survey.hosts:
+            return self.host(match["host"]) + match["rest"]
         return self._with_hosts(name)
 
     def words(self, command: Iterable[str]) -> list[str]:
@@ -246,7 +246,7 @@ class Scrubber:
         return self.path(text) if self.paths and _FILE_NAME.fullmatch(text) else self.text(text)
 
     def environment(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """What is kept of an environment."""
+        """Variables of an environment that are stored."""
         return {name: self.text(str(text)) for name, text in variables.items() if name in RANK_VARIABLES}
 
     def facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,8 +271,8 @@ class Scrubber:
         return self.path(value) if key in _PLACES else self.text(value)
 
     def _text(self, text: str) -> str:
-        """Any other text: what stands in it is scrubbed as in a command line."""
-        if text in self.survey.files and ("/" in text or "." in text):  # a bare word may be the name of a phase too
+        """Any other text, scrubbed as a command line."""
+        if text in self.survey.files and ("/" in text or "." in text):  # a bare word may also be the name of a phase
             return self.path(text)
         (text,) = scrub_arguments([text])
         text = self._with_hosts(self._without_values(text))
@@ -283,10 +283,10 @@ class Scrubber:
             if file in text:
                 before, _, after = text.partition(file)
                 return self._with_paths(before) + self.path(file) + self._with_paths(after)
-        return _ANY_PATH.sub(lambda found: self.path(found[0]), text)
+        return _ANY_PATH.sub(lambda match: self.path(match[0]), text)
 
     def _path(self, path: str) -> str:
-        """A text that stands for a file; local names are kept unless paths get pseudonyms."""
+        """A path; local names are kept unless paths get pseudonyms."""
         plain = self._without_values(scrub_urls(path))
         if not self.paths or _KERNEL.match(plain) or _NO_FILE.fullmatch(plain):
             return self._with_hosts(plain)
@@ -328,8 +328,8 @@ class Scrubber:
         if not self.hosts:
             return text
         if self._host_names is not None:
-            text = self._host_names.sub(lambda found: self.host(found[0]), text)
-        return _ADDRESS.sub(lambda found: self.host(found[0]), text)
+            text = self._host_names.sub(lambda match: self.host(match[0]), text)
+        return _ADDRESS.sub(lambda match: self.host(match[0]), text)
 
     def _code(self, kind: str, name: str) -> str:
         data = f"{kind}\0{name}".encode("utf-8", "backslashreplace")

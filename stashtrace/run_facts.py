@@ -1,8 +1,8 @@
-"""What JSON says of a process or of a run: each fact in its type, or not at all.
+"""Facts of a process or a run, read from JSON: a fact of the wrong type is left out.
 
-Called where the head of a .stash, a ``run.json``, the word of a launcher or the description of a store is read. A
-checksum proves that a text was not damaged by chance, not that it says what the recorder says; whoever asks for a fact
-may rely on its type.
+Used where the head of a .stash, a ``run.json``, the file of a launcher or the description of a store is read. A
+checksum proves that a text was not damaged by chance, but not that the recorder wrote it. After this check, callers can
+rely on the type of each fact.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -93,26 +93,26 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The object that a JSON text holds.
+    """Parse a JSON object.
 
     Raises
     ------
     ValueError
-        If it is none, is nested too deeply, or holds a number of too many digits.
+        If the text is no JSON object, is nested too deeply, or holds a number of too many digits.
     """
     try:
-        said = json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("brackets inside brackets without end") from None
-    if not isinstance(said, dict):
+    if not isinstance(value, dict):
         raise ValueError("not an object")
-    return said
+    return value
 
 
-def sound_facts(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts whose values are of the type that such a fact has; others than those known here stay as they are."""
-    facts = {name: value for name, value in said.items() if name not in _TYPES or _TYPES[name](value)}
-    if "parts" in facts:  # what several launchers said, each as a run.json of its own
+def sound_facts(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that have the type declared here; facts that are not declared here are kept."""
+    facts = {name: value for name, value in given.items() if name not in _TYPES or _TYPES[name](value)}
+    if "parts" in facts:  # a run.json of each of several launchers
         parts = facts["parts"] if isinstance(facts["parts"], list) else []
         inner = ({k: v for k, v in part.items() if k != "parts"} for part in parts if isinstance(part, dict))
         facts["parts"] = [sound_facts(part) for part in inner]

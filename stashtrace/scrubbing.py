@@ -1,13 +1,12 @@
-"""What is taken out of command lines and file names before they are stored: values of secrets, and parts of URLs.
+"""Take secrets and parts of URLs out of command lines and file names before they are stored.
 
-``csrc/core/scrubbing.cpp`` applies the same rule inside the job; ``tests/data/scrubbed_arguments.json`` holds both to
-it.
+``csrc/core/scrubbing.cpp`` applies the same rules inside the job; ``tests/data/scrubbed_arguments.json`` tests both.
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and
-  its like, becomes ``<scrubbed>``. A name is parted into words at signs and before capitals; ``--max-tokens``,
+  similar ones, becomes ``<scrubbed>``. A name is split into words at signs and before capitals; ``--max-tokens``,
   ``--tokenizer`` and ``--token-budget`` are no secrets, nor is a token of a vocabulary, such as ``--pad-token``.
 - A URL loses user and password, and its query. Local paths stay as they are.
-- An argument with blanks, such as the script of ``sh -c``, is looked at word by word.
+- An argument with blanks, such as the script of ``sh -c``, is scrubbed word by word.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -36,7 +35,7 @@ _SECRETS = frozenset(
 )
 #: ... and one that ends in "key" after one of these.
 _KEYS = frozenset(["api", "access", "secret", "auth", "private"])
-#: Looked past at the end of a name: --aws-access-key-id, --token-value.
+#: Ignored at the end of a name: --aws-access-key-id, --token-value.
 _ENDINGS = frozenset(("id", "value"))
 #: Before "token": one of a vocabulary.
 _VOCABULARY = frozenset(["pad", "eos", "bos", "unk", "mask", "sep", "cls", "special", "image", "stop", "per"])
@@ -46,9 +45,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 
 
 def scrub_arguments(arguments: Iterable[str], taken: set[str] | None = None) -> list[str]:
-    """Return a command line without values of secrets, and its URLs without users and queries.
+    """Return a command line without secrets, and with URLs without users and queries.
 
-    What was taken out is added to ``taken``.
+    The values that are taken out are added to ``taken``.
 
     Examples
     --------
@@ -63,14 +62,14 @@ def scrub_arguments(arguments: Iterable[str], taken: set[str] | None = None) -> 
 
 
 def scrub_urls(text: str, taken: set[str] | None = None) -> str:
-    """Return a text whose URLs have neither user and password nor query; what was taken out is added to ``taken``."""
+    """Return a text whose URLs have no user, password and query; values taken out are added to ``taken``."""
     out, at = [], 0
-    while (found := _SCHEME.search(text, at)) is not None:
-        begin = found.end()
+    while (scheme := _SCHEME.search(text, at)) is not None:
+        begin = scheme.end()
         end = _first_of("/?#'\"", text, begin)
         begin_host = max(text.rfind("@", begin, end) + 1, begin)
         stop = _first_of("?#'\"", text, end)
-        out += [text[at : found.end()], text[begin_host:stop]]
+        out += [text[at:begin], text[begin_host:stop]]
         at = _first_of("#'\"", text, stop) if text[stop : stop + 1] == "?" else stop
         if taken is not None:
             taken |= {text[begin : begin_host - 1].partition(":")[2], text[stop + 1 : at]} - {""}

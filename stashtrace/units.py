@@ -1,4 +1,4 @@
-"""Numbers as a person reads them. Floor 0: used by reports, exporters and the CLI; never parsed back."""
+"""Numbers as people read and write them: in reports and tables, and in options of analyses."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -42,7 +42,7 @@ def bytes_text(count: float) -> str:
 
 
 def percent_text(ratio: float) -> str:
-    """Share of one: whole percents, one decimal below 1 %.
+    """A ratio in percent: whole numbers, one decimal below 1 %.
 
     Examples
     --------
@@ -112,14 +112,14 @@ def _three_digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
-# Sizes, times and rates as a person states them in options of analyses: 100G, 80us, 2GB/s.
+# Sizes, times and rates in options of analyses: 100G, 80us, 2GB/s. ``subject`` names the option in errors.
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", re.IGNORECASE)
 _PREFIXES = ("", "k", "m", "g", "t", "p")
 _TIMES_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
-def bytes_of(stated: str | float, what: str) -> int:
+def bytes_of(stated: str | float, subject: str) -> int:
     """Size in bytes; KB and K are 1000, KiB is 1024.
 
     Examples
@@ -128,17 +128,17 @@ def bytes_of(stated: str | float, what: str) -> int:
     (100000000000, 4096, 4096)
     """
     if not isinstance(stated, str):
-        return _sensible(float(stated), stated, what, "100G, 512MiB, 4096")
-    number, unit = _divided(stated, what, "100G, 512MiB, 4096")
+        return _whole_number(float(stated), stated, subject, "100G, 512MiB, 4096")
+    number, unit = _number_and_unit(stated, subject, "100G, 512MiB, 4096")
     name = unit.lower().removesuffix("b")
     base = 1024 if name.endswith("i") and len(name) > 1 else 1000
     name = name.removesuffix("i")
     if name not in _PREFIXES:
-        raise _not_understood(stated, what, "100G, 512MiB, 4096")
-    return _sensible(number * base ** _PREFIXES.index(name), stated, what, "100G, 512MiB, 4096")
+        raise _not_understood(stated, subject, "100G, 512MiB, 4096")
+    return _whole_number(number * base ** _PREFIXES.index(name), stated, subject, "100G, 512MiB, 4096")
 
 
-def bytes_per_s_of(stated: str | float, what: str) -> float:
+def bytes_per_s_of(stated: str | float, subject: str) -> float:
     """Bytes per second; the ``/s`` may be left out.
 
     Examples
@@ -146,11 +146,11 @@ def bytes_per_s_of(stated: str | float, what: str) -> float:
     >>> bytes_per_s_of("2GB/s", "bandwidth")
     2000000000.0
     """
-    return float(bytes_of(stated.strip().removesuffix("/s") if isinstance(stated, str) else stated, what))
+    return float(bytes_of(stated.strip().removesuffix("/s") if isinstance(stated, str) else stated, subject))
 
 
-def ns_of(stated: str | float, what: str) -> float:
-    """Nanoseconds; a number without unit is some already.
+def ns_of(stated: str | float, subject: str) -> float:
+    """Nanoseconds of a time with a unit; a number is taken as nanoseconds.
 
     Examples
     --------
@@ -159,24 +159,24 @@ def ns_of(stated: str | float, what: str) -> float:
     """
     if not isinstance(stated, str):
         return float(stated)
-    number, unit = _divided(stated, what, "80us, 4ms")
+    number, unit = _number_and_unit(stated, subject, "80us, 4ms")
     if unit not in _TIMES_NS:
-        raise _not_understood(stated, what, "80us, 4ms")
+        raise _not_understood(stated, subject, "80us, 4ms")
     return number * _TIMES_NS[unit]
 
 
-def _divided(stated: str, what: str, forms: str) -> tuple[float, str]:
+def _number_and_unit(stated: str, subject: str, forms: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(stated)
     if match is None:
-        raise _not_understood(stated, what, forms)
+        raise _not_understood(stated, subject, forms)
     return float(match[1]), match[2]
 
 
-def _sensible(value: float, stated: object, what: str, forms: str) -> int:
+def _whole_number(value: float, stated: object, subject: str, forms: str) -> int:
     if not math.isfinite(value) or value < 1:
-        raise _not_understood(stated, what, forms)
+        raise _not_understood(stated, subject, forms)
     return round(value)
 
 
-def _not_understood(stated: object, what: str, forms: str) -> UsageError:
-    return UsageError(f"{what} {stated!r} is not understood", hint=f"as in {forms}")
+def _not_understood(stated: object, subject: str, forms: str) -> UsageError:
+    return UsageError(f"{subject} {stated!r} is not understood", hint=f"as in {forms}")

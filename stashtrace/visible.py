@@ -1,8 +1,8 @@
-"""Text that came from somewhere else, made safe for a person's terminal and for a spreadsheet.
+"""Make text from outside safe for terminals and spreadsheets.
 
-File names, hosts, functions and arguments are whatever somebody chose. A terminal takes some of their characters for
-commands, and some turn the order of letters around or are not seen at all: these are shown as ``\\u202e``, which JSON
-reads back as the same character. The command line puts everything that it prints through here.
+File names, hosts, functions and arguments may hold any characters. A terminal takes some for commands; others reverse
+the order of letters or are invisible. They are shown as ``\\u202e``, which JSON reads back as the same character. The
+command line passes all its output through here.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,20 +11,20 @@ from __future__ import annotations
 import re
 from typing import Any, TextIO
 
-#: C0 (but tab and end of line), DEL, C1; marks of direction, of no width and of no sight; halves of characters.
+#: C0 (except tab and end of line), DEL, C1; marks of direction, of no width, invisible ones; halves of characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
 _BREAKS = re.compile("[\t\n]")
-#: The colours in which reports are painted, and their end: these alone are let through.
+#: The colours of reports, and their end: the only commands for a terminal that pass.
 _COLOUR = re.compile("(\x1b\\[(?:0|1|2|3[1-6]|1;33)m)")
 #: What a spreadsheet takes for the beginning of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str) -> str:
-    """Text with its control characters in visible form; lines, tabs and the colours of reports stay.
+    """Text with control characters in visible form, except ends of lines, tabs and the colours of reports.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """The same for text that must not break its line, nor paint: a name in a sentence or a cell."""
+    """As :func:`visible`, for a name in a sentence or a cell: also without line breaks, tabs and colours."""
     return _BREAKS.sub(_shown, _HIDDEN.sub(_shown, text))
 
 
@@ -47,13 +47,13 @@ def spreadsheet_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def _shown(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass").hex()  # JSON has no other name for what is beyond 16 bits
+def _shown(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()  # JSON writes characters beyond 16 bits as pairs
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 class VisibleStream:
-    """A text stream whose ``write`` makes everything visible; ``write_as_is`` is for what we made ourselves."""
+    """A text stream whose ``write`` makes everything visible; ``write_as_is`` is for text of our own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -63,7 +63,7 @@ class VisibleStream:
         return self._stream.write(visible(text))
 
     def writelines(self, lines: Any) -> None:
-        """Write several."""
+        """Write several texts in visible form."""
         for line in lines:
             self.write(line)
 

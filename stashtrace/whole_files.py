@@ -1,9 +1,9 @@
-"""Files that appear under their name only when they are complete: every file of ours that replaces another.
+"""Write files that appear under their name only when they are complete.
 
-The file is written beside its target under a name that nobody can guess and that must be new, so a link that somebody
-put there is never followed, and nobody else reads it before it has its final mode. What a killed process left behind is
-removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization, can
-be read by those who may read that one.
+The content is written beside the target, under a random name that must be new: a link that another user put there is
+never followed, and only the owner can read the file before it has its final mode. Partial files of a killed process are
+removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization, has
+the mode of that run's or characterization's own file.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,14 +30,14 @@ _LEFT = re.compile(r"\.part(\d+)-([0-9a-f]{8})-[0-9a-f]{16}")
 def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iterator[Path]:
     """Path to write to; it becomes ``path`` at the end, or vanishes on an error.
 
-    It is readable by its owner alone while it is written. Then it has the mode of the file that it replaces. A new file
-    has that of the run or characterization in whose directory it is, elsewhere the one that the user's umask gives it.
-    Errors of the system are raised as they are.
+    Only its owner can read it while it is written. Then it gets the mode of the file that it replaces. A new file gets
+    that of the run or characterization in whose directory it is, elsewhere the one of the user's umask.
+    Errors of the system are raised unchanged.
 
-    What is there and is no file, such as ``/dev/null``, is refused: to be replaced would be its end.
+    A target that is no file, such as ``/dev/null``, is refused: it would be replaced.
 
-    With ``own_mode`` the file keeps the mode that it is given while it is written. Whoever writes many files into one
-    folder calls :func:`remove_left_in` once and leaves ``tidy`` off: to look for leftovers lists the whole folder.
+    With ``own_mode`` the file keeps the mode that the caller gives it. To write many files into one folder, call
+    :func:`remove_left_in` once and pass ``tidy=False``: looking for leftovers lists the whole folder.
     """
     _refuse_devices(path)
     with _partial(path, tidy) as partial:
@@ -54,7 +54,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def claim_file(path: Path, text: str) -> bool:
-    """Make the file with this text, in one step, unless it is there; whether it was made.
+    """Make the file with this text, in one step, unless it exists; return whether it was made.
 
     On a file system without links, a file that appears in between is replaced.
     """
@@ -103,12 +103,12 @@ def _name_beside(path: Path) -> Path:
 
 
 def _host() -> str:
-    """What tells the hosts apart that write into one folder: a process id means nothing on another."""
+    """Tag of this host: several hosts may write into one folder, and process ids are those of one host."""
     return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
 def remove_left(path: Path) -> None:
-    """Remove what processes of ours on this host that are dead left half written of this file."""
+    """Remove partial versions of this file that processes of this host left behind when they died."""
     _remove_left(path.parent, re.compile(re.escape(path.name) + _LEFT.pattern))
 
 
@@ -120,8 +120,8 @@ def remove_left_in(folder: Path) -> None:
 def _remove_left(folder: Path, pattern: re.Pattern[str]) -> None:
     with contextlib.suppress(OSError):  # a folder that cannot be listed is told by who writes into it
         for name in os.listdir(folder):
-            found = pattern.fullmatch(name)
-            if found is None or found[2] != _host() or _is_alive(int(found[1])):
+            match = pattern.fullmatch(name)
+            if match is None or match[2] != _host() or _is_alive(int(match[1])):
                 continue
             left = folder / name
             known = left.lstat()

@@ -6,6 +6,7 @@ Other packages add theirs by entry points, which are read only for a name that i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -168,7 +169,7 @@ def find(name: str) -> Callable[..., Table]:
     Raises
     ------
     UsageError
-        If there is none of that name; the hint lists them.
+        If there is none of that name; the hint names a similar one, or all.
     PluginError
         If it is of another package and cannot be loaded.
     """
@@ -177,7 +178,9 @@ def find(name: str) -> Callable[..., Table]:
         if name in plugins():
             return _of_plugin(plugins()[name])
         known = [*(n for n, _, _ in ANALYSES), *plugins()]
-        raise UsageError(f"no analysis is called {name!r}", hint="one of " + ", ".join(known))
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "choose from: " + ", ".join(known)
+        raise UsageError(f"no analysis named {name!r}", hint=hint)
     module, _, function = target.partition(":")
     resolved: Callable[..., Table] = getattr(importlib.import_module(module), function)
     return resolved
@@ -213,7 +216,7 @@ def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
 
 
 def unknown_options(function: Callable[..., object], options: dict[str, Any]) -> list[str]:
-    """Those of the options that a function does not take, in their order."""
+    """Return the options that a function does not take, in their order."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []
@@ -244,6 +247,6 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table:
     >>> from stashtrace.schema.strings import StringPool
     >>> analyze(Trace(StringPool(), {}), "astrology")
     Traceback (most recent call last):
-    stashtrace.errors.UsageError: no analysis is called 'astrology'
+    stashtrace.errors.UsageError: no analysis named 'astrology'
     """
     return find(name)(trace, **options)

@@ -34,7 +34,7 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What was measured: one entry per size, ascending.
+    """Measured times: one entry per size, ascending.
 
     Attributes
     ----------
@@ -92,11 +92,11 @@ class Link:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Name in messages."""
         return f"{self.backend} {self.op}" + (f", {self.ranks_count} ranks" if self.ranks_count > 1 else "")
 
     def misfit_ratio(self, sizes_bytes: Any) -> Floats:
-        """How far the sizes measured next to these lie off the line, as a part of it: no line is right everywhere."""
+        """Relative distance between line and measured points near these sizes: no line is right everywhere."""
         measured = np.array(self.points.sizes_bytes, dtype=np.float64)
         off = np.abs(self.fit.residuals(measured, self.points.median_ns))
         at = np.log(np.maximum(np.asarray(sizes_bytes, dtype=np.float64), 1.0))
@@ -106,7 +106,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Answer to "how long should these messages take".
+    """Expected times of messages.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Calibration:
         return next((one for one in fitting if backend in (None, one.backend)), None)
 
     def expected(self, op: str, sizes_bytes: Any, *, ranks: int = 1, backend: str | None = None) -> Expected | None:
-        """How long messages of these sizes take here when nothing is in their way, None if nobody measured it.
+        """Expected times of messages of these sizes when nothing is in their way, None if nobody measured it.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
 
 
 def find_calibration(run_paths: Iterable[str]) -> Calibration | None:
-    """The file :data:`FILE_NAME` in one of the directories of a run, None if there is none."""
+    """Load :data:`FILE_NAME` from one of the directories of a run, None if there is none."""
     for path in run_paths:
         candidate = Path(path) / FILE_NAME
         if candidate.is_file():
@@ -364,7 +364,7 @@ def _value(value: Any) -> str:
 
 
 def _float(value: float) -> str:
-    """Seven significant digits: more than any measurement has."""
+    """Number with seven significant digits: more than any measurement has."""
     short = f"{value:.7g}"
     if short.lstrip("-").isdigit():
         return short + ".0"

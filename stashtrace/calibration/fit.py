@@ -107,7 +107,7 @@ class Fit:
 
     @property
     def residual_ratio(self) -> float:
-        """Largest of the pieces."""
+        """Largest residual ratio of the pieces."""
         return max(p.residual_ratio for p in self.pieces)
 
     @property
@@ -154,8 +154,8 @@ class Fit:
 
     def residuals(self, sizes: Any, times: Any) -> Floats:
         """``measured / expected - 1`` of each point."""
-        found: Floats = np.asarray(times, dtype=np.float64) / self.expected(sizes)[0] - 1
-        return found
+        ratios: Floats = np.asarray(times, dtype=np.float64) / self.expected(sizes)[0] - 1
+        return ratios
 
 
 def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_pieces: int = 3) -> Fit:
@@ -185,18 +185,18 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     """
     size, time, error = _checked(sizes, times_ns, error_ns)
     relative = np.ones(len(size)) if error is None else _relative(error, time)
-    found = []
+    pieces = []
     starts = _best_starts(size, time, relative, max_pieces, 0.0 if error is None else float(np.median(relative)))
     for begin, end in zip(starts, [*starts[1:], len(size)], strict=True):
         line = robust_line(
             size[begin:end], time[begin:end], relative[begin:end], errors_known=error is not None, from_zero=begin == 0
         )
-        found.append(_piece(size[begin:end], line))
-    return Fit(tuple(found))
+        pieces.append(_piece(size[begin:end], line))
+    return Fit(tuple(pieces))
 
 
 def bus_bytes(op: str, ranks: int, message_bytes: float) -> float:
-    """Bytes that the busiest link carries: what makes collectives comparable with the hardware's bandwidth.
+    """Bytes that the busiest link carries: makes collectives comparable with the bandwidth of hardware.
 
     The factors are those of nccl-tests (doc/PERFORMANCE.md): all-reduce 2 (n - 1) / n; all-gather, reduce-scatter and
     all-to-all (n - 1) / n of the whole; broadcast and reduce 1. ``message_bytes`` is one rank's input everywhere in
@@ -252,12 +252,12 @@ def _best_starts(size: Floats, time: Floats, relative: Floats, max_pieces: int, 
     costs: dict[tuple[int, int], float] = {}
 
     def cost(begin: int, end: int) -> float:
-        found = costs.get((begin, end))
-        if found is None:
+        known = costs.get((begin, end))
+        if known is None:
             alpha, beta = least_absolute(size[begin:end], time[begin:end], relative[begin:end])
             model = np.maximum(alpha + beta * size[begin:end], 0.01 * time[begin:end])
-            found = costs[begin, end] = float(np.abs(np.log(time[begin:end] / model)).sum())
-        return found
+            known = costs[begin, end] = float(np.abs(np.log(time[begin:end] / model)).sum())
+        return known
 
     def criterion(total: float, pieces: int) -> float:
         typical = max(total / max(count - 2 * pieces, 1), smallest)

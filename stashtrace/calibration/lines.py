@@ -75,14 +75,14 @@ def least_absolute(sizes: Floats, times: Floats, errors: Floats) -> tuple[float,
     line, model = (0.0, 0.0), times
     for _ in range(_ROUGH_ROUNDS):
         scale = model * errors
-        found = _solve(sizes / scale, 1 / scale, times / scale, weights)
-        model = _positive(found[0] + found[1] * sizes, times)
+        fitted = _solve(sizes / scale, 1 / scale, times / scale, weights)
+        model = _positive(fitted[0] + fitted[1] * sizes, times)
         residual = np.abs(times / model - 1) / errors
         weights = 1 / np.maximum(residual, 1e-6)
-        if abs(found[0] - line[0]) + abs(found[1] - line[1]) * sizes[-1] < _ROUGH_STILL * times[0]:
+        if abs(fitted[0] - line[0]) + abs(fitted[1] - line[1]) * sizes[-1] < _ROUGH_STILL * times[0]:
             break
-        line = found
-    return found
+        line = fitted
+    return fitted
 
 
 def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: bool, from_zero: bool) -> Line:
@@ -139,13 +139,13 @@ def _iterate(sizes: Floats, times: Floats, errors: Floats, *, fixed: str | None)
         inside = residual / (_BISQUARE * scale)
         weights = np.where(np.abs(inside) < 1, (1 - inside**2) ** 2, 0.0)
         if fixed == "flat":
-            found = (float(np.sum(weights * times / spread**2) / np.sum(weights / spread**2)), 0.0)
+            fitted = (float(np.sum(weights * times / spread**2) / np.sum(weights / spread**2)), 0.0)
         elif fixed == "origin":
-            found = (0.0, float(np.sum(weights * times * sizes / spread**2) / np.sum(weights * (sizes / spread) ** 2)))
+            fitted = (0.0, float(np.sum(weights * times * sizes / spread**2) / np.sum(weights * (sizes / spread) ** 2)))
         else:
-            found = _solve(sizes / spread, 1 / spread, times / spread, weights)
-        moved = abs(found[0] - alpha) + abs(found[1] - beta) * sizes[-1]
-        alpha, beta = found
+            fitted = _solve(sizes / spread, 1 / spread, times / spread, weights)
+        moved = abs(fitted[0] - alpha) + abs(fitted[1] - beta) * sizes[-1]
+        alpha, beta = fitted
         if moved < _STILL * times[0]:
             break
     return alpha, beta, scale
@@ -166,7 +166,7 @@ def _solve(slope: Floats, intercept: Floats, target: Floats, weights: Floats) ->
 
 
 def _covariance(sizes: Floats, spread: Floats, residual: Floats) -> Floats:
-    """Of intercept and slope for a residual scale of one."""
+    """Covariance of intercept and slope for a residual scale of one."""
     inside = residual / _BISQUARE
     kept = np.abs(inside) < 1
     influence = np.where(kept, residual * (1 - inside**2) ** 2, 0.0)
@@ -179,8 +179,8 @@ def _covariance(sizes: Floats, spread: Floats, residual: Floats) -> Floats:
     norm = np.sqrt(np.sum(columns**2, axis=0))
     norm = np.where(norm > 0, norm, 1.0)
     inverse = np.linalg.pinv((columns / norm).T @ (columns / norm))
-    found: Floats = factor * inverse / np.outer(norm, norm)
-    return found
+    covariance: Floats = factor * inverse / np.outer(norm, norm)
+    return covariance
 
 
 def _scale(residual: Floats, coefficients: int) -> float:
@@ -190,7 +190,7 @@ def _scale(residual: Floats, coefficients: int) -> float:
 
 
 def _positive(model: Floats, times: Floats) -> Floats:
-    """The model, kept from zero where a negative intercept would carry it there."""
+    """Keep the model above zero where a negative intercept would carry it there."""
     floor: Floats = np.maximum(model, 0.01 * times)
     return floor
 
@@ -242,8 +242,8 @@ class LinearFit:
     def left_out_errors(self) -> Floats:
         """``prediction without the point / measured - 1`` of each; NaN where the target is not above zero."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: Floats = np.where(self.target > 0, self.left_out / self.target - 1, np.nan)
-        return found
+            errors: Floats = np.where(self.target > 0, self.left_out / self.target - 1, np.nan)
+        return errors
 
 
 def fit_linear(columns: Mapping[str, Any], target: Any) -> LinearFit:

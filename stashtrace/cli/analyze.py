@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run, speak_up
 from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.entry_points import warn
@@ -20,39 +20,40 @@ from stashtrace.loading.gather import is_one_job
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 
-BY = ("step", "rank", "step_kind", "run")
 KEEP = ("keep", "drop")
-PER = ("file", "directory", "run")
-CENTERS = ("mean", "median")
 _HELP_WIDTH = 80
 
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace analyze`` for the analyses of stashtrace itself."""
+    from stashtrace.analysis.io.data_files import FILES
+
     parser = _common("Print one analysis of a run.", analyses_text())
-    parser.add_argument(
-        "--by", choices=BY, help="a row for each step and rank, each rank, each rank and kind of step, or the run"
-    )
-    _add_table_options(parser)
-    parser.add_argument(
-        "--calibration",
-        metavar="FILE",
-        help="file of `stashtrace calibrate` (default: calibration.toml in the run directory)",
-    )
-    parser.add_argument(
-        "--orphans", choices=KEEP, help="GPU work launched before the recording: keep (default) or drop"
-    )
+    by = "a row for each step and rank, each rank, each rank and kind of step, or the run"
+    parser.add_argument("--by", choices=("step", "rank", "step_kind", "run"), help=by)
+    calibration = "file of `stashtrace calibrate` (default: calibration.toml in the run directory)"
+    add_value(parser, "--calibration", "FILE", calibration)
+    orphans = "GPU work launched before the recording: keep (default) or drop"
+    parser.add_argument("--orphans", choices=KEEP, help=orphans)
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: keep (default) or drop")
-    parser.add_argument("--top", metavar="N", type=int, help="late: number of rows, costliest first (default 100)")
-    parser.add_argument(
-        "--center",
-        choices=CENTERS,
-        help="slowdown: compare with ranks that share the work evenly (mean, default), or without slow ranks (median)",
-    )
-    parser.add_argument("--workers", metavar="N", type=int, help="store: threads or processes that share its ranks")
-    parser.add_argument("--cluster", metavar="ADDRESS", help="store: Dask scheduler, as tcp://host:8786")
-    _add_file_options(parser)
-    parser.add_run()
+    add_value(parser, "--top", "N", "late: number of rows, costliest first (default 100)", type=int)
+    center = "slowdown: compare with ranks that share the work evenly (mean, default), or without slow ranks (median)"
+    parser.add_argument("--center", choices=("mean", "median"), help=center)
+    add_value(parser, "--workers", "N", "store: threads or processes that share its ranks", type=int)
+    add_value(parser, "--cluster", "ADDRESS", "store: Dask scheduler, as tcp://host:8786")
+    files = parser.add_argument_group("analyses of files")
+    per = "io_patterns, io_sizes: a row per file (default), directory or run"
+    files.add_argument("--per", choices=("file", "directory", "run"), help=per)
+    add_value(files, "--under", "DIR", "only files below DIR")
+    kinds = "io_staging, io_cache, io_reuse: data (default) leaves out files of Python, its packages and the system"
+    files.add_argument("--files", choices=FILES, help=kinds)
+    add_value(files, "--tier-size", "SIZE", "io_staging: size of the fast tier, as in 100G")
+    for name, text in (("tier", "the fast tier"), ("source", "the present storage (default: as measured)")):
+        add_value(files, f"--{name}-latency", "TIME", f"time of an empty read of {text}, as in 80us")
+        add_value(files, f"--{name}-bandwidth", "RATE", f"bandwidth of {text}, as in 2GB/s")
+    add_value(files, "--cache-size", "SIZE", "io_cache: one size instead of a curve")
+    add_value(files, "--block", "SIZE", "io_cache, io_reuse: what is cached as one: a size (default 1MiB) or 'file'")
+    add_value(files, "--importance", "FILE", "io_cache: file with a line `path,weight` for each sample")
     return parser
 
 
@@ -70,8 +71,6 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
     function = find(name)
     plugin = plugins()[name]
     parser = _common(f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}.", "")
-    _add_table_options(parser)
-    parser.add_run()
     return parser, add_options(parser, plugin, function)
 
 
@@ -84,12 +83,10 @@ def _common(description: str, epilog: str) -> Parser:
         nargs="+",
         help=f"{RUN_OR_FILES}; parts of one job are joined, several runs get a column path",
     )
-    return parser
-
-
-def _add_table_options(parser: Parser) -> None:
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
+    parser.add_run()
+    return parser
 
 
 def analyses_text() -> str:
@@ -139,28 +136,6 @@ _OPTIONS = (
 )
 
 
-def _add_file_options(parser: Parser) -> None:
-    from stashtrace.analysis.io.data_files import FILES
-
-    files = parser.add_argument_group("analyses of files")
-    files.add_argument("--per", choices=PER, help="io_patterns, io_sizes: a row per file (default), directory or run")
-    files.add_argument("--under", metavar="DIR", help="only files below DIR")
-    files.add_argument(
-        "--files",
-        choices=FILES,
-        help="io_staging, io_cache, io_reuse: data (default) leaves out files of Python, its packages and the system",
-    )
-    files.add_argument("--tier-size", metavar="SIZE", help="io_staging: size of the fast tier, as in 100G")
-    for name, text in (("tier", "the fast tier"), ("source", "the present storage (default: as measured)")):
-        files.add_argument(f"--{name}-latency", metavar="TIME", help=f"time of an empty read of {text}, as in 80us")
-        files.add_argument(f"--{name}-bandwidth", metavar="RATE", help=f"bandwidth of {text}, as in 2GB/s")
-    files.add_argument("--cache-size", metavar="SIZE", help="io_cache: one size instead of a curve")
-    files.add_argument(
-        "--block", metavar="SIZE", help="io_cache, io_reuse: what is cached as one: a size (default 1MiB) or 'file'"
-    )
-    files.add_argument("--importance", metavar="FILE", help="io_cache: file with a line `path,weight` for each sample")
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the table of an analysis."""
     from stashtrace.analysis.registry import SUMMARY, find, unknown_options
@@ -175,12 +150,12 @@ def main(argv: Sequence[str]) -> int:
                 hint="use --format json, or `stashtrace analyze findings`",
             )
         return print_summary(arguments.paths, arguments.run, "json" if arguments.format == "json" else "text")
-    name = known_analysis(arguments.name)
+    name, function = arguments.name, find(arguments.name)
     paths = [str(existing_run(p)) for p in arguments.paths]
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
     options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
-    for option in unknown_options(find(name), options):
+    for option in unknown_options(function, options):
         raise UsageError(f"analysis {name!r} has no option --{option.replace('_', '-')}", hint="leave it out")
     sources: list[str | list[str]] = list(paths)
     if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
@@ -258,24 +233,3 @@ def _analyzed(
 
     trace = load_watched(source, run_id=arguments.run)
     return analyze(trace, name, **options), trace.strings
-
-
-def known_analysis(name: str) -> str:
-    """Return the name if there is such an analysis.
-
-    Raises
-    ------
-    UsageError
-        If not; the hint names the nearest.
-    """
-    from difflib import get_close_matches
-
-    from stashtrace.analysis.registry import ANALYSES, plugins
-
-    names = [known for known, _, _ in ANALYSES]
-    if name in names or name in plugins():
-        return name
-    names += plugins()
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean `stashtrace analyze {near[0]}`?" if near else "choose from: " + ", ".join(names)
-    raise UsageError(f"no analysis named {name!r}", hint=hint)

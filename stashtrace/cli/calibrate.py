@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stashtrace.cli.answers import check_plot, print_lines
-from stashtrace.cli.parsing import OUT_OPTIONS, Parser
+from stashtrace.cli.parsing import OUT_OPTIONS, Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_message_sizes
 from stashtrace.errors import UsageError
@@ -29,15 +29,12 @@ def parser() -> Parser:
     parser = Parser("calibrate", "Measure what the links of this machine can do.", _EPILOG)
     parser.add_out("FILE", "file to write (default calibration.toml)", default="calibration.toml")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what to measure (default auto: all)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a collective (default: one per GPU, else 2)")
-    parser.add_argument(
-        "--sizes", metavar="A:B", type=read_message_sizes, help="smallest and largest message, as in 1K:32M"
-    )
-    parser.add_argument("--seconds", type=float, metavar="S", default=30.0, help="time to measure for (default 30)")
-    parser.add_argument(
-        "--launches", type=int, metavar="N", default=LAUNCHES, help=f"start the processes N times (default {LAUNCHES})"
-    )
-    parser.add_argument("--disk", metavar="DIR", help="also measure reads from the disk that DIR is on")
+    add_value(parser, "--ranks", "N", "ranks of a collective (default: one per GPU, else 2)", type=int)
+    add_value(parser, "--sizes", "A:B", "smallest and largest message, as in 1K:32M", read_message_sizes)
+    add_value(parser, "--seconds", "S", "time to measure for (default 30)", type=float, default=30.0)
+    launches = f"start the processes N times (default {LAUNCHES})"
+    add_value(parser, "--launches", "N", launches, type=int, default=LAUNCHES)
+    add_value(parser, "--disk", "DIR", "also measure reads from the disk that DIR is on")
     parser.add_plot("points, fit and residuals")
     return parser
 
@@ -47,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     from stashtrace import __version__
     from stashtrace.calibration.file import calibration_text
-    from stashtrace.lab.calibrate.measure import Request, calibrate
+    from stashtrace.lab.calibrate.measure import CalibrationRequest, calibrate
     from stashtrace.lab.calibrate.report import calibration_lines
 
     check_plot(arguments.plot)
     out = _checked_out(arguments.out)
     if arguments.disk is not None and not os.path.isdir(arguments.disk):
         raise UsageError(f"{arguments.disk} is not a folder", hint="--disk takes a folder on the disk to measure")
-    request = Request(
+    request = CalibrationRequest(
         backend=arguments.backend,
         ranks=arguments.ranks,
         sizes_bytes=arguments.sizes,

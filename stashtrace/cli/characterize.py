@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stashtrace.cli.answers import check_plot, print_answer
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_configurations
 from stashtrace.errors import UsageError
@@ -36,59 +36,29 @@ def parser() -> Parser:
         usage="stashtrace characterize [options] -- COMMAND [ARGUMENT ...]",
     )
     parser.add_out("DIR", "folder for runs and answer (default ./characterization)", default="characterization")
-    parser.add_argument(
-        "--steps",
-        metavar="LIST",
-        type=read_configurations,
-        default="1,2,3,4,5",
-        help="configurations to run (default 1,2,3,4,5)",
-    )
-    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each configuration (default 5)")
-    parser.add_argument("--iterations", type=int, metavar="K", help="training steps measured in a run (default 60)")
-    parser.add_argument("--warmup", type=int, metavar="W", help="training steps before them (default 10)")
-    parser.add_argument("--quick", action="store_true", help="three short runs of each; the answer says so")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks on a host, if the command does not tell")
+    every = "1,2,3,4,5"
+    add_value(parser, "--steps", "LIST", f"configurations to run (default {every})", read_configurations, default=every)
+    add_value(parser, "--repeat", "N", "runs of each configuration (default 5)", type=int)
+    add_value(parser, "--iterations", "K", "training steps measured in a run (default 60)", type=int)
+    add_value(parser, "--warmup", "W", "training steps before them (default 10)", type=int)
+    add_flag(parser, "--quick", "three short runs of each; the answer says so")
+    add_value(parser, "--ranks", "N", "ranks on a host, if the command does not tell", type=int)
     network = parser.add_mutually_exclusive_group()
-    network.add_argument(
-        "--hosts", metavar="A,B", help="hosts of configuration 5, reached by ssh; localhost is this one"
-    )
-    network.add_argument(
-        "--emulate-network",
-        metavar="RATE[,DELAY]",
-        help="run configuration 5 between two network namespaces of this host: 10gbit, or 1gbit,50us",
-    )
-    network.add_argument(
-        "--network-command", metavar="CMD", help="command of configuration 5, if it spreads its ranks itself"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="the data set, if other than what the job is seen to read; may be repeated",
-    )
-    parser.add_argument(
-        "--drop-caches",
-        action="store_true",
-        help="empty the page cache of the whole machine before configuration 3 (needs root)",
-    )
-    parser.add_argument("--no-pin", action="store_true", help="let ranks use all CPUs in every configuration")
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", default=600.0, help="limit for a run, seconds (default 600)"
-    )
-    parser.add_argument(
-        "--instance", metavar="NAME", default="", help="name of this machine in the catalog of `recommend`"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=0,
-        metavar="B",
-        help="samples per rank and step, if other than what its DataLoaders tell",
-    )
-    parser.add_argument("--as-published", action="store_true", help="show stalls as Stash's code computes them")
+    add_value(network, "--hosts", "A,B", "hosts of configuration 5, reached by ssh; localhost is this one")
+    emulated = "run configuration 5 between two network namespaces of this host: 10gbit, or 1gbit,50us"
+    add_value(network, "--emulate-network", "RATE[,DELAY]", emulated)
+    add_value(network, "--network-command", "CMD", "command of configuration 5, if it spreads its ranks itself")
+    data = "the data set, if other than what the job is seen to read; may be repeated"
+    add_value(parser, "--data", "PATH", data, action="append", default=[])
+    add_flag(parser, "--drop-caches", "empty the page cache of the whole machine before configuration 3 (needs root)")
+    add_flag(parser, "--no-pin", "let ranks use all CPUs in every configuration")
+    add_value(parser, "--timeout", "S", "limit for a run, seconds (default 600)", type=float, default=600.0)
+    add_value(parser, "--instance", "NAME", "name of this machine in the catalog of `recommend`", default="")
+    batch = "samples per rank and step, if other than what its DataLoaders tell"
+    add_value(parser, "--batch-size", "B", batch, type=int, default=0)
+    add_flag(parser, "--as-published", "show stalls as Stash's code computes them")
     parser.add_plot("step times and stalls")
-    parser.add_argument("--html", metavar="FILE", help="write the answer as a web page")
+    add_value(parser, "--html", "FILE", "write the answer as a web page")
     parser.add_format(TEXT_FORMATS)
     return parser
 
@@ -103,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.cli import INTERRUPTED
     from stashtrace.lab.characterize.answer import FILE_NAME
     from stashtrace.lab.characterize.network import parsed_shape
-    from stashtrace.lab.characterize.plan import Request
+    from stashtrace.lab.characterize.plan import CharacterizationRequest
     from stashtrace.lab.characterize.report import characterization_lines
     from stashtrace.lab.characterize.run import characterize
     from stashtrace.lab.plot import check_plot_folder
@@ -113,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.html:
         check_plot_folder(arguments.html, option="--html", made=out)
     lengths = _QUICK if arguments.quick else _FULL
-    request = Request(
+    request = CharacterizationRequest(
         command=tuple(command),
         out=out,
         configurations=arguments.steps,

@@ -1,4 +1,4 @@
-"""``stashtrace env``: the variables that ``stashtrace run`` would set, for a job that nothing of ours starts."""
+"""``stashtrace env``: print the variables that ``stashtrace run`` would set, for a job that starts without it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights, prepare_directory
 from stashtrace.record.environment import traced_environment
@@ -18,7 +18,7 @@ from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import open_run_directory, run_facts
 
-#: What is printed for whom; "sh" is for this machine, the others describe one that is started later.
+#: Formats of the variables; "sh" is for this machine, the others are for a job that starts later or elsewhere.
 FORMATS = ("sh", "dotenv", "json", "kubernetes", "openmpi", "mpich")
 
 
@@ -27,14 +27,13 @@ def parser() -> Parser:
     parser = Parser(
         "env",
         "Print the variables that make a job record itself, for a container or a\n"
-        "launcher whose command shall not change. `sh` also makes the run directory;\n"
-        "`stashtrace merge DIR` sums up when the job has ended.",
+        "launcher whose command must not change. Format sh also makes the run directory.\n"
+        "When the job has ended, `stashtrace merge DIR` prints its summary.",
         'example: eval "$(stashtrace env --out /shared/run-7 --run-id "$JOB_NAME")"',
     )
     parser.add_out("DIR", "run directory (default: ./stash-MMDD-HHMMSS, ./stash-JOB)")
-    parser.add_argument(
-        "--run-id", metavar="JOB", help="name of the job, the same on all hosts; SLURM and MPI are known without"
-    )
+    job = "name of the job, the same on all hosts; not needed under SLURM and MPI"
+    add_value(parser, "--run-id", "JOB", job)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -51,31 +50,31 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     if arguments.out is not None and is_url(arguments.out):
         raise UsageError(
-            f"{arguments.out} is a URL, and processes write to directories",
-            hint="give a directory that can be written, and `stashtrace merge` what was copied from it",
+            f"{arguments.out} is a URL, and processes can only write to a directory",
+            hint="give a directory, copy it after the job, and `stashtrace merge` the copy",
         )
     job = job_of((), os.environ, arguments.run_id)
     ours = arguments.format == "sh"
     if not ours and arguments.out is None:
-        raise UsageError(f"--format {arguments.format} needs the directory", hint="for example --out /shared/run-7")
+        raise UsageError(f"--format {arguments.format} needs --out", hint="for example --out /shared/run-7")
     options = RecordOptions.from_arguments(arguments)
     if ours:
-        traced_environment({}, options, run_dir=".", run_id=job.run_id)  # complains before anything is made
+        traced_environment({}, options, run_dir=".", run_id=job.run_id)  # raises before anything is made
         with file_rights(arguments.share):
             directory = prepare_directory(arguments.out, job=job)
     else:
         directory = arguments.out
-    # Of the formats for elsewhere, nothing of this machine's own variables may be a part.
+    # The formats for elsewhere must not contain variables of this machine.
     base = os.environ if ours else {}
     environment = traced_environment(base, options, run_dir=directory, run_id=job.run_id)
     changed = {name: value for name, value in environment.items() if base.get(name) != value}
     if ours:
         facts = run_facts((), job, options.recorded_collectors())
-        # What prints the variables is gone at once and can tell nothing of the job's end.
+        # This process ends at once and cannot tell when the job ends.
         facts |= {"launcher_pid": os.getppid(), "launcher": "env"}
         with file_rights(arguments.share):
             open_run_directory(directory, facts, job)
-    # For a shell or a program, which must have each value as it is; quoting keeps it from being run.
+    # A shell or program needs each value unchanged; quoting keeps a shell from running it.
     getattr(sys.stdout, "write_as_is", sys.stdout.write)(_written(changed, arguments.format))
     return 0
 

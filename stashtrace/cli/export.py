@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, add_value, existing_run, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.record.directory import rights_of_run
@@ -23,19 +23,13 @@ def parser() -> Parser:
     parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
     parser.add_out("FILE", "file to write; a folder for store and chakra", required=True)
-    parser.add_argument("--ranks", metavar="LIST", type=read_ranks, help="only these ranks, as in 0,2,8-15")
-    parser.add_argument("--steps", metavar="A:B", type=read_steps, help="only steps A to B-1")
-    parser.add_argument("--window", metavar="A:B", type=read_window, help="only seconds A to B of the run")
-    parser.add_argument(
-        "--table",
-        metavar="NAME",
-        help="table of the trace, or analysis (default for csv and arrow: stalls; for parquet: all, as a store)",
-    )
-    parser.add_argument(
-        "--loaders",
-        choices=("waits", "nodes"),
-        help="chakra: keep waits for batches as measured (default), or write the batches as nodes",
-    )
+    add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
+    add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
+    add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
+    table = "table of the trace, or analysis (default for csv and arrow: stalls; for parquet: all, as a store)"
+    add_value(parser, "--table", "NAME", table)
+    loaders = "chakra: keep waits for batches as measured (default), or write the batches as nodes"
+    parser.add_argument("--loaders", choices=("waits", "nodes"), help=loaders)
     parser.add_run()
     return parser
 

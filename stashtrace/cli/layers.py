@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.answers import print_answer
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, existing_run
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_value, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_length, read_size, read_whole, read_wholes
 from stashtrace.errors import UsageError
@@ -29,40 +29,16 @@ def parser() -> Parser:
     """Return the parser of ``stashtrace layers``."""
     parser = Parser("layers", "Replay training iterations layer by layer, for any number of ranks.", _EPILOG)
     parser.add_argument("path", metavar="PATH", help="file of layers, or run directory")
-    parser.add_argument(
-        "--ranks",
-        metavar="N,N",
-        type=partial(read_wholes, option="--ranks", example="2,4,8"),
-        default=_RANKS,
-        help=f"numbers of ranks to predict (default {','.join(map(str, _RANKS))})",
-    )
-    parser.add_argument(
-        "--measured-ranks",
-        metavar="N",
-        type=partial(read_whole, option="--measured-ranks", least=2),
-        default=0,
-        help="number of ranks on which the communication in a file was measured",
-    )
-    parser.add_argument(
-        "--latency",
-        metavar="US",
-        type=partial(read_length, option="--latency"),
-        help="latency of a hop of the ring, in microseconds; needs --bandwidth",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="SIZE",
-        type=partial(read_size, option="--bandwidth"),
-        help="bandwidth of a hop in bytes per second, as in 1.1G; needs --latency",
-    )
+    ranks = f"numbers of ranks to predict (default {','.join(map(str, _RANKS))})"
+    add_value(parser, "--ranks", "N,N", ranks, read_wholes, default=_RANKS)
+    measured = "number of ranks on which the communication in a file was measured"
+    add_value(parser, "--measured-ranks", "N", measured, partial(read_whole, least=2), default=0)
+    latency = "latency of a hop of the ring, in microseconds; needs --bandwidth"
+    add_value(parser, "--latency", "US", latency, read_length)
+    bandwidth = "bandwidth of a hop in bytes per second, as in 1.1G; needs --latency"
+    add_value(parser, "--bandwidth", "SIZE", bandwidth, read_size)
     for name, work in (("io", "reading a batch"), ("copy", "copying it to the device"), ("update", "the update")):
-        option = f"--{name}-ms"
-        parser.add_argument(
-            option,
-            metavar="MS",
-            type=partial(read_length, option=option),
-            help=f"time of {work} in milliseconds (default: what PATH tells)",
-        )
+        add_value(parser, f"--{name}-ms", "MS", f"time of {work}, ms (default: what PATH tells)", read_length)
     parser.add_out("FILE", "write the layers to this file")
     parser.add_format(TEXT_FORMATS)
     return parser

@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.answers import check_plot, print_answer
-from stashtrace.cli.parsing import OUT_OPTIONS, RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run
+from stashtrace.cli.parsing import OUT_OPTIONS, RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, add_value, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_size, read_wholes
 from stashtrace.errors import MissingDataError, UsageError
@@ -47,44 +46,25 @@ def parser() -> Parser:
         _EPILOG,
         usage="stashtrace model RUN [options]\n       stashtrace model --sweep depth|width|bucket [options]",
     )
-    parser.add_argument(
-        "path",
-        metavar="RUN",
-        nargs="?",
-        help=f"{RUN_OR_FILES}; or folder of a sweep or of characterize",
-    )
+    path = f"{RUN_OR_FILES}; or folder of a sweep or of characterize"
+    parser.add_argument("path", metavar="RUN", nargs="?", help=path)
     parser.add_plot("fit and residuals")
     parser.add_format(TEXT_FORMATS)
-    parser.add_argument(
-        "--predict",
-        metavar="NAME",
-        action="append",
-        help="predict the stall of a network that the sweep did not measure: resnet101, or 400:90M (messages:bytes)",
-    )
+    predict = "predict the stall of a network that the sweep did not measure: resnet101, or 400:90M (messages:bytes)"
+    add_value(parser, "--predict", "NAME", predict, action="append")
     sweep = parser.add_argument_group("sweeps")
-    sweep.add_argument(
-        "--sweep", choices=("depth", "width", "bucket"), help="start a sweep of networks that differ in this"
-    )
+    kinds = ("depth", "width", "bucket")
+    sweep.add_argument("--sweep", choices=kinds, help="start a sweep of networks that differ in this")
     sweep.add_argument("--family", choices=FAMILIES, default=None, help="family of the networks (default resnet)")
-    sweep.add_argument(
-        "--depths",
-        metavar="N,N",
-        type=partial(read_wholes, option="--depths", example="10,18,34"),
-        help="depths of a depth sweep, or the one depth of other sweeps",
-    )
-    sweep.add_argument("--no-residual", action="store_true", help="networks without residual links")
-    sweep.add_argument("--no-batch-norm", action="store_true", help="networks without batch norms")
-    sweep.add_argument(
-        "--bucket-mb",
-        metavar="MB",
-        type=float,
-        default=None,
-        help="bucket_cap_mb of depth and width sweeps (default 0: one message per tensor)",
-    )
-    sweep.add_argument("--ranks", metavar="N", type=int, help="ranks of the large runs (default: one per GPU, else 2)")
-    sweep.add_argument("--iterations", metavar="K", type=int, help="steps of a run, 5 of them to warm up (default 25)")
-    sweep.add_argument("--repeat", metavar="R", type=int, help="repetitions of the whole sweep (default 3)")
-    sweep.add_argument("--batch-size", metavar="B", type=int, help="samples per rank and step (default 8)")
+    add_value(sweep, "--depths", "N,N", "depths of a depth sweep, or the one depth of other sweeps", read_wholes)
+    add_flag(sweep, "--no-residual", "networks without residual links")
+    add_flag(sweep, "--no-batch-norm", "networks without batch norms")
+    bucket = "bucket_cap_mb of depth and width sweeps (default 0: one message per tensor)"
+    add_value(sweep, "--bucket-mb", "MB", bucket, type=float)
+    add_value(sweep, "--ranks", "N", "ranks of the large runs (default: one per GPU, else 2)", type=int)
+    add_value(sweep, "--iterations", "K", "steps of a run, 5 of them to warm up (default 25)", type=int)
+    add_value(sweep, "--repeat", "R", "repetitions of the whole sweep (default 3)", type=int)
+    add_value(sweep, "--batch-size", "B", "samples per rank and step (default 8)", type=int)
     sweep.add_argument("-o", *OUT_OPTIONS, dest="out", metavar="DIR", help=f"folder of the sweep (default {_OUT})")
     return parser
 

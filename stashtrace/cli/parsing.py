@@ -10,9 +10,10 @@ import argparse
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stashtrace.errors import MissingDataError, UsageError
 
@@ -91,6 +92,36 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         names = [name for name in action.option_strings if name not in OUT_OPTIONS[1:]]
         return f"{', '.join(names)} {value}"
+
+
+def add_value(
+    target: argparse._ActionsContainer,
+    option: str,
+    metavar: str,
+    text: str,
+    read: Callable[..., Any] | None = None,
+    **settings: Any,
+) -> None:
+    """Add an option that takes a value to a parser or group.
+
+    Parameters
+    ----------
+    target : Parser or argument group
+    option, metavar, text : str
+        The option, the name of its value and its help.
+    read : callable, optional
+        A reader of :mod:`stashtrace.cli.values`; without one the value is text, or what ``type`` makes of it.
+    **settings
+        Further arguments of ``add_argument``.
+    """
+    if read is not None:
+        settings["type"] = partial(read, option=option)
+    target.add_argument(option, metavar=metavar, help=text, **settings)
+
+
+def add_flag(target: argparse._ActionsContainer, option: str, text: str) -> None:
+    """Add an option without a value."""
+    target.add_argument(option, action="store_true", help=text)
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,11 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.answers import check_plot, print_answer, print_lines
-from stashtrace.cli.parsing import TABLE_FORMATS, Parser
+from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
 from stashtrace.cli.rows import write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_count, read_hours, read_money, read_price, read_whole
@@ -39,62 +38,26 @@ def parser() -> Parser:
     parser = Parser("recommend", "Say which instances to rent for a job, by time and by cost.", _EPILOG)
     parser.add_argument("files", metavar="FILE", nargs="*", help="results of `stashtrace characterize`")
     work = parser.add_argument_group("amount of work")
-    work.add_argument(
-        "--samples",
-        metavar="N",
-        type=partial(read_count, option="--samples"),
-        help="samples in an epoch, as in 1281167 or 1.28M (default: the job's)",
-    )
-    work.add_argument("--epochs", metavar="N", type=float, help="number of epochs (default 1)")
-    work.add_argument(
-        "--iterations",
-        metavar="N",
-        type=partial(read_count, option="--iterations"),
-        help="instead: number of steps of the job of the first FILE, on all its devices",
-    )
-    work.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=partial(read_whole, option="--batch-size"),
-        help="samples per device and step (default: the job's)",
-    )
-    work.add_argument(
-        "--data",
-        choices=DATA,
-        default="auto",
-        help="what epochs read from: storage, the page cache, storage in the first epoch only, or no data",
-    )
+    samples = "samples in an epoch, as in 1281167 or 1.28M (default: the job's)"
+    add_value(work, "--samples", "N", samples, read_count)
+    add_value(work, "--epochs", "N", "number of epochs (default 1)", type=float)
+    steps = "instead: number of steps of the job of the first FILE, on all its devices"
+    add_value(work, "--iterations", "N", steps, read_count)
+    add_value(work, "--batch-size", "N", "samples per device and step (default: the job's)", read_whole)
+    data = "what epochs read from: storage, the page cache, storage in the first epoch only, or no data"
+    work.add_argument("--data", choices=DATA, default="auto", help=data)
     limits = parser.add_argument_group("budgets")
-    limits.add_argument("--time-budget", metavar="TIME", type=read_hours, help="longest time, as in 6h, 30m, 1d12h")
-    limits.add_argument("--cost-budget", metavar="MONEY", type=read_money, help="highest cost, in the prices' currency")
-    limits.add_argument(
-        "--max-count",
-        metavar="N",
-        type=partial(read_whole, option="--max-count"),
-        default=8,
-        help="most instances to rent (default 8)",
-    )
+    add_value(limits, "--time-budget", "TIME", "longest time, as in 6h, 30m, 1d12h", read_hours)
+    add_value(limits, "--cost-budget", "MONEY", "highest cost, in the currency of the prices", read_money)
+    add_value(limits, "--max-count", "N", "most instances to rent (default 8)", read_whole, default=8)
     prices = parser.add_argument_group("instances and prices")
-    prices.add_argument(
-        "--catalog",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="TOML file that adds instances, or changes keys of known ones; may be repeated",
-    )
-    prices.add_argument(
-        "--price",
-        metavar="NAME=VALUE",
-        action="append",
-        type=read_price,
-        default=[],
-        help="price of an instance for an hour; may be repeated",
-    )
-    prices.add_argument(
-        "--instance", metavar="NAME", default="", help="instance that FILE was measured on, if it does not say"
-    )
-    prices.add_argument("--list", action="store_true", help="print the catalog and stop")
-    parser.add_argument("--elasticity", action="store_true", help="add throughput and efficiency by batch and devices")
+    catalog = "TOML file that adds instances, or changes keys of known ones; may be repeated"
+    add_value(prices, "--catalog", "FILE", catalog, action="append", default=[])
+    price = "price of an instance for an hour; may be repeated"
+    add_value(prices, "--price", "NAME=VALUE", price, read_price, action="append", default=[])
+    add_value(prices, "--instance", "NAME", "instance that FILE was measured on, if it does not say", default="")
+    add_flag(prices, "--list", "print the catalog and stop")
+    add_flag(parser, "--elasticity", "add throughput and efficiency by batch and devices")
     parser.add_plot("time against cost")
     parser.add_format(TABLE_FORMATS)
     return parser

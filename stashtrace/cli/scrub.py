@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import Parser, add_flag, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import FormatError, UsageError
 
@@ -27,12 +27,10 @@ def parser() -> Parser:
     )
     parser.add_argument("path", metavar="RUN", help="run directory, .stash file, or store of Parquet files")
     parser.add_out("NEW", "where to write the scrubbed run; RUN stays as it is")
-    parser.add_argument(
-        "--in-place", action="store_true", help="replace the files of RUN; what is taken out cannot be restored"
-    )
-    parser.add_argument("--paths", action="store_true", help="pseudonyms for files and folders; suffixes stay")
-    parser.add_argument("--hosts", action="store_true", help="pseudonyms for hosts and their addresses")
-    parser.add_argument("--all", action="store_true", help="--paths and --hosts")
+    add_flag(parser, "--in-place", "replace the files of RUN; what is taken out cannot be restored")
+    add_flag(parser, "--paths", "pseudonyms for files and folders; suffixes stay")
+    add_flag(parser, "--hosts", "pseudonyms for hosts and their addresses")
+    add_flag(parser, "--all", "--paths and --hosts")
     return parser
 
 

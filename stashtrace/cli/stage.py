@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, existing_run
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_size, read_whole
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
@@ -34,31 +34,19 @@ def parser() -> Parser:
     """Return the parser of ``stashtrace stage``."""
     parser = Parser("stage", "Copy the files that gain most to a faster disk, and measure the gain.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help="run directory")
-    parser.add_argument("--to", metavar="DIR", required=True, help="folder on the faster disk")
-    parser.add_argument(
-        "--size",
-        metavar="SIZE",
-        type=partial(read_size, option="--size"),
-        help="space to fill there, as in 20G (default: 95 %% of what is free)",
-    )
-    parser.add_argument("--under", metavar="DIR", help="only files below this folder")
-    parser.add_argument(
-        "--tier-latency", metavar="TIME", help="time of an empty request on the faster disk, as in 80us"
-    )
-    parser.add_argument(
-        "--tier-bandwidth", metavar="RATE", help="bandwidth of the faster disk, as in 2GB/s; with --tier-latency"
-    )
-    parser.add_argument(
-        "--calibration", metavar="FILE", help="instead of both: file of `stashtrace calibrate --disk` made there"
-    )
-    parser.add_argument("--check", action="store_true", help="run the command of RUN with and without the copies")
-    for option, metavar, least, default, text in (
-        ("--repeat", "N", 1, 5, "pairs of runs of --check"),
-        ("--iterations", "K", 1, 60, "training steps measured in a run"),
-        ("--warmup", "W", 0, 10, "training steps before them"),
-    ):
-        reader = partial(read_whole, option=option, least=least)
-        parser.add_argument(option, metavar=metavar, type=reader, default=default, help=f"{text} (default {default})")
+    add_value(parser, "--to", "DIR", "folder on the faster disk", required=True)
+    add_value(parser, "--size", "SIZE", "space to fill there, as in 20G (default: 95 %% of what is free)", read_size)
+    add_value(parser, "--under", "DIR", "only files below this folder")
+    add_value(parser, "--tier-latency", "TIME", "time of an empty request on the faster disk, as in 80us")
+    bandwidth = "bandwidth of the faster disk, as in 2GB/s; with --tier-latency"
+    add_value(parser, "--tier-bandwidth", "RATE", bandwidth)
+    calibration = "instead of both: file of `stashtrace calibrate --disk` made there"
+    add_value(parser, "--calibration", "FILE", calibration)
+    add_flag(parser, "--check", "run the command of RUN with and without the copies")
+    add_value(parser, "--repeat", "N", "pairs of runs of --check (default 5)", read_whole, default=5)
+    add_value(parser, "--iterations", "K", "training steps measured in a run (default 60)", read_whole, default=60)
+    warmup = partial(read_whole, least=0)
+    add_value(parser, "--warmup", "W", "training steps before them (default 10)", warmup, default=10)
     parser.add_out("DIR", "folder for the runs of --check (default ./staging)", default="staging")
     parser.add_format(TEXT_FORMATS)
     return parser

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.whole_files import write_whole
@@ -29,24 +29,16 @@ def parser() -> Parser:
     """Return the parser of ``stashtrace synth``."""
     parser = Parser("synth", "Make up a run of many ranks whose stalls are known.", _EPILOG)
     parser.add_argument("out", metavar="OUT", help="directory to make")
-    parser.add_argument("--ranks", type=int, metavar="N", default=8, help="number of ranks (default 8)")
-    parser.add_argument("--steps", type=int, metavar="N", default=100, help="number of steps (default 100)")
-    parser.add_argument("--workers", type=int, metavar="N", default=2, help="DataLoader workers of a rank (default 2)")
-    parser.add_argument(
-        "--calls-per-batch",
-        type=int,
-        metavar="N",
-        default=60,
-        help="I/O calls of a worker for a batch, six for each file (default 60)",
-    )
-    parser.add_argument("--late-rank", type=int, metavar="R", default=-1, help="rank that is late in every step")
-    parser.add_argument(
-        "--fetch-ratio", type=float, metavar="X", default=0.3, help="share of a worker's time in storage (default 0.3)"
-    )
+    add_value(parser, "--ranks", "N", "number of ranks (default 8)", type=int, default=8)
+    add_value(parser, "--steps", "N", "number of steps (default 100)", type=int, default=100)
+    add_value(parser, "--workers", "N", "DataLoader workers of a rank (default 2)", type=int, default=2)
+    calls = "I/O calls of a worker for a batch, six for each file (default 60)"
+    add_value(parser, "--calls-per-batch", "N", calls, type=int, default=60)
+    add_value(parser, "--late-rank", "R", "rank that is late in every step", type=int, default=-1)
+    add_value(parser, "--fetch-ratio", "X", "storage's share of a worker's time (default 0.3)", type=float, default=0.3)
     for name, (default, work) in _TIMES.items():
-        text = f"{work}, ms per step (default {default:g})"
-        parser.add_argument(f"--{name}", type=float, metavar="MS", default=default, help=text)
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the lengths of calls (default 0)")
+        add_value(parser, f"--{name}", "MS", f"{work}, ms per step (default {default:g})", type=float, default=default)
+    add_value(parser, "--seed", "N", "seed of the lengths of calls (default 0)", type=int, default=0)
     return parser
 
 

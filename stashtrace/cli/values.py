@@ -1,6 +1,7 @@
 """Readers of option values: ``20G``, ``6h``, ``10:20``, ``0,2,8-15``.
 
-A parser takes one as the ``type`` of an option. Text that it cannot read is a UsageError with an example.
+:func:`stashtrace.cli.parsing.add_value` gives an option a reader. Text that it cannot read is a UsageError with an
+example.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -36,7 +37,7 @@ def read_size(text: str, option: str) -> int:
     return round(float(number) * (_BINARY_BYTES if binary else _BYTES)[unit.upper()])
 
 
-def read_message_sizes(text: str) -> tuple[int, int]:
+def read_message_sizes(text: str, option: str = "--sizes") -> tuple[int, int]:
     """Smallest and largest message of ``1K:32M`` in bytes, in powers of two.
 
     Examples
@@ -46,7 +47,7 @@ def read_message_sizes(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"(\d+)([KMG]?)i?B?:(\d+)([KMG]?)i?B?", text.strip(), re.I)
     if match is None:
-        raise _refused("--sizes", text, "a range of sizes", "1K:32M")
+        raise _refused(option, text, "a range of sizes", "1K:32M")
     low, low_unit, high, high_unit = match.groups()
     return int(low) * _BINARY_BYTES[low_unit.upper()], int(high) * _BINARY_BYTES[high_unit.upper()]
 
@@ -58,22 +59,16 @@ def read_whole(text: str, option: str, least: int = 1) -> int:
     return int(text)
 
 
-def read_wholes(text: str, option: str, example: str) -> tuple[int, ...]:
+def read_wholes(text: str, option: str) -> tuple[int, ...]:
     """Positive whole numbers with commas between them: ``1,2,4``."""
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise _refused(option, text, "a list of positive whole numbers", example)
+        raise _refused(option, text, "a list of positive whole numbers", "2,4,8")
     return tuple(int(part) for part in text.split(","))
 
 
 def read_length(text: str, option: str) -> float:
     """A length of time in the unit that the option is in: a number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise _refused(option, text, "a length of time", "1.5")
-    return value
+    return _number(text, option, text, "a length of time", "1.5")
 
 
 def read_count(text: str, option: str) -> float:
@@ -91,7 +86,7 @@ def read_count(text: str, option: str) -> float:
     return count
 
 
-def read_hours(text: str) -> float:
+def read_hours(text: str, option: str = "--time-budget") -> float:
     """Hours of ``1d12h``, ``6h``, ``30m``, ``1.5h``.
 
     Examples
@@ -105,22 +100,16 @@ def read_hours(text: str) -> float:
     units = [unit for _, unit in parts]
     whole = "".join(number + unit for number, unit in parts) == compact
     if not parts or not whole or units != sorted(set(units), key="dhms".index) or not 0 < hours < math.inf:
-        raise _refused("--time-budget", text, "a time", "6h, or 1d12h")
+        raise _refused(option, text, "a time", "6h, or 1d12h")
     return hours
 
 
-def read_money(text: str) -> float:
+def read_money(text: str, option: str = "--cost-budget") -> float:
     """A sum of money, in the currency of the prices."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise _refused("--cost-budget", text, "a sum of money", "50")
-    return value
+    return _number(text, option, text, "a sum of money", "50")
 
 
-def read_price(text: str) -> tuple[str, float]:
+def read_price(text: str, option: str = "--price") -> tuple[str, float]:
     """Name and price of ``p3.8xlarge=9.50``.
 
     Examples
@@ -129,16 +118,10 @@ def read_price(text: str) -> tuple[str, float]:
     ('p3.8xlarge', 9.5)
     """
     name, _, value = text.rpartition("=")
-    try:
-        price = float(value)
-    except ValueError:
-        price = math.nan
-    if not name or not 0 <= price < math.inf:
-        raise _refused("--price", text, "a price", "p3.8xlarge=9.50")
-    return name.strip(), price
+    return name.strip(), _number(value if name else "", option, text, "a price", "p3.8xlarge=9.50")
 
 
-def read_configurations(text: str) -> tuple[int, ...]:
+def read_configurations(text: str, option: str = "--steps") -> tuple[int, ...]:
     """Some of the five configurations of ``characterize``: ``1,2,5``.
 
     Examples
@@ -148,11 +131,11 @@ def read_configurations(text: str) -> tuple[int, ...]:
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or any(word not in ("1", "2", "3", "4", "5") for word in words):
-        raise _refused("--steps", text, "a list of numbers from 1 to 5", "1,2,3,4")
+        raise _refused(option, text, "a list of numbers from 1 to 5", "1,2,3,4")
     return tuple(sorted({int(word) for word in words}))
 
 
-def read_shares(text: str) -> list[float]:
+def read_shares(text: str, option: str = "--cached") -> list[float]:
     """Cached shares (0 to 1) of ``A:B:STEP`` or ``A``, in percent.
 
     Examples
@@ -164,7 +147,7 @@ def read_shares(text: str) -> list[float]:
     low, high, step = (float(part) if part else None for part in match.groups()) if match else (None, None, None)
     high, step = low if high is None else high, _PERCENT_STEP if step is None else step
     if low is None or high is None or not 0 <= low <= high <= 100 or not step > 0:
-        raise _refused("--cached", text, "a range of percents", "0:100:10")
+        raise _refused(option, text, "a range of percents", "0:100:10")
     count = math.floor((high - low) / step + 1e-9)
     shares = [low + step * i for i in range(count + 1)]
     if shares[-1] < high:
@@ -172,7 +155,7 @@ def read_shares(text: str) -> list[float]:
     return [min(share / 100, 1.0) for share in shares]
 
 
-def read_ranks(text: str) -> list[int]:
+def read_ranks(text: str, option: str = "--ranks") -> list[int]:
     """Ranks of ``0,2,8-15``.
 
     Examples
@@ -186,11 +169,11 @@ def read_ranks(text: str) -> list[int]:
             first, dash, last = part.partition("-")
             ranks += range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
-        raise _refused("--ranks", text, "a list of ranks", "0,2,8-15") from error
+        raise _refused(option, text, "a list of ranks", "0,2,8-15") from error
     return ranks
 
 
-def read_steps(text: str) -> tuple[int, int]:
+def read_steps(text: str, option: str = "--steps") -> tuple[int, int]:
     """First step and the one after the last of ``A:B``; an end that is left out is open.
 
     Examples
@@ -204,11 +187,11 @@ def read_steps(text: str) -> tuple[int, int]:
     except ValueError:
         steps = (0, 0)
     if steps[0] >= steps[1]:
-        raise _refused("--steps", text, "a range A:B with A < B", "10:20")
+        raise _refused(option, text, "a range A:B with A < B", "10:20")
     return steps
 
 
-def read_window(text: str) -> tuple[int, int]:
+def read_window(text: str, option: str = "--window") -> tuple[int, int]:
     """Begin and end in nanoseconds of ``A:B`` in seconds; an end that is left out is open.
 
     Examples
@@ -222,8 +205,19 @@ def read_window(text: str) -> tuple[int, int]:
     except (ValueError, OverflowError):
         window = (0, 0)
     if window[0] >= window[1]:
-        raise _refused("--window", text, "a range A:B with A < B", "1.5:4")
+        raise _refused(option, text, "a range A:B with A < B", "1.5:4")
     return window
+
+
+def _number(number: str, option: str, text: str, kind: str, example: str) -> float:
+    """Return a finite number of at least 0; ``text`` is the whole value of the option."""
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise _refused(option, text, kind, example)
+    return value
 
 
 def _refused(option: str, text: str, kind: str, example: str) -> UsageError:

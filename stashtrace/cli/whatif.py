@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
-from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run, split_at_dashes
+from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, existing_run, split_at_dashes
 from stashtrace.errors import CaptureError, DataLossWarning, MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def parser() -> Parser:
         help="change, as in network.bandwidth=x2; may be repeated, and all hold together",
     )
     parser.add_format(TEXT_FORMATS)
-    parser.add_argument("--apply", action="store_true", help="run COMMAND with other buckets, and measure its step")
+    add_flag(parser, "--apply", "run COMMAND with other buckets, and measure its step")
     parser.add_out("DIR", "run directory of --apply (default: PATH-bucket-N)")
     return parser
 

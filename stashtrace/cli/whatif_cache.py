@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.answers import check_plot, print_answer
-from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
+from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run
 from stashtrace.cli.rows import column_names, named_rows, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_shares, read_size
@@ -28,37 +27,15 @@ def parser() -> Parser:
     parser = Parser("whatif-cache", "Forecast step time against the cached share of the data set.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help=RUN_OR_FILES)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--cache-size",
-        metavar="SIZE",
-        type=partial(read_size, option="--cache-size"),
-        help="one row, for a cache of this size, as in 20G",
-    )
-    size.add_argument(
-        "--cached",
-        metavar="A:B[:STEP]",
-        type=read_shares,
-        default=_SHARES,
-        help="a row for each share of the data from A to B percent (default 0:100:10)",
-    )
-    parser.add_argument(
-        "--policy",
-        choices=POLICIES,
-        default=LRU,
-        help="lru: roughly the page cache (default); minio: what was cached first stays",
-    )
-    parser.add_argument(
-        "--dataset-size",
-        metavar="SIZE",
-        type=partial(read_size, option="--dataset-size"),
-        help="size of the data set, if the run read only a part of it",
-    )
-    parser.add_argument(
-        "--calibration",
-        metavar="FILE",
-        help="file of `stashtrace calibrate --disk`, for storage that the run did not read",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the simulation (default 0)")
+    add_value(size, "--cache-size", "SIZE", "one row, for a cache of this size, as in 20G", read_size)
+    shares = "a row for each share of the data from A to B percent (default 0:100:10)"
+    add_value(size, "--cached", "A:B[:STEP]", shares, read_shares, default=_SHARES)
+    policy = "lru: roughly the page cache (default); minio: what was cached first stays"
+    parser.add_argument("--policy", choices=POLICIES, default=LRU, help=policy)
+    add_value(parser, "--dataset-size", "SIZE", "size of the data set, if the run read only a part of it", read_size)
+    calibration = "file of `stashtrace calibrate --disk`, for storage that the run did not read"
+    add_value(parser, "--calibration", "FILE", calibration)
+    add_value(parser, "--seed", "N", "seed of the simulation (default 0)", type=int, default=0)
     parser.add_plot("step time and stalls")
     parser.add_format(TABLE_FORMATS)
     return parser

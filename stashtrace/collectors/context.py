@@ -1,6 +1,6 @@
 """What a decoder is given beside the rows: clock, tracks, strings, and the identity of the process.
 
-``loading.load`` makes one context for each process; ``decode(raw, context)`` of each collector reads it and returns
+``loading.identity`` makes one context for each process; ``decode(raw, context)`` of each collector reads it and returns
 :class:`EventTables`. A decoder never opens files and never sees another process. Its times are on the common clock of
 the run, since ``to_ns`` maps to it.
 """

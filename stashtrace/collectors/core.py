@@ -1,7 +1,7 @@
-"""Decodes what the recorder says about itself: threads, losses, facts.
+"""Decodes what a recorder reports about itself: threads, losses, facts.
 
 ``clock_sync`` and ``clock_ping`` rows are read by ``loading.clocks`` before any decoder runs, ``string_part`` rows by
-the reader. Called through the registry by ``loading.load``.
+the reader.
 """
 
 # SPDX-License-Identifier: Apache-2.0

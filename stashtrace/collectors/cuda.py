@@ -1,6 +1,6 @@
-"""Decodes devices, streams, brackets and blocking calls. Called through the registry by ``loading.load``.
+"""Decodes devices, streams, brackets and blocking calls.
 
-Rows are written by the harvester, not by the thread that called, so the caller's tid is a field of the row.
+The harvester writes the rows, not the calling thread, so a row has the caller's thread id as a field.
 """
 
 # SPDX-License-Identifier: Apache-2.0

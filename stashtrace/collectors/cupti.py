@@ -1,8 +1,8 @@
-"""Decodes what ran on a device, as CUPTI tells it in deep mode. Called through the registry by ``loading.load``.
+"""Decodes the work on devices that CUPTI recorded in deep mode.
 
-CUPTI numbers streams in its own way. Work that was launched inside a bracketed call, on the calling thread, ran on the
-stream of that bracket, which tells which number is which stream; the work of the stream that carries compute and was
-never bracketed is that of the busiest number left.
+CUPTI has stream numbers of its own. Work that a thread launched inside a bracketed call ran on the stream of that
+bracket, which maps the number to the stream. A stream that carries compute and was never bracketed gets the busiest
+number that is left.
 """
 
 # SPDX-License-Identifier: Apache-2.0

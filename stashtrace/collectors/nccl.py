@@ -1,10 +1,11 @@
-"""Decodes NCCL's operations: as called, as the plugin saw them, as the events around them timed them.
+"""Decodes NCCL's operations: calls, tasks of the profiler plugin, and the timing events around calls.
 
-Called through the registry by ``loading.load``. One row per call, whoever timed it: the plugin's stamps of the kernel
-if it has them, else the events of the bracket whose correlation_id is the call (in a group: the bracket of its stream).
-Tasks of the plugin without a call have rows of their own. ``loading.collectives`` then joins them with torch's
-calls. A row belongs to the communicator, or to a *lane* of it: messages of one pair of ranks and replays of graphs
-count on their own, because other ranks do not take part in their numbering.
+There is one row for each call. Its times on the device are the plugin's stamps of the kernel, else the events of the
+bracket whose correlation_id is the call (in a group: the bracket of its stream). Tasks of the plugin without a call
+have rows of their own. ``loading.collectives`` then joins the rows with torch's calls.
+
+A row belongs to a communicator, or to a *lane* of it: messages of one pair of ranks, and replays of graphs, have
+numbers of their own, because other ranks do not take part in these.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -164,7 +165,7 @@ def _details(timed: Timed, context: DecodeContext) -> dict[str, Any]:
 
 
 def lane_hash(group_hash: int, *parts: object) -> int:
-    """Identity of a lane, the same on every rank."""
+    """Hash of a lane, the same on every rank."""
     text = "\0".join(map(str, (group_hash, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -220,24 +221,24 @@ def _number(
     return named[lanes.number], sequence, peer
 
 
-# When NCCL's operations ran on the device: brackets, tasks of the plugin and its proxies joined with the calls.
+# When operations ran on the device: brackets, tasks of the plugin and its proxies are joined with the calls.
 #
-# All columns; a run has hundreds of thousands of rows.
+# All work is on whole columns; a run has hundreds of thousands of rows.
 
-#: A kernel that lies further than this, and the errors of both clocks, outside the events around its call is another's.
+#: A kernel that is outside the events around its call by more than this and the errors of both clocks is another one.
 _STRAY_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One row per call, then per task without a call. Columns as in ``collectives`` and ``collective_details``.
+    """One row for each call, then for each task without a call; columns as in ``collectives``, ``collective_details``.
 
     Attributes
     ----------
     called : bool array
         False for a task without a call.
     check : str
-        What the events say of the plugin's times, where both timed a call; empty if nothing.
+        How events and plugin differ where both timed a call, for the metadata; empty if there is no such call.
     """
 
     call_ns: Int64
@@ -293,7 +294,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     stray = _stray(plugin, events_begin, events_end, context)
     by_plugin = (plugin.begin_ns >= 0) & ~stray
     # The kernel starts when the call launches it, if nothing is before it on the stream: near the call's return, though
-    # not always after it (align.meetings allows for that).
+    # not always after it (``loading.clocks.meetings`` allows for that).
     entered = np.minimum(np.maximum(events_begin, return_ns), events_end)
     begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
     # Who timed it, or for an untimed one who saw it.
@@ -391,7 +392,7 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
 
 
 def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
-    """Rows whose stamps of the plugin lie outside their own events: NCCL gave them to the wrong operation."""
+    """Rows whose stamps of the plugin are outside their own events: NCCL assigned them to the wrong operation."""
     both = (plugin.begin_ns >= 0) & (begin >= 0)
     far = _STRAY_NS
     for clock in (DeviceClock.EVENT, DeviceClock.GLOBALTIMER):
@@ -422,7 +423,7 @@ def _check(by_plugin: npt.NDArray[np.bool_], plugin: _Plugin, begin: Int64, end:
 def _proxies(
     raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count: int, context: DecodeContext
 ) -> dict[str, Int64]:
-    """What the proxies did for each row; -1 where none was seen."""
+    """Times and bytes of the proxies of each row; -1 where none was seen."""
     names = ("network_ns", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns")
     rows = raw.rows("nccl_proxy")
     out = {name: np.full(count, -1, dtype=np.int64) for name in names}
@@ -444,7 +445,7 @@ def _proxies(
     operations = GroupBy(owner[at])
     begin, end = context.to_ns(rows["begin_ticks"]), context.to_ns(rows["end_ticks"])
     out["network_ns"][operations.values] = union_lengths(owner[at], begin, np.maximum(end, begin))
-    # Waits are sums of many steps in ticks; only their length is wanted, which the clock gives from any begin.
+    # Waits are sums of many steps, in ticks: the clock maps their length from any begin.
     amounts = {"transfer_bytes": rows["transfer_bytes"]} | {
         f"{name}_wait_ns": context.to_ns(rows["begin_ticks"] + rows[f"{name}_wait_ticks"]) - begin
         for name in ("gpu", "peer", "wire")

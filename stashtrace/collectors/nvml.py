@@ -1,8 +1,8 @@
 """Decodes the samples of devices and RDMA ports into counters.
 
-A name ends in its unit (``power_watts``, ``nvlink_transmit_bytes_total``), so the unit is read out of it. Tracks of a
-device are called ``gpu_NAME.UUID``, of one NVLink ``gpu_NAME.UUID:LINK``; what belongs to the host keeps its name.
-Called through the registry by ``loading.load``.
+A name ends in its unit (``power_watts``, ``nvlink_transmit_bytes_total``), and the unit of a track is taken from there.
+Tracks of a device are called ``gpu_NAME.UUID``, of one NVLink ``gpu_NAME.UUID:LINK``; quantities of the host keep their
+name.
 """
 
 # SPDX-License-Identifier: Apache-2.0

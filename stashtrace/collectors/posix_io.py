@@ -1,6 +1,6 @@
 """Decodes I/O calls: rows of ``io_op`` and ``io_op_long`` become the ``io`` table.
 
-Called through the registry by ``loading.load``. Millions of rows are usual, so everything is a whole column.
+Millions of rows are usual, so all work is on whole columns.
 """
 
 # SPDX-License-Identifier: Apache-2.0

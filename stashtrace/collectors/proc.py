@@ -1,7 +1,7 @@
 """Decodes the samples of /proc into counters.
 
 Cumulative quantities keep their raw value and end in ``_total``; analyses take differences. A value of -1 means that
-the kernel did not offer it, and makes no row. Called through the registry by ``loading.load``.
+the kernel did not offer it, and makes no row.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""Which decoder reads which collector's records: the module of its name, for every collector of ``records.def``."""
+"""The decoder of each collector of ``records.def``: the module of the same name. ``loading`` calls it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

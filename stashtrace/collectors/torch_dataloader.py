@@ -1,7 +1,6 @@
-"""Decodes the life of DataLoader batches into the ``batches`` table.
+"""Decodes the phases of DataLoader batches into the ``batches`` table.
 
-Called through the registry by ``loading.load``. Rows of the main process and of its workers share
-``loader_id`` and ``batch_index``; joining them is left to the analyses.
+Rows of the main process and of its workers share ``loader_id`` and ``batch_index``; analyses join them.
 """
 
 # SPDX-License-Identifier: Apache-2.0

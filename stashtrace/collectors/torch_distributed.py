@@ -1,8 +1,8 @@
-"""Decodes collectives, the waits for them, and the process groups they belong to.
+"""Decodes collectives, waits for them, and process groups.
 
-Called through the registry by ``loading.load``. A collective without a ``collective_done`` row was still
-running when recording stopped: its end is -1, which is how a hang shows. On an NCCL group the host never sees an end:
-a future of the device completes at the enqueue. ``collective_key`` counts from 0 within the process.
+A collective without a ``collective_done`` row was still running when recording stopped: its end is -1, so a hang is
+visible. On an NCCL group the host never sees an end, since a future of the device completes at the enqueue.
+``collective_key`` counts from 0 within the process.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,6 @@
 """Decodes phases of training steps into the ``phases`` table.
 
-Called through the registry by ``loading.load``. Phases may nest: a loss closure inside an optimizer, a
-recomputed forward inside backward; the flags say so.
+Phases may nest, as a loss closure inside an optimizer or a recomputed forward inside backward; their flags tell.
 """
 
 # SPDX-License-Identifier: Apache-2.0

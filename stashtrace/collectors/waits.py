@@ -1,7 +1,4 @@
-"""Decodes blocking waits of watched threads into the ``waits`` table.
-
-Called through the registry by ``loading.load``.
-"""
+"""Decodes blocking waits of watched threads into the ``waits`` table."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

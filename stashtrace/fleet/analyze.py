@@ -30,8 +30,8 @@ Progress = Callable[[int, int], None]
 #: A table on its way between processes: schema, columns, texts behind its codes.
 _Packed = tuple[Schema, dict[str, Any], list[str]]
 
-#: Of one rank: a table per part, or why there is none.
-_Answers = list["_Packed | str"]
+#: Of one rank: a table per part, or the error that says why there is none.
+_Answers = list["_Packed | MissingDataError"]
 
 #: Ranks of one task: a task costs a millisecond, a rank tens of them.
 _RANKS_AT_ONCE = 8
@@ -103,21 +103,21 @@ def analyze(
         if progress is not None:
             progress(done, len(chosen))
 
-    found = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, processes, finished)
+    results = _compute(str(path.absolute()), plan.parts, chunks, part_options, cluster, workers, processes, finished)
     strings = StringPool()
     parts: list[list[Table]] = []
-    reasons: list[str] = []
+    errors: list[MissingDataError] = []
     for at in range(len(plan.parts)):
-        answers = [rank[at] for chunk in found for rank in chunk]
-        parts.append([_unpacked(answer, strings) for answer in answers if not isinstance(answer, str)])
-        reasons += [answer for answer in answers if isinstance(answer, str)]
+        answers = [rank[at] for chunk in results for rank in chunk]
+        parts.append([_unpacked(answer, strings) for answer in answers if not isinstance(answer, MissingDataError)])
+        errors += [answer for answer in answers if isinstance(answer, MissingDataError)]
     if not any(parts):
-        raise MissingDataError(reasons[0] if reasons else f"{store} holds no rank")
+        raise errors[0] if errors else MissingDataError(f"{store} holds no rank")
     return plan.joined(parts, chosen, options), strings
 
 
 def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[str, Any]) -> list[_Answers]:
-    """Each rank's tables; the reason in place of one for which the rank holds nothing. Runs in a task."""
+    """Each rank's tables; an error in place of one for which the rank holds nothing. Runs in a task."""
     functions = [_function(name) for name in names]
     out: list[_Answers] = []
     for rank in ranks:
@@ -127,7 +127,7 @@ def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[s
             try:
                 answers.append(_packed(call(trace, **(options if at == 0 else {})), trace.strings, numbers))
             except MissingDataError as error:
-                answers.append(str(error))
+                answers.append(error.with_traceback(None))  # its frames hold the rank's rows
         out.append(answers)
     return out
 
@@ -136,8 +136,8 @@ def _function(name: str) -> Callable[..., Table]:
     module, colon, function = name.partition(":")
     if not colon:
         return find(name)
-    found: Callable[..., Table] = getattr(importlib.import_module(module), function)
-    return found
+    part_of_plan: Callable[..., Table] = getattr(importlib.import_module(module), function)
+    return part_of_plan
 
 
 def _compute(

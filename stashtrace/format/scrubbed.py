@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from stashtrace.format.project import Layout, current_layouts
-from stashtrace.format.stash_file import Chunk, StashFile
+from stashtrace.format.stash_file import PART_BYTES, Chunk, StashFile
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.schema.trace import LossRow
 
 _TEXT = "string_part"
-_PART_BYTES = 56
 _LONGEST_BYTES = (1 << 16) - 1
 _CHUNK_ROWS = 1 << 16
 
@@ -99,8 +98,8 @@ class ScrubbedFile(StashFile):
         rows: list[tuple[int, int, int, bytes]] = []
         for number, text in self.text_bytes().items():
             data = self._new(text)
-            for part, at in enumerate(range(0, max(len(data), 1), _PART_BYTES)):
-                rows.append((number, part, len(data), data[at : at + _PART_BYTES]))
+            for part, at in enumerate(range(0, max(len(data), 1), PART_BYTES)):
+                rows.append((number, part, len(data), data[at : at + PART_BYTES]))
         for begin in range(0, len(rows), _CHUNK_ROWS):
             values = zip(*rows[begin : begin + _CHUNK_ROWS], strict=True)
             chunk = np.zeros(min(_CHUNK_ROWS, len(rows) - begin), dtype=layout.dtype)

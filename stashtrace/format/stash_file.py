@@ -7,6 +7,7 @@ one ``np.frombuffer`` a segment; rows of the ring continue where the lane's last
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections import Counter
@@ -24,6 +25,9 @@ from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import RingImage, read_ring
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
+
+#: Bytes of a text that one row of ``string_part`` holds.
+PART_BYTES = 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,30 +248,25 @@ class StashFile:
 
     def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, bytes]:
         """String id -> text. A text that lacks a part is cut there and ends in an ellipsis."""
-        short = (rows["part"] == 0) & (rows["length_bytes"] <= 56)
-        first = rows[short]
-        texts = {
-            i: t[:n]
-            for i, n, t in zip(
-                first["string_id"].tolist(), first["length_bytes"].tolist(), first["text"].tolist(), strict=True
-            )
-        }
+
+        def columns(chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int, bytes]]:
+            fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
+            return zip(*fields, strict=True)
+
+        is_whole = (rows["part"] == 0) & (rows["length_bytes"] <= PART_BYTES)
+        texts = {string_id: text[:length] for string_id, _, length, text in columns(is_whole)}
         parts: dict[int, dict[int, bytes]] = {}
         lengths: dict[int, int] = {}
-        long = rows[~short]
-        for i, part, length, text in zip(
-            *(long[n].tolist() for n in ("string_id", "part", "length_bytes", "text")), strict=True
-        ):
-            parts.setdefault(i, {})[part] = text
-            lengths[i] = length
+        for string_id, part, length, text in columns(~is_whole):
+            parts.setdefault(string_id, {})[part] = text
+            lengths[string_id] = length
         incomplete = 0
-        for i, have in parts.items():
-            count = -(-lengths[i] // 56)
-            whole = [have.get(p) for p in range(count)]
-            kept = whole[: whole.index(None)] if None in whole else whole
+        for string_id, known in parts.items():
+            count = -(-lengths[string_id] // PART_BYTES)
+            kept = list(itertools.takewhile(known.__contains__, range(count)))
+            data = b"".join(known[part].ljust(PART_BYTES, b"\0") for part in kept)[: lengths[string_id]]
+            texts[string_id] = data + (b"" if len(kept) == count else "…".encode())
             incomplete += len(kept) != count
-            data = b"".join(t.ljust(56, b"\0") for t in kept if t is not None)[: lengths[i]]
-            texts[i] = data + (b"" if len(kept) == count else "…".encode())
         if incomplete:
             key = ("core", "incomplete_strings", int(Severity.DATA_LOSS), "parts of some texts were not recorded")
             self._losses[key] = incomplete
@@ -291,10 +290,10 @@ class StashFile:
             key = (str(collector), str(reason), int(severity), str(advice))
             if key not in self._unread:  # merges once wrote these down too
                 self._losses[key] += int(count)
-        found = dict(ends)
+        in_file = dict(ends)
         if self._ring is not None:
             self._account_for_ring(ends)
-        return found
+        return in_file
 
     def _account_for_ring(self, ends: dict[tuple[int, int], int]) -> None:
         assert self._ring is not None

@@ -1,4 +1,4 @@
-"""Files that a job reads in its steps, by what was recorded of a run: those whose place in the cache matters."""
+"""Files that a job reads in its steps, by what was recorded of a run: the files to make cold or warm."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -78,7 +78,7 @@ def files_read(trace: Trace) -> FileSet:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a run read of files of this host in its steps.
+    """Bytes that a run read from files of this host in its steps.
 
     Attributes
     ----------
@@ -93,12 +93,12 @@ class Reading:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(self.bytes_of.values())
 
 
 def reading(trace: Trace, first_step: int = 0) -> Reading:
-    """What ranks and their workers read from a step on.
+    """Find what ranks and their workers read from a step on.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _tracks(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def is_library(path: str) -> bool:
-    """Whether a path is that of code, or of something that the system makes up.
+    """Whether a path is code or a pseudo file of the system.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def is_library(path: str) -> bool:
 
 
 def file_set(paths: Iterable[str | os.PathLike[str]]) -> FileSet:
-    """Regular files among paths; folders stand for all files below them, those behind symbolic links too."""
+    """Collect the regular files among paths and below folders, following symbolic links."""
     sizes: dict[str, int] = {}
     left: list[tuple[str, str]] = []
     for given in paths:
@@ -211,7 +211,7 @@ def size_of(path: str) -> int:
 
 
 def _window(trace: Trace, first_step: int = 0) -> tuple[int, int]:
-    """From the first of the steps of any rank to the end of the last one; everything if there are no steps."""
+    """Begin and end, ns, of all steps from ``first_step`` on; all of time if there are no steps."""
     try:
         known = steps(trace)
     except MissingDataError:

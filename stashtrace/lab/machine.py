@@ -28,12 +28,12 @@ def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that could be had now, of the machine or of the control group if that is less; very many if unknown."""
+    """Free memory of the machine, or of the control group if that is less; 1 PiB if unknown."""
     return min(free for free in (free_bytes(), group_free_bytes(), 2**50) if free is not None)
 
 
 def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the control groups around this process leave free, the least of them; None if none has a limit.
+    """Free memory of the tightest control group around this process; None if none has a limit.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def _left_in(group: Path, limit_name: str, used_name: str) -> list[int]:
 
 def _first(path: str, pattern: str) -> str:
     try:
-        found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"), re.M)
+        match = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"), re.M)
     except OSError:
         return ""
-    return found.group(1).strip() if found else ""
+    return match.group(1).strip() if match else ""

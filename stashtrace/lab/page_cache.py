@@ -1,4 +1,4 @@
-"""Files of a job made cold or warm in the page cache, and proof that they are.
+"""Make files of a job cold or warm in the page cache, and prove that they are.
 
 Called between two runs of a job. Which files matter is told by a run that was recorded. A state is claimed only where
 it was measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages stay, a network file system may ignore
@@ -130,13 +130,13 @@ def make_warm(files: FileSet, *, residency: Residency | None = None) -> CacheSta
 
 
 def check(state: CacheState, *, residency: Residency | None = None) -> CacheState:
-    """Look again whether a state still holds, right before or after it mattered."""
+    """Check again whether a state holds, right before or after it mattered."""
     look = residency or Residency()
     return _judge(state.state, state.method, state.files, _resident(state.files, look), look, [])
 
 
 def memory_room() -> int:
-    """Bytes that files may take in memory: a part of what this machine, or its control group, has free."""
+    """Bytes that warm files may take: a part of the free memory."""
     return int(ROOM_RATIO * free_memory_bytes())
 
 
@@ -155,7 +155,7 @@ def _resident(files: FileSet, look: Residency) -> Resident:
 
 
 def _is_reached(state: str, resident: Resident, files: FileSet) -> bool:
-    """Whether everything was looked at and is as wanted."""
+    """Whether every file was looked at, and enough is cold or warm."""
     if UNKNOWN in resident.values():
         return False
     total = sum(resident.values())
@@ -165,7 +165,7 @@ def _is_reached(state: str, resident: Resident, files: FileSet) -> bool:
 def _judge(
     state: str, method: str, files: FileSet, resident: Resident, look: Residency, problems: Sequence[str]
 ) -> CacheState:
-    """Put together what was found; the state holds only if everything was looked at and is as wanted."""
+    """Build the state; it is verified only if every file was looked at and is as wanted."""
     told = UNKNOWN not in resident.values()
     share = sum(resident.values()) / files.bytes if told and files.bytes else float("nan")
     verified = bool(files.bytes) and _is_reached(state, resident, files)
@@ -279,7 +279,7 @@ class _Counts(ctypes.Structure):
 
 
 def cachestat(descriptor: int, offset: int, length: int) -> int:
-    """Resident pages of a range.
+    """Count the resident pages of a range.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def _last_error() -> OSError:
 
 
 def mincore(descriptor: int, offset: int, length: int) -> int:
-    """Resident pages of a range that begins at a page.
+    """Count the resident pages of a range that begins at a page.
 
     Raises
     ------
@@ -331,7 +331,7 @@ INSTRUMENTS: tuple[tuple[str, Instrument], ...] = (("cachestat", cachestat), ("m
 
 
 class Residency:
-    """Asks how much of files is resident; one instrument per file system, the first that proves to see pages.
+    """Ask the kernel how much of a file is resident; by the first instrument that proves to see pages.
 
     Parameters
     ----------
@@ -377,7 +377,7 @@ class Residency:
             os.close(descriptor)
 
     def _sees(self, name: str, instrument: Instrument, descriptor: int, status: os.stat_result) -> bool:
-        """Whether an instrument that says "nothing" would see a page, tried once on each file system.
+        """Whether an instrument that reports no page would see one, tried once on each file system.
 
         One page is read, looked for, and given up again; its neighbours stay out, since read-ahead is off meanwhile.
         """

@@ -1,4 +1,4 @@
-"""What all pictures of reports share: the file they go to and the look of their axes. matplotlib is optional."""
+"""Helpers of all pictures: checks of the file, colours, axes, fitted points, names. matplotlib is optional."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAINT = "#555555"
 
 
 def check_plot_file(path: str) -> None:
-    """Say what is wrong before anything is measured or computed.
+    """Check before anything is measured or computed that a picture can be drawn.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def check_plot_file(path: str) -> None:
 
 
 def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = None) -> None:
-    """Say before anything is measured that a file cannot be written.
+    """Check before anything is measured that a file can be written.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = 
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Figure of this size in inches that needs no display."""
+    """Make a figure of this size in inches that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -97,7 +97,7 @@ def save_figure(figure: Any, path: str) -> None:
 
 
 def plain_axes(axes: Any) -> None:
-    """A light grid behind the data, no frame above and to the right."""
+    """Give axes a light grid behind the data, and no frame above and to the right."""
     axes.grid(True, color="#DDDDDD", lw=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -146,7 +146,7 @@ def draw_link(above: Any, below: Any, number: int, points: Points, fit: Fit, lab
 
 
 def scale_links(above: Any, below: Any, time_title: str, size_title: str) -> None:
-    """Axes of times against sizes, both logarithmic, with the residuals below; after all links were drawn."""
+    """Scale and label axes of times against sizes, with residuals below, after all links were drawn."""
     from matplotlib.ticker import NullLocator
 
     above.set_xscale("log", base=2)
@@ -183,7 +183,7 @@ _SAMPLE_PIXELS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One name.
+    """A name beside a point.
 
     Attributes
     ----------
@@ -218,18 +218,18 @@ def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[t
     figure.draw_without_rendering()
     pixels = figure.dpi / 72
     frame = np.array(axes.get_window_extent().extents)
-    points = _pixels(axes, [one.x for one in names], [one.y for one in names])
+    points = _pixels(axes, [name.x for name in names], [name.y for name in names])
     along = [_samples(_pixels(axes, xs, ys)) for xs, ys in lines]
     inked = np.concatenate([part for part in along if len(part)] or [np.empty((0, 2))])
     taken: list[Floats] = []
-    for one, at in zip(names, points, strict=True):
+    for name, at in zip(names, points, strict=True):
         text = axes.annotate(
-            one.text,
-            (one.x, one.y),
+            name.text,
+            (name.x, name.y),
             xytext=(0, 0),
             textcoords="offset points",
-            fontsize=one.size,
-            color=one.colour,
+            fontsize=name.size,
+            color=name.colour,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
             zorder=5,
         )
@@ -251,17 +251,17 @@ def _pixels(axes: Any, xs: Any, ys: Any) -> Floats:
     table = np.stack([np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)], axis=1)
     # A logarithmic axis has no place for zero: what lies there is no line to avoid.
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
-    return found
+        pixels: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
+    return pixels
 
 
 def _samples(corners: Floats) -> Floats:
     """Points along a line, some pixels apart."""
     corners = corners[np.isfinite(corners).all(axis=1)]
     parts = []
-    for one, other in itertools.pairwise(corners):
-        count = int(min(np.hypot(*(other - one)) / _SAMPLE_PIXELS, 2000)) + 1
-        parts.append(one + (other - one) * np.linspace(0, 1, count)[:, None])
+    for begin, end in itertools.pairwise(corners):
+        count = int(min(np.hypot(*(end - begin)) / _SAMPLE_PIXELS, 2000)) + 1
+        parts.append(begin + (end - begin) * np.linspace(0, 1, count)[:, None])
     return np.concatenate(parts) if parts else np.empty((0, 2))
 
 

@@ -1,4 +1,4 @@
-"""Processes of ours that work as the ranks of one job on this host, as a launcher of training jobs would start them."""
+"""Start processes as the ranks of one job on this host, as a launcher of training jobs would, and wait for them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rank_variables(rank: int, ranks: int) -> dict[str, str]:
 
 
 def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[list[int]]:
-    """The cores of each rank: equal, disjoint parts; nobody is pinned where there are more ranks than cores.
+    """Share cores among ranks in equal, disjoint parts; no rank is pinned if there are more ranks than cores.
 
     Examples
     --------

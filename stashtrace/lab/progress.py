@@ -1,4 +1,4 @@
-"""How far a program of the lab is, and how long the rest will take by what was done so far."""
+"""Progress of a program of the lab: the share that is done, and the time left at the pace so far."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,7 +15,7 @@ def no_progress(share: float, what: str) -> None:
 
 
 class Progress:
-    """Parts of work that are done one after the other.
+    """Progress through parts of work that are done one after the other.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Progress:
         self._began_s = self._last_end_s = time.monotonic()
 
     def tell(self, what: str) -> None:
-        """Say what is going on."""
+        """Call the callback with the share that is done, what is going on, and the time left."""
         self._on_progress(self._done / self._whole, what + self._left())
 
     def finish(self, weight: float = 1.0) -> None:

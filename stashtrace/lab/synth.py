@@ -1,4 +1,4 @@
-"""Writes runs of any size with known stalls as .stash files: the load for speed, the truth for accuracy.
+"""Write runs of any size with known stalls as .stash files, to test speed and accuracy.
 
 Called by ``stashtrace synth``, by benchmarks and by tests. Every rank trains by the same script: wait for a batch,
 forward, backward, one all-reduce that ends when the last rank has entered and the transfer is over, optimizer. A
@@ -38,7 +38,7 @@ HANDOFF_NS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class SyntheticJob:
-    """What the made-up job does; times of one step of one rank in ns.
+    """A made-up job; times of one step of one rank in ns.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class SyntheticJob:
         return self.wait_ns + self.forward_ns + self.backward_ns + late + self.transfer_ns + self.optimizer_ns
 
     def truth_ns(self, rank: int) -> dict[str, int]:
-        """What a step of a rank is made of; ``batch_wait`` is fetch, prep and hand-off together.
+        """Parts of a step of a rank; ``batch_wait`` is fetch, prep and hand-off together.
 
         The worker of a batch is blocked in storage for ``fetch_ratio`` of its time, in calls at random moments.
         """
@@ -96,7 +96,7 @@ class SyntheticJob:
 
 
 class _File:
-    """One .stash on its way to disk; strings first, then rows as they come. It is there when ``with`` ends well."""
+    """Writer of one .stash file: strings first, then rows. The file appears when ``with`` ends well."""
 
     def __init__(self, directory: Path, pid: int, ppid: int, env: dict[str, str], parent_incarnation: int = -1) -> None:
         metadata = {
@@ -138,7 +138,7 @@ class _File:
         self._until_closed.__exit__(*raised)
 
     def intern(self, *texts: str) -> list[int]:
-        """String ids; parts are written at once."""
+        """Return ids of texts; new ones are written at once."""
         parts = []
         for text in texts:
             if text not in self._texts:
@@ -153,7 +153,7 @@ class _File:
         return [self._texts[text] for text in texts]
 
     def rows(self, record: str, count: int, **columns: Any) -> None:
-        """Rows from columns; fields not given are 0."""
+        """Write rows from columns; fields not given are 0."""
         array = np.zeros(count, dtype=current_layouts()[record].dtype)
         for name, values in columns.items():
             array[name] = values
@@ -180,13 +180,13 @@ class _File:
 
 
 def ticks(ns: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """TSC at a time of the run."""
+    """Return TSC ticks at times of the run, ns."""
     since = np.asarray(ns, dtype=np.int64)
     return (10**15 + since * (TICK_HZ // 10**8) // 10).astype(np.uint64)
 
 
 def write(directory: str | Path, job: SyntheticJob) -> int:
-    """Write a run; returns the number of rows written that are events (texts and clock readings are not)."""
+    """Write a run; return the number of events (texts and clock readings do not count)."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     end_ns = START_NS + job.steps * job.step_ns + 1_000_000_000

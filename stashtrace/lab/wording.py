@@ -1,4 +1,4 @@
-"""Words and lines that the programs of the lab have in common: counts, signs, wrapped sentences, aligned columns."""
+"""Texts that the programs of the lab have in common: counts, signs, wrapped sentences, aligned columns."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,7 +10,7 @@ from stashtrace.units import duration_text
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things.
+    """Count and noun.
 
     Examples
     --------
@@ -21,7 +21,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def and_more(names: Sequence[str], shown: int = 1) -> str:
-    """The first names, and how many there are beside them.
+    """Names with the rest counted.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def and_more(names: Sequence[str], shown: int = 1) -> str:
 
 
 def signed_duration(ns: float) -> str:
-    """A duration that may be negative.
+    """Duration text with a sign if it is negative.
 
     Examples
     --------
@@ -44,12 +44,12 @@ def signed_duration(ns: float) -> str:
 
 
 def refusal(error: OSError) -> str:
-    """What the system says against it, to stand within a sentence: ``permission denied``."""
+    """Reason that the system gives, for use within a sentence: ``permission denied``."""
     return (error.strerror or str(error)).lower()
 
 
 def wrapped(text: str, mark: str = "  ", *, width: int = 96, rest: int | None = None) -> list[str]:
-    """A sentence as indented lines.
+    """Wrap a sentence into indented lines.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def wrapped(text: str, mark: str = "  ", *, width: int = 96, rest: int | None = 
 def aligned(
     rows: Sequence[Sequence[str]], left: Collection[int] = (), *, indent: str = "", drop_silent: bool = False
 ) -> list[str]:
-    """Columns beside each other; the first row is their head.
+    """Format rows as aligned columns; the first row is the head.
 
     Parameters
     ----------

@@ -263,29 +263,14 @@ def _count_untimed(merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64
         flags[details["collective_key"]] = details["nccl_flags"]
         captured = untimed & ((flags & NcclFlag.CAPTURED) != 0)
         if captured.any():
-            context.add_loss(
-                "nccl",
-                "collectives_captured",
-                int(captured.sum()),
-                "called while a CUDA graph was captured: they ran when it was launched",
-                Severity.INFO,
-            )
+            text = "called while a CUDA graph was captured: they ran when it was launched"
+            context.add_loss("nccl", "collectives_captured", int(captured.sum()), text, Severity.INFO)
         untimed &= ~captured
     count = int(np.count_nonzero(untimed & ~host))
     if count:
-        context.add_loss(
-            "nccl",
-            "collectives_untimed",
-            count,
-            "seen, but without times of the device: they are left out of what is attributed to links",
-            Severity.ERROR,
-        )
+        text = "seen, but without times of the device: they are left out of what is attributed to links"
+        context.add_loss("nccl", "collectives_untimed", count, text, Severity.ERROR)
     count = int(np.count_nonzero(untimed & host & np.isin(merged["group_hash"], on_nccl)))
     if count:
-        context.add_loss(
-            "torch_distributed",
-            "collectives_untimed",
-            count,
-            "on NCCL groups, where NCCL's own call was not seen: when they ran is unknown",
-            Severity.ERROR,
-        )
+        text = "on NCCL groups, where NCCL's own call was not seen: when they ran is unknown"
+        context.add_loss("torch_distributed", "collectives_untimed", count, text, Severity.ERROR)

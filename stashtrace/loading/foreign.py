@@ -16,7 +16,7 @@ import numpy as np
 
 from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import Claim, ImportContext, ImportedProcess
-from stashtrace.importers.registry import Importer, plugins, recognise
+from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
 from stashtrace.loading.clocks.foreign import ImportedClocks, imported_clocks
 from stashtrace.loading.collectives import GroupNotes
@@ -26,11 +26,10 @@ from stashtrace.loading.foreign_files import (
     Room,
     UnknownFileError,
     files_of,
+    importer_of,
     known,
-    looks_in_vain,
+    require_trace_among,
     size_of,
-    trouble_of,
-    unrecognised,
 )
 from stashtrace.loading.join import join_table, join_tables
 from stashtrace.schema.events import TABLES
@@ -62,6 +61,7 @@ class Imported:
         self.clocks = ImportedClocks([])
         self.spans_ns: dict[int, tuple[int, int]] = {}
         self.importers: Counter[str] = Counter()
+        self.errors: list[ImporterError] = []
         self.part_names: list[str] = []
 
     def read(self, progress: Progress | None) -> list[EventTables]:
@@ -77,15 +77,9 @@ class Imported:
             files.append(file)
             if progress is not None and len(files) % _COUNTED_AT_ONCE == 0:
                 progress(0, 0, f"{len(files):,} files found")
-        looked = looks_in_vain(files, progress)
-        if looked:
-            where = os.pathsep.join(self.paths)
-            raise ImporterError(
-                f"{where} holds {len(files):,} files; none of the {looked:,} looked at is a trace",
-                hint="give the traces themselves, or the folder that holds them alone",
-            )
+        require_trace_among(files, os.pathsep.join(self.paths), progress)
         total = sum(map(size_of, files))
-        done, parts, troubles = 0, list[EventTables](), list[ImporterError]()
+        done, parts = 0, list[EventTables]()
         room = Room()
         for file in files:
             at = [done]
@@ -97,74 +91,60 @@ class Imported:
                     progress(at[0], total, name)
 
             source = Source(file, advance)
-            trouble = trouble_of(file)
-            found = recognise(source) if trouble is None else None
-            if found is not None:
-                trouble = self._read_one(source, *found)
-                if trouble is not None:
-                    troubles.append(trouble)
+            try:
+                name, importer = importer_of(source)
+            except ImporterError as error:
+                if file.suffix not in _FOREIGN_SUFFIXES:
+                    self._pass_over(file, error)
+            else:
+                self._import(source, name, importer)
                 parts.append(self.context.take())
                 self.part_names.append(file.name)
-            elif file.suffix not in _FOREIGN_SUFFIXES:
-                self._pass_over(file, trouble or unrecognised(source), troubles)
             done += size_of(file)
             if progress is not None:
                 progress(done, total, file.name)
         if not any(len(part.table(name)) for part in parts for name in TABLES):
-            raise self._nothing(troubles)
+            raise self._nothing()
         return parts
 
-    def _pass_over(self, file: Path, trouble: ImporterError, troubles: list[ImporterError]) -> None:
-        """Note a file that no importer was given."""
-        if self.strict and not isinstance(trouble, UnknownFileError | RefusedFileError):
-            raise trouble
-        troubles.append(trouble)
-        unknown = isinstance(trouble, UnknownFileError | RefusedFileError) or not (file.suffix or file.is_dir())
-        if unknown:
-            self._lose(file.name, "file_not_recognised", Severity.INFO, str(trouble))
+    def _pass_over(self, file: Path, error: ImporterError) -> None:
+        """Note a file that no importer takes, or raise why if ``strict``."""
+        unknown = isinstance(error, UnknownFileError | RefusedFileError)
+        if self.strict and not unknown:
+            raise error
+        self.errors.append(error)
+        if unknown or not (file.suffix or file.is_dir()):
+            self._lose(file.name, "file_not_recognised", Severity.INFO, str(error))
         else:
-            self._lose(file.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
+            self._lose(file.name, "unreadable_file", Severity.DATA_LOSS, str(error))
 
-    def _nothing(self, troubles: Sequence[ImporterError]) -> ImporterError:
-        readable = [t for t in troubles if not isinstance(t, UnknownFileError)]
-        if len(troubles) == 1:
-            return troubles[0]
+    def _nothing(self) -> ImporterError:
+        """What to say if no file gave a row."""
+        errors = self.errors
+        readable = [error for error in errors if not isinstance(error, UnknownFileError)]
+        if len(errors) == 1:
+            return errors[0]
         if readable:
-            more = f"; nor can {len(troubles) - 1} more file{'s' if len(troubles) > 2 else ''} beside it be used"
+            more = f"; nor can {len(errors) - 1} more file{'s' if len(errors) > 2 else ''} beside it be used"
             return ImporterError(f"{readable[0]}{more}", hint=readable[0].hint)
         if not os.path.isdir(self.paths[0]):
             return UnknownFileError(Path(self.paths[0]))
         hint = "give the directory of `stashtrace run --out DIR -- CMD`, or files of another tool"
         return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})")
 
-    def _read_one(self, source: Source, name: str, importer: Importer) -> ImporterError | None:
+    def _import(self, source: Source, name: str, importer: Importer) -> None:
+        """Fill the context from a file; one that cannot be read is a loss, or raises if ``strict``."""
         self.context.begin(name, source.path.name, str(source.path))
         try:
-            importer.load(source, self.context)
+            _fill(self.context, source, name, importer)
         except ImporterError as error:
-            trouble = error
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-            trouble = ImporterError(f"{source.path} cannot be read: {error}")
-        except MemoryError:
+            if self.strict:
+                raise
             self.context.drop()
-            trouble = ImporterError(f"{source.path} does not fit into memory", hint=HINT)
-        except Exception as error:
-            # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
-            what = f"{type(error).__name__}: {error}"[:200]
-            package = plugins()[name].package if name in plugins() else "stashtrace"
-            trouble = ImporterError(
-                f"{source.path} holds what no {name} file holds ({what})",
-                hint=f"write it again with the tool it comes from, and tell the authors of {package} if that opens it",
-            )
-            trouble.__cause__ = error
+            self.errors.append(error)
+            self._lose(source.path.name, "unreadable_file", Severity.DATA_LOSS, str(error))
         else:
             self.importers[name] += 1
-            return None
-        if self.strict:
-            raise trouble
-        self.context.drop()
-        self._lose(source.path.name, "unreadable_file", Severity.DATA_LOSS, str(trouble))
-        return trouble
 
     def _lose(self, file: str, reason: str, severity: Severity, advice: str) -> None:
         self.context.begin("importers", file)
@@ -253,6 +233,28 @@ class Imported:
     def alignment_table(self) -> Table:
         """One row per clock: files of one host share it, those of unknown hosts are taken to."""
         return self.clocks.table(self.strings, self.origin_ns)
+
+
+def _fill(context: ImportContext, source: Source, name: str, importer: Importer) -> None:
+    """Let an importer read a file; whatever goes wrong is an ImporterError."""
+    try:
+        importer.load(source, context)
+    except ImporterError:
+        raise
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ImporterError(f"{source.path} cannot be read: {error}") from error
+    except MemoryError as error:
+        context.drop()
+        error.__traceback__ = None  # its frames hold what was read so far
+        raise ImporterError(f"{source.path} does not fit into memory", hint=HINT) from error
+    except Exception as error:
+        # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
+        told = f"{type(error).__name__}: {error}"[:200]
+        package = plugins()[name].package if name in plugins() else "stashtrace"
+        raise ImporterError(
+            f"{source.path} holds what no {name} file holds ({told})",
+            hint=f"write it again with the tool it comes from, and tell the authors of {package} if that opens it",
+        ) from error
 
 
 def load_imported(
@@ -462,14 +464,14 @@ def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -
 
 def _moments(processes: Sequence[int], spans_ns: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """Number of the stretch of time in which each process was recorded; between two nothing was recorded."""
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     number, latest = -1, 0
     for process in sorted({p for p in processes if p in spans_ns}, key=lambda p: spans_ns[p]):
         begin, end = spans_ns[process]
         number += number < 0 or begin > latest
         latest = max(latest, end) if number >= 0 else end
-        found[process] = number
-    return found
+        numbers[process] = number
+    return numbers
 
 
 def _files_text(files: Sequence[str], folder: str) -> str:

@@ -1,9 +1,8 @@
-"""Which files a load of other tools' traces is to read, and why one of them cannot be."""
+"""Which files a load of other tools' traces is to read, and by which importer."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.refused import Refused, refused
-from stashtrace.importers.registry import importer_names, recognise
+from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.units import bytes_text
 
@@ -65,45 +64,96 @@ def files_of(paths: Sequence[str]) -> Iterator[Path]:
         yield from (Path(error.filename) for error in closed)
 
 
-def looks_in_vain(files: Sequence[Path], progress: Callable[[int, int, str], None] | None = None) -> int:
-    """Look into an even choice of many files for one that an importer knows.
+def require_trace_among(
+    files: Sequence[Path], where: str, progress: Callable[[int, int, str], None] | None = None
+) -> None:
+    """Raise if an even choice of many files holds no trace; folders of few files are read without a look.
 
     Parameters
     ----------
     files : sequence of path
         As :func:`files_of` gives them.
+    where : str
+        What holds them, for the message.
     progress : callable, optional
         Called with (0, 0, how far) before each look; 0 bytes are read.
 
-    Returns
-    -------
-    int
-        How many were looked at if none is a trace; 0 if one is, or if there are so few that all can be read.
+    Raises
+    ------
+    ImporterError
+        If no importer takes any of the files looked at.
     """
-    likely = [file for file in files if file.suffix.lower() not in NEVER_TRACES]
     if len(files) <= FEW_FILES:
-        return 0
+        return
+    likely = [file for file in files if file.suffix.lower() not in NEVER_TRACES]
     looks = min(len(likely), FEW_FILES)
     for look in range(looks):
         file = likely[look * len(likely) // looks]
         if progress is not None:
             progress(0, 0, f"file {look + 1:,} of {looks:,} that are looked at, {file.name}")
-        if trouble_of(file) is None and recognise(Source(file)) is not None:
-            return 0
-    return max(looks, 1)
+        if is_trace(file):
+            return
+    raise ImporterError(
+        f"{where} holds {len(files):,} files; none of the {max(looks, 1):,} looked at is a trace",
+        hint="give the traces themselves, or the folder that holds them alone",
+    )
 
 
 def size_of(file: Path) -> int:
     """Bytes of a file, 0 if that cannot be told."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def trouble_of(file: Path) -> ImporterError | None:
-    """Why a file cannot be read, before anybody looks at what is in it; None if it can.
+def is_trace(file: Path) -> bool:
+    """Return True for files that can be read and that an importer takes."""
+    try:
+        importer_of(Source(file))
+    except ImporterError:
+        return False
+    return True
+
+
+def importer_of(source: Source) -> tuple[str, Importer]:
+    """Name and importer of a file.
+
+    Raises
+    ------
+    UnknownFileError
+        If no importer takes it.
+    RefusedFileError
+        If its format is known and not read.
+    ImporterError
+        If it cannot be read.
+    """
+    _require_readable(source.path)
+    recognised = recognise(source)
+    if recognised is not None:
+        return recognised
+    if source.size_bytes and not source.head:
+        if _is_empty_inside(source):
+            raise ImporterError(f"{source.path} holds nothing, compressed", hint="record again")
+        raise ImporterError(
+            f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
+        )
+    known_as = refused(source.head)
+    raise UnknownFileError(source.path) if known_as is None else RefusedFileError(source.path, known_as)
+
+
+def _is_empty_inside(source: Source) -> bool:
+    """Return True if a compressed file can be decompressed, to nothing."""
+    try:
+        with source.open() as stream:
+            return not stream.read(1)
+    except (OSError, EOFError, zlib.error, ImporterError):
+        return False
+
+
+def _require_readable(file: Path) -> None:
+    """Raise ImporterError if a file cannot be read, before anybody looks at what is in it.
 
     Pipes and the like are not opened: nobody may ever write to them.
     """
@@ -111,29 +161,16 @@ def trouble_of(file: Path) -> ImporterError | None:
         mode = file.stat().st_mode
         if stat.S_ISDIR(mode):
             os.listdir(file)
-            return None
+            return
         if not stat.S_ISREG(mode):
-            return ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
+            raise ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
         if not file.stat().st_size:
-            return ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
+            raise ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
         with file.open("rb"):
-            return None
+            pass
     except OSError as error:
         hint = f"see who may: ls -ld {file}" if isinstance(error, PermissionError) else None
-        return ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint)
-
-
-def unrecognised(source: Source) -> ImporterError:
-    """Why no importer takes a file that can be read."""
-    if source.size_bytes and not source.head:
-        with contextlib.suppress(OSError, EOFError, zlib.error, ImporterError), source.open() as stream:
-            if not stream.read(1):
-                return ImporterError(f"{source.path} holds nothing, compressed", hint="record again")
-        return ImporterError(
-            f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
-        )
-    known_as = refused(source.head)
-    return UnknownFileError(source.path) if known_as is None else RefusedFileError(source.path, known_as)
+        raise ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 # Is there memory for more of a file? Asked while it is read, so that a load ends before the kernel kills it.
@@ -195,8 +232,8 @@ def held_bytes() -> int:
 def free_bytes() -> int | None:
     """Memory that can be had: of the machine, or of the container if that is less; None where it cannot be known."""
     told = _read("/proc/meminfo")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
-    free = [int(found[1]) << 10] if found else []
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
+    free = [int(available[1]) << 10] if available else []
     for most, used, details in _GROUP_FILES:
         limits = [_read(path).strip() for path in (most, used)]
         if all(text.isdigit() for text in limits):

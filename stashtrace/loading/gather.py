@@ -72,12 +72,9 @@ def run_directories(path: Path) -> list[Path]:
 
 def _holds_foreign(path: Path) -> bool:
     """Whether one of the first files is of another tool."""
-    from stashtrace.importers.registry import recognise
-    from stashtrace.importers.source import Source
-    from stashtrace.loading.foreign_files import files_of, trouble_of
+    from stashtrace.loading.foreign_files import files_of, is_trace
 
-    first = itertools.islice(files_of([str(path)]), _LOOKED_AT_MOST)
-    return any(trouble_of(file) is None and recognise(Source(file)) is not None for file in first)
+    return any(map(is_trace, itertools.islice(files_of([str(path)]), _LOOKED_AT_MOST)))
 
 
 def is_one_job(paths: Sequence[Path]) -> bool:
@@ -213,10 +210,11 @@ def _refuse_twins(runs: Sequence[RawRun], told: Sequence[Sequence[Place]], same_
             if rank in first and first[rank][0] is not run and not files & first[rank][1]:
                 twice.setdefault((str(first[rank][0].path), str(run.path)), []).append(rank)
             first.setdefault(rank, (run, files))
-    for (one, other), ranks in twice.items():
+    for (first_part, second_part), ranks in twice.items():
         listed = ranks_text(sorted(ranks)[:_RANKS_NAMED]) + (", ..." if len(ranks) > _RANKS_NAMED else "")
         raise FormatError(
-            f"{one} and {other} are not parts of one job: both hold rank{'s' if len(ranks) > 1 else ''} {listed}",
+            f"{first_part} and {second_part} are not parts of one job: "
+            f"both hold rank{'s' if len(ranks) > 1 else ''} {listed}",
             hint=hint if not same_id else f"they have one run id; leave one of them out, or {hint}",
         )
 

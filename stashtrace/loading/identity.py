@@ -365,12 +365,12 @@ def _main_generation(processes: Sequence[ProcessFacts], identities: Sequence[Ide
 
 
 def _ancestors(index: int, identities: Sequence[Identity]) -> list[int]:
-    found = []
+    indices = []
     at = identities[index].parent
     while at >= 0:
-        found.append(at)
+        indices.append(at)
         at = identities[at].parent
-    return found
+    return indices
 
 
 def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> bool:
@@ -515,9 +515,9 @@ def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = (
         Processes that do not decide which launcher that is: a worker may have variables that its rank set for itself.
     """
     for launcher in _LAUNCHERS:
-        found = [_place(launcher, environment) for environment in environments]
-        if any(place.rank >= 0 for index, place in enumerate(found) if index not in aside):
-            return found
+        told = [_place(launcher, environment) for environment in environments]
+        if any(place.rank >= 0 for index, place in enumerate(told) if index not in aside):
+            return told
     return [Place()] * len(environments)
 
 

@@ -1,13 +1,14 @@
 """I/O calls: read once for what most need of them, and kept in memory unless there are too many.
 
-Only calls of merged files, which nobody rewrites, are left on disk: a row is read again at any time. A run whose rows
-turn out not to be in the order of the ``io`` table is loaded whatever its size.
+Only calls of merged files and of stores, which nobody rewrites, are left on disk: a row is read again at any time.
+Where rows turn out not to be in the order of the ``io`` table, all are loaded whatever their number.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.order import SORT_KEYS, in_order_of
 from stashtrace.schema.table import Array, GrowingTable, Table
-from stashtrace.schema.trace import EventTables
+from stashtrace.schema.trace import EventTables, Trace
 
 #: Runs with at most so many calls have them in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
@@ -30,11 +31,40 @@ _WRITES[[IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE]] = Tru
 _LOOP_TABLES = {"phases": "track_id", "batches": "track_id", "spans": "track_id", "device_brackets": "thread_track_id"}
 
 
-class Outline:
-    """See :class:`stashtrace.schema.trace.IoOutline`; made by :func:`read_io`."""
+class IoSource(Protocol):
+    """I/O calls on disk, in the order of ``io`` unless the files say otherwise.
 
-    def __init__(self, sources: Sequence[IoRows], tracks_count: int) -> None:
-        self._sources: Sequence[IoRows] | None = sources
+    Attributes
+    ----------
+    rows_count : int
+        At most so many calls are there.
+    """
+
+    rows_count: int
+
+    def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
+        """The rows of these processes, all if None, in pieces of bounded size, none of them empty."""
+        ...
+
+
+class CallsOfRun:
+    """The calls of a run, process by process."""
+
+    def __init__(self, sources: Sequence[IoRows]) -> None:
+        self._sources = sources
+        self.rows_count = sum(source.rows_count for source in sources)
+
+    def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
+        """See :class:`IoSource`."""
+        for index in range(len(self._sources)) if process_ids is None else sorted(process_ids):
+            yield from self._sources[index].pieces()
+
+
+class Outline:
+    """See :class:`stashtrace.schema.trace.IoOutline`; made by :func:`read_io` and :func:`outline_io`."""
+
+    def __init__(self, source: IoSource, tracks_count: int) -> None:
+        self._source: IoSource | None = source
         self.rows_count = 0
         self.counts = np.zeros(tracks_count, dtype=np.int64)
         self.begin_ns = 0
@@ -43,22 +73,21 @@ class Outline:
 
     def whole(self) -> Table:
         """All rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
-        assert self._sources is not None
-        return _load(Outline(self._sources, len(self.counts)), sum(source.rows_count for source in self._sources))
+        assert self._source is not None
+        return _load(Outline(self._source, len(self.counts)), self._source.rows_count)
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
         """The rows of these processes, all if None, in pieces of bounded size and in the order of ``io``."""
-        assert self._sources is not None
-        for index in range(len(self._sources)) if process_ids is None else sorted(process_ids):
-            yield from self._sources[index].pieces()
+        assert self._source is not None
+        return self._source.pieces(process_ids)
 
     def forget_files(self) -> None:
         """Let go of the opened run: the calls are in memory."""
-        self._sources = None
+        self._source = None
 
 
 def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_count: int) -> tuple[Outline, Table | None]:
-    """Outline of all calls, and their table unless they had better stay on disk.
+    """Outline of all calls of a run, and their table unless they had better stay on disk.
 
     Parameters
     ----------
@@ -69,19 +98,27 @@ def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_coun
     tracks_count : int
         Tracks of the trace so far.
     """
-    rows_count = sum(source.rows_count for source in sources)
-    outline, notable = Outline(sources, tracks_count), _Notable(_loop_tracks(parts, tracks_count))
-    if rows_count > KEPT_ROWS and all(source.file.head.merged for source in sources):
-        if _read(outline, notable=notable):
-            outline.notable = notable.table()
+    source = CallsOfRun(sources)
+    if source.rows_count > KEPT_ROWS and all(one.file.head.merged for one in sources):
+        outline = outline_io(source, parts, tracks_count)
+        if outline is not None:
             return outline, None
-        outline, notable = Outline(sources, tracks_count), _Notable(notable.loop_tracks)
-    table = _load(outline, rows_count, notable)
+    outline = Outline(source, tracks_count)
+    table = _load(outline, source.rows_count, _Notable(_loop_tracks(parts, tracks_count)))
     outline.forget_files()
     return outline, table
 
 
-def _loop_tracks(parts: Sequence[EventTables], tracks_count: int) -> npt.NDArray[np.bool_]:
+def outline_io(source: IoSource, parts: Iterable[EventTables | Trace], tracks_count: int) -> Outline | None:
+    """Outline of calls that stay on disk; None if they are not in the order of ``io``, so that they cannot."""
+    outline, notable = Outline(source, tracks_count), _Notable(_loop_tracks(parts, tracks_count))
+    if not _read(outline, notable=notable):
+        return None
+    outline.notable = notable.table()
+    return outline
+
+
+def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt.NDArray[np.bool_]:
     """Whether each track is a thread that may drive a training loop."""
     drives = np.zeros(tracks_count, dtype=bool)
     for part in parts:

@@ -177,7 +177,7 @@ def _lane_rows(
     base = {(row["process_id"], row["group_hash"]): row for row in mine}
     chosen = np.flatnonzero(np.isin(collectives["group_hash"], np.array(list(notes.lanes), dtype=np.uint64)))
     used = collectives.take(chosen)
-    found = []
+    rows = []
     for process, value in sorted(set(zip(used["process_id"].tolist(), used["group_hash"].tolist(), strict=True))):
         lane = notes.lanes[value]
         row = base.get((process, lane.group_hash))
@@ -185,12 +185,12 @@ def _lane_rows(
             continue
         title, members = known[lane.group_hash]
         if not lane.ends:
-            found.append(({**row, "group_hash": value}, f"{title} · {lane.kind}", members))
+            rows.append(({**row, "group_hash": value}, f"{title} · {lane.kind}", members))
             continue
         ends = [members[i] if i < len(members) else -1 for i in lane.ends]
         shown = ends if min(ends) >= 0 else list(lane.ends)
         place = lane.ends.index(row["group_rank"]) if row["group_rank"] in lane.ends else -1
         crosses = 0 if row["crosses_hosts"] == 0 else -1
         entry = {**row, "group_hash": value, "group_rank": place, "group_size": 2, "crosses_hosts": crosses}
-        found.append((entry, f"{title} {shown[0]} to {shown[1]}", ends if min(ends) >= 0 else []))
-    return found
+        rows.append((entry, f"{title} {shown[0]} to {shown[1]}", ends if min(ends) >= 0 else []))
+    return rows

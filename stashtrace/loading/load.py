@@ -42,12 +42,12 @@ from stashtrace.loading.identity import Process, choose_processes, generations, 
 from stashtrace.loading.io import read_io
 from stashtrace.loading.join import join_tables
 from stashtrace.loading.presence import OpenedRun, describe
+from stashtrace.loading.stores import load_stored
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.trace import LossRow, Trace
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.store.files import read_store
 from stashtrace.store.layout import STORE_FILE
 
 _OWN_FILES = (".stash", ".ring")
@@ -105,7 +105,7 @@ def load_trace(
     if kinds and set(kinds) == {_FOREIGN}:
         trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
     elif kinds == [_STORE]:
-        trace = read_store(paths[0], tables=wanted, ranks=ranks)
+        trace = load_stored(paths[0], wanted, ranks)
     elif set(kinds) - {_RUN}:
         other, kind = next(pair for pair in zip(paths, kinds, strict=True) if pair[1] != _RUN)
         raise UsageError(f"cannot load {other} ({kind}) together with other inputs", hint="load each apart")

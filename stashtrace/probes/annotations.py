@@ -11,7 +11,6 @@ import functools
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,9 +25,7 @@ class _Nothing:
     def __enter__(self) -> _Nothing:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         return None
 
     def __call__(self, function: F) -> F:
@@ -72,9 +69,7 @@ class _Annotation:
         self._begins.append(self._backend.now())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         backend = self._backend
         try:
             if backend.window.open:

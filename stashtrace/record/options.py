@@ -34,7 +34,7 @@ _METADATA_KEY = "declaration"
 
 @functools.cache
 def default_collectors() -> tuple[str, ...]:
-    """Collectors that a run turns on by default: all of ``csrc/schema/records.def`` except deep mode's.
+    """Return the collectors that a run turns on by default: all of ``csrc/schema/records.def`` except deep mode's.
 
     Native collectors come first, then probes; ``annotations`` comes last.
 
@@ -88,19 +88,19 @@ class Declaration:
     const : object
         Value of a flag without an argument; None if it takes one.
     choices : tuple of str
-        The only values, if there are any here.
+        The values that the option can have; empty if any text will do.
     limits : tuple of int or None, optional
         Smallest and largest value; None for no largest one.
     check : callable, optional
-        Called with the option's name and a value; returns the value to keep.
+        Called with the name of the flag or variable and a value; returns the value to keep.
     listed : callable, optional
-        Returns names with which the help ends.
+        Returns names that are appended to the help.
     inherited : bool
         Whether a variable of the caller stays in force when the option is not given.
     needs_launcher : bool
-        Whether only ``stashtrace run`` can serve the option, since it goes on beside the job.
+        Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
     in_run_file : bool
-        Whether ``run.json`` tells the value.
+        Whether the value is written to ``run.json``.
     """
 
     variable: str
@@ -287,7 +287,7 @@ class RecordOptions:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser, *, launched: bool = True) -> None:
-        """Add the flags of the options; without ``launched`` only those of a job that nothing of ours starts."""
+        """Add the flags of the options; without ``launched`` only those that ``stashtrace env`` has."""
         for name, declared in DECLARATIONS.items():
             if not declared.flag or (declared.needs_launcher and not launched):
                 continue
@@ -315,7 +315,7 @@ class RecordOptions:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> RecordOptions:
-        """Options from what a parser with the flags of :meth:`add_arguments` read.
+        """Return the options that a parser with the flags of :meth:`add_arguments` has read.
 
         Raises
         ------
@@ -326,12 +326,12 @@ class RecordOptions:
         return cls(**{name: getattr(arguments, name) for name in named})
 
     def given(self) -> dict[str, Any]:
-        """Values of the options that are given, by name."""
+        """Return the values of the options that are given, by name."""
         values = {name: getattr(self, name) for name in DECLARATIONS}
         return {name: value for name, value in values.items() if value != _VALUES_NOT_GIVEN[name]}
 
     def to_arguments(self) -> list[str]:
-        """Words that give these options to ``stashtrace run``.
+        """Return words that give these options to ``stashtrace run``.
 
         Raises
         ------
@@ -379,11 +379,11 @@ class RecordOptions:
         return environment
 
     def to_run_facts(self) -> dict[str, Any]:
-        """What ``run.json`` tells of the options."""
+        """Return what ``run.json`` says of the options."""
         return {name: value for name, value in self.given().items() if DECLARATIONS[name].in_run_file}
 
     def recorded_collectors(self) -> tuple[str, ...]:
-        """Names of the collectors that are on.
+        """Return the names of the collectors that are on.
 
         Raises
         ------
@@ -410,7 +410,7 @@ DEFAULT_OPTIONS = RecordOptions()
 
 
 def _text(value: Any) -> str:
-    """A value as in a variable or behind a flag."""
+    """Return a value as the text of a variable, or of a flag's argument."""
     if value is True:
         return "1"
     return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stashtrace._native import intervals
@@ -36,7 +34,7 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     _add_threads(graph, replayed, threads, budget)
     on_devices = np.unique(graph.rank[graph.resource == Resource.STREAM]).tolist()
     if on_devices:
-        places = _Places.of(graph)
+        places = _Places(graph)
         for rank in on_devices:
             _add_device(graph, replayed, places, rank, steps, budget)
     count = max((len(np.unique(graph.rank[threads])) + len(on_devices)) * len(steps), 1)
@@ -76,43 +74,31 @@ def _arrived(graph: Graph, replayed: Replayed) -> Int64:
     return np.where(arrived > -NEVER, arrived, replayed.begin_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Rows of a graph by rank, so that no rank searches those of the others.
+class _RanksOf:
+    """Nodes or edges of a graph by rank, so that no rank searches those of the others."""
 
-    Attributes
-    ----------
-    nodes, nodes_of : int array, RowsBy
-        Nodes of streams and hosts, and their rows by rank.
-    members, members_of : int array, RowsBy
-        Edges into transfers, and their rows by the rank that enters.
-    releases, releases_of : int array, RowsBy
-        Edges out of transfers, and their rows by the rank that goes on.
-    before : int array
-        The node before each node on its thread, -1 if there is none.
+    def __init__(self, rows: Int64, ranks: Int64) -> None:
+        self._all, self._by_rank = rows, RowsBy(ranks)
+
+    def rows(self, rank: int) -> Int64:
+        """Return the rows of one rank."""
+        return self._all[self._by_rank.rows(rank)]
+
+
+class _Places:
+    """Where the parts of each rank are in a graph.
+
+    ``nodes`` are those of streams and hosts, ``members`` edges into transfers by the rank that enters, ``releases``
+    edges out of transfers by the rank that goes on. ``before`` is the node before each node on its thread, or -1.
     """
 
-    nodes: Int64
-    nodes_of: RowsBy
-    members: Int64
-    members_of: RowsBy
-    releases: Int64
-    releases_of: RowsBy
-    before: Int64
-
-    @classmethod
-    def of(cls, graph: Graph) -> _Places:
+    def __init__(self, graph: Graph) -> None:
         nodes = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
         members, releases = (np.flatnonzero(graph.edge_kind == kind) for kind in (EdgeKind.MEMBER, EdgeKind.RELEASE))
-        return cls(
-            nodes,
-            RowsBy(graph.rank[nodes]),
-            members,
-            RowsBy(graph.rank[graph.source[members]]),
-            releases,
-            RowsBy(graph.rank[graph.target[releases]]),
-            _before(graph),
-        )
+        self.nodes = _RanksOf(nodes, graph.rank[nodes])
+        self.members = _RanksOf(members, graph.rank[graph.source[members]])
+        self.releases = _RanksOf(releases, graph.rank[graph.target[releases]])
+        self.before = _before(graph)
 
 
 def _before(graph: Graph) -> Int64:
@@ -127,7 +113,7 @@ def _add_device(
     graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, budget: dict[str, float]
 ) -> None:
     """Paint a rank's streams, then the waits of its host, over its steps."""
-    own = places.nodes[places.nodes_of.rows(rank)]
+    own = places.nodes.rows(rank)
     own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
     streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
 
@@ -168,8 +154,7 @@ def _add_device(
 
 def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> tuple[TimeSet, TimeSet]:
     """Return when a rank's streams were in collectives before the last member arrived, and after."""
-    member = places.members[places.members_of.rows(rank)]
-    release = places.releases[places.releases_of.rows(rank)]
+    member, release = places.members.rows(rank), places.releases.rows(rank)
     shared, joins, leaves = np.intersect1d(graph.target[member], graph.source[release], return_indices=True)
     joined = replayed.end_ns[graph.source[member[joins]]]
     left = replayed.begin_ns[graph.target[release[leaves]]]
@@ -179,7 +164,7 @@ def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int
 
 def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
     """Return when a rank's host waited for batches of its workers."""
-    waits, edge = places.nodes[places.nodes_of.rows(rank)], replayed.binding
+    waits, edge = places.nodes.rows(rank), replayed.binding
     waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
     waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
     return TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])

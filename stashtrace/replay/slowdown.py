@@ -242,8 +242,7 @@ class _JobSteps:
                 counted[1:] = True
         if not counted.any():
             raise MissingDataError(
-                "no rank has two steps",
-                hint="record two steps or more: a step lasts from the end of the step before",
+                "no rank has two steps", hint="record two steps or more: a step lasts from the end of the step before"
             )
         return cls(by_number.values[order], counted, ends, idle, ended, alone)
 

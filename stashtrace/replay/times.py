@@ -17,10 +17,7 @@ from stashtrace.schema.kinds import StallKind
 _HOSTS = (Resource.STEP_THREAD, Resource.HOST)
 #: Work that is multiplied: where it runs, and its kind.
 _WORK = {
-    "compute": (
-        (Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM),
-        StallKind.COMPUTE,
-    ),
+    "compute": ((Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM), StallKind.COMPUTE),
     "launch": ((Resource.HOST,), StallKind.LAUNCH),
     "h2d": ((Resource.STREAM,), StallKind.H2D),
     "checkpoint": (_HOSTS, StallKind.CHECKPOINT),

@@ -1,4 +1,4 @@
-"""The message definition of Chakra execution traces, for who reads them and who writes them.
+"""The message definition of Chakra execution traces, for the importer and the exporter.
 
 A file is a ``GlobalMetadata`` message and then one ``Node`` message after the other, each after its length as a
 varint. Names and numbers are those of ``schema/protobuf/et_def.proto`` of mlcommons/chakra, package

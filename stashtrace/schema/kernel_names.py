@@ -1,8 +1,9 @@
-"""Which kernels move bytes between ranks, by their names. Shared by the importers and the decoder of deep mode.
+"""Tell by its name whether a kernel moves bytes between ranks. Importers and the decoder of deep mode use it.
 
-NCCL, RCCL and MSCCL are told by how their kernels are named. The others are known by name: torch's symmetric memory
-(``multimem_all_reduce_kernel`` and its kin, NVSHMEM), the all-reduces of vLLM, SGLang, AITER, FlashInfer and
-TensorRT-LLM, and DeepEP. A fused kernel (all-reduce with a norm) communicates: nobody sees which part of it does not.
+Kernels of NCCL, RCCL and MSCCL follow a naming scheme. The others are listed by name: torch's symmetric memory
+(``multimem_all_reduce_kernel`` and similar ones, NVSHMEM), the all-reduces of vLLM, SGLang, AITER, FlashInfer and
+TensorRT-LLM, and DeepEP. A fused kernel (all-reduce with a norm) counts as communication as a whole, since its parts
+cannot be told apart.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,7 +25,7 @@ _OTHERS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-#: Kernels that a compiler made of several operators and named after them: pointwise work, whatever else they name.
+#: Kernels that a compiler fused of several operators and named after them: pointwise work, also if a name matches.
 _GENERATED = re.compile(r"^triton_(poi|red|per|tem|mm|for|cat)_")
 _NAMELESS = re.compile(r"(\(anonymous namespace\)|<unnamed>|\(anonymous\))::")
 
@@ -38,7 +39,7 @@ def plain_kernel_name(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_nccl_kernel(name: str) -> bool:
-    """Whether a kernel of this name is NCCL's, or of a library made after it (RCCL, MSCCL)."""
+    """Whether a kernel of this name is of NCCL, or of a library derived from it (RCCL, MSCCL)."""
     return _LIBRARY.search(plain_kernel_name(name)) is not None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables
 
-#: Columns that order each table; the others keep the order of processes.
+#: Columns by which a table is sorted; the others keep the order of processes.
 SORT_KEYS = {
     "spans": ("begin_ns",),
     "phases": ("begin_ns",),
@@ -25,12 +25,12 @@ SORT_KEYS = {
     "device_calls": ("begin_ns",),
     "kernels": ("begin_ns",),
 }
-#: Rows looked at in one go to see whether a table is sorted.
+#: Rows that are checked at a time for being sorted.
 _CHECK_ROWS = 1 << 20
 
 
 def in_order_of(table: Table, keys: Sequence[str]) -> Table:
-    """Sorted by the keys; no copy if it is already."""
+    """The table sorted by the keys; the same table if it is sorted already."""
     if not keys or len(table) < 2:
         return table
     in_order = all(
@@ -49,7 +49,7 @@ def _in_order(columns: Sequence[Array]) -> bool:
 
 
 def number_collectives(collectives: Table, *others: Table | None) -> dict[str, Table]:
-    """``collective_key`` becomes the row number, here and in the tables that refer to it."""
+    """Make ``collective_key`` the row number, in ``collectives`` and in the tables that refer to it."""
     old = collectives["collective_key"]
     rows = np.arange(len(old), dtype=np.int64)
     tables = {"collectives": collectives.replace(collective_key=rows)}
@@ -57,24 +57,19 @@ def number_collectives(collectives: Table, *others: Table | None) -> dict[str, T
         if other is not None and len(other) and len(old):
             order = np.argsort(old, kind="stable")
             at = np.clip(np.searchsorted(old[order], other["collective_key"]), 0, len(old) - 1)
-            found = old[order][at] == other["collective_key"]
-            tables[other.schema.name] = other.replace(collective_key=np.where(found, order[at], -1))
+            is_known = old[order][at] == other["collective_key"]
+            tables[other.schema.name] = other.replace(collective_key=np.where(is_known, order[at], -1))
     return tables
 
 
 def offset_keys(parts: Sequence[EventTables]) -> None:
-    """Keys that decoders counted from 0 within each process become unique in the trace."""
+    """Make keys unique in the trace; decoders count them from 0 within each process."""
     first = 0
     for part in parts:
         # Rows may have been left out since they were numbered.
         count = int(part.collectives["collective_key"].max(initial=-1)) + 1
-        if count and first:
-            part.put(part.collectives.replace(collective_key=part.collectives["collective_key"] + first))
-        details = part.collective_details
-        if len(details) and first:
-            part.put(details.replace(collective_key=details["collective_key"] + first))
-        waits = part.collective_waits
-        if len(waits) and first:
-            keys = waits["collective_key"]
-            part.put(waits.replace(collective_key=np.where(keys >= 0, keys + first, keys)))
+        for name in ("collectives", "collective_details", "collective_waits") if first else ():
+            table, keys = part.table(name), part.table(name)["collective_key"]
+            if len(table):
+                part.put(table.replace(collective_key=np.where(keys >= 0, keys + first, keys)))
         first += count

@@ -1,8 +1,8 @@
-"""Rows whose numbers cannot be: a file that is damaged, or made to harm, under right checksums.
+"""Leave out rows with impossible numbers: a file may be damaged, or made to harm, and have valid checksums.
 
-Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. What follows
-subtracts moments and counts with these numbers in 64 bits, and looks things up by their codes; from here on the
-difference of any two numbers fits, and no code is negative. Importers have the same bound (``importers.bounds``).
+Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. Analyses subtract
+and add these numbers in 64 bits, and use codes as indices. After this check the difference of any two numbers fits, and
+no code is negative. Importers have the same bound (``importers.bounds``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,14 +15,14 @@ from stashtrace.schema.table import Table
 
 #: Numbers and moments end here: 2^62 ns since 1970 is the year 2116. The difference of any two fits 64 bits.
 HIGHEST = (1 << 62) - 1
-#: Ranks of a job, and workers of a rank; a number from here on is damage, and would ask for as much memory.
+#: Ranks of a job, and workers of a rank. A larger number is damage, and arrays of that size would be made.
 MOST_RANKS = 1 << 24
 #: Roles of columns that may hold any number.
 _ANY_NUMBER = ("key", "id", "position")
 
 
 def rank_number(text: str) -> int:
-    """The number of a rank, or how many there are, that a text says; -1 if it says none.
+    """Parse the number of a rank, or the number of ranks; -1 if the text is neither.
 
     Examples
     --------
@@ -41,9 +41,9 @@ def is_possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 
 def without_impossible(table: Table) -> tuple[Table, int]:
-    """The rows whose moments, amounts and counts are all within :data:`HIGHEST`; how many were left out.
+    """Rows whose moments, amounts and counts are all within :data:`HIGHEST`, and the number of rows left out.
 
-    A code of a narrow column that is negative did not fit it, so nobody knows what it stands for.
+    A negative code in a narrow column is one that did not fit into it, so its meaning is lost.
     """
     bad: npt.NDArray[np.bool_] | None = None
     for column in table.schema.columns:
@@ -52,7 +52,7 @@ def without_impossible(table: Table) -> tuple[Table, int]:
             continue
         values, lowest = table[column.name], 0 if narrow else -HIGHEST
         highest = MOST_RANKS if column.role == "rank" else HIGHEST
-        # The extremes are read without a temporary array: nearly every column passes here.
+        # Nearly every column passes here, without a temporary array.
         if int(values.min()) >= lowest and int(values.max()) <= highest:
             continue
         outside = (values < lowest) | (values > highest)

@@ -24,19 +24,17 @@ class StringPool:
 
     def code(self, text: str) -> int:
         """Return the code of ``text``, adding it if new."""
-        found = self._codes.get(text)
-        if found is None:
-            found = self._codes[text] = len(self._texts)
+        code = self._codes.get(text)
+        if code is None:
+            code = self._codes[text] = len(self._texts)
             self._texts.append(text if text.isascii() else _writable(text))
-        return found
+        return code
 
     def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
         """Codes of many texts, adding new ones."""
         listed = texts if isinstance(texts, list) else list(texts)
-        found = list(map(self._codes.get, listed))
-        if None in found:
-            found = [self.code(t) for t in listed]
-        return np.array(found, dtype=np.int64)
+        known = list(map(self._codes.get, listed))
+        return np.array([self.code(text) for text in listed] if None in known else known, dtype=np.int64)
 
     def find(self, text: str) -> int:
         """Return the code of ``text``, or -1 if it is not there."""
@@ -59,11 +57,11 @@ class StringPool:
 
 
 def _writable(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON may hold and no file or terminal takes."""
+    """The text without halves of surrogate pairs: JSON may hold them, but no file or terminal accepts them."""
     return text.encode("utf-8", "replace").decode()
 
 
 def ranks_of(text: str) -> list[int]:
-    """Ranks of a comma list (``groups.members_code``); none of a text that is not one, as a damaged file may hold."""
+    """Ranks of a comma-separated list, as in ``groups.members_code``; empty for any other text."""
     ranks = [rank_number(part) for part in text.split(",")]
     return ranks if min(ranks) >= 0 else []

@@ -1,4 +1,4 @@
-"""RawProcess, EventTables and Trace: what flows between the floors."""
+"""RawProcess, EventTables and Trace: what readers, decoders, loading and analyses pass on."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -81,12 +81,12 @@ class _Tables:
 
     def table(self, name: str) -> Table:
         """Table by name, empty if nothing filled it."""
-        found = self._tables.get(name)
-        if found is None:
+        table = self._tables.get(name)
+        if table is None:
             if name not in TABLES:
                 raise KeyError(_no_table(name))
-            found = self._tables[name] = Table.empty(TABLES[name])
-        return found
+            table = self._tables[name] = Table.empty(TABLES[name])
+        return table
 
     def __getattr__(self, name: str) -> Table:
         if name.startswith("_"):
@@ -125,7 +125,7 @@ class EventTables(_Tables):
 
 
 class IoOutline(Protocol):
-    """What was learned of the I/O calls when they were read the first time, and the way to those left on disk.
+    """Facts about the I/O calls from their first reading, and access to the calls that stay on disk.
 
     Attributes
     ----------
@@ -158,8 +158,8 @@ class IoOutline(Protocol):
 class Trace(_Tables):
     """All ranks on one time line.
 
-    The ``io`` table of a large run stays on disk until it is asked for; what can do with less asks for ``notable_io``,
-    ``io_rows_count``, ``io_span_ns`` or ``io_pieces``, which never load it.
+    The ``io`` table of a large run stays on disk until it is used. ``notable_io``, ``io_rows_count``, ``io_span_ns``
+    and ``io_pieces`` never load it, and are enough for most purposes.
 
     Attributes
     ----------
@@ -183,15 +183,15 @@ class Trace(_Tables):
         self._kept: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled and copied: not the kept results, which whoever needs them computes again."""
+        """State for pickling and copying, without the kept results: these can be computed again."""
         return {**self.__dict__, "_kept": {}}
 
     @property
     def kept(self) -> dict[str, Any]:
         """Results that were computed from this trace, by name; see :func:`kept_with_trace`.
 
-        A trace does not change, so they hold as long as it lives. None of them may refer to the trace: then its memory
-        is free as soon as nobody has it any more.
+        A trace does not change, so they hold as long as it lives. None of them may refer to the trace, or its memory
+        would not be free until the next collection of garbage.
         """
         return self._kept
 
@@ -227,12 +227,12 @@ class Trace(_Tables):
 
     @property
     def io_outline(self) -> IoOutline | None:
-        """What is known of the I/O calls beside their table; None for a trace that was put together in memory."""
+        """Facts about the I/O calls beside their table; None for a trace that was made in memory."""
         return self._io_outline
 
     @property
     def streamed_io(self) -> IoOutline | None:
-        """Where the I/O calls are as long as they are not in memory."""
+        """Access to the I/O calls as long as they are not in memory, else None."""
         return None if "io" in self._tables else self._io_outline
 
     @property
@@ -277,7 +277,7 @@ class Trace(_Tables):
 def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
     """Decorate a function of a trace alone: its result is computed once for each trace and kept with it.
 
-    The result must not refer to the trace, and nobody may change it.
+    The result must not refer to the trace, and callers must not change it.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 
@@ -293,7 +293,7 @@ def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Res
 
 # Keys of ``metadata`` that importers write and analyses read.
 
-#: Of a process: nothing of its host was recorded, so an idle device says nothing of its launches.
+#: Of a process: nothing of its host was recorded, so why a device idled is unknown.
 HOST_NOT_RECORDED = "host_not_recorded"
 #: Of a process: its pipeline stage, and its number among those that hold the same stage.
 PIPELINE_STAGE, DATA_PARALLEL_RANK = "pipeline_stage", "data_parallel_rank"

@@ -1,4 +1,4 @@
-"""TrackRegistry: the lines of the time line, handed out by number while rows are decoded or imported."""
+"""TrackRegistry: numbers the lines of the time line while rows are decoded or imported."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,7 +10,7 @@ from stashtrace.schema.kinds import ThreadRole, TrackKind
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 
-#: Tables whose rows lie on another kind of track than a thread.
+#: Tables whose rows are on another kind of track than a thread.
 _KINDS = {
     "devices": TrackKind.DEVICE,
     "streams": TrackKind.STREAM,
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 def kind_of_rows(table: str) -> TrackKind:
-    """Kind of the tracks on which the rows of a table lie."""
+    """Kind of the tracks that the rows of a table are on."""
     return _KINDS.get(table, TrackKind.THREAD)
 
 
@@ -37,12 +37,12 @@ class TrackRegistry:
 
     def _get(self, process_id: int, kind: TrackKind, native_id: int, name: str, unit: str, by_name: bool) -> int:
         key = (process_id, int(kind), native_id, name if by_name else "")
-        found = self._ids.get(key)
-        if found is None:
-            found = self._ids[key] = len(self._rows)
+        track_id = self._ids.get(key)
+        if track_id is None:
+            track_id = self._ids[key] = len(self._rows)
             code = self.strings.code
-            self._rows.append([found, process_id, int(kind), native_id, 0, code(name), code(unit)])
-        return found
+            self._rows.append([track_id, process_id, int(kind), native_id, 0, code(name), code(unit)])
+        return track_id
 
     def thread(self, process_id: int, tid: int) -> int:
         """Track of a thread, made at first use."""
@@ -67,13 +67,13 @@ class TrackRegistry:
         return self._get(process_id, TrackKind.DEVICE, device_index, name, "", False)
 
     def unknown(self, process_id: int, kind: TrackKind) -> int:
-        """Track of what is known to belong to a process, but not to which of its threads, streams or devices."""
+        """Track for rows of a process whose thread, stream or device is unknown."""
         return self._get(process_id, kind, -1, f"unknown {kind.name.lower()}", "", False)
 
     def placed(self, table: Table) -> tuple[Table, int]:
-        """The table with a track for each row, and how many rows named none (-1): these lie on an unknown track.
+        """The table with a track for each row, and the number of rows that had none (-1) and are on an unknown one now.
 
-        Only tables that also say the process of each row can be mended so; the others are returned as they are.
+        A table without the process of each row is returned as it is.
         """
         if "track_id" not in table or "process_id" not in table:
             return table, 0
@@ -98,7 +98,7 @@ class TrackRegistry:
             row[4] = int(role)
 
     def assign_role(self, track_id: int, role: int) -> None:
-        """Say what a thread is to the job."""
+        """Set the role of a thread in the job."""
         self._rows[track_id][4] = int(role)
 
     def table(self) -> Table:

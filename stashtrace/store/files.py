@@ -1,7 +1,7 @@
-"""A store, or some ranks of it, as a Trace. Called by ``align.load_trace`` and by ``fleet``, one rank at a time.
+"""Read a store, or some of its ranks, as a Trace; and write one. ``loading`` and ``fleet`` call this.
 
-Numbers of tracks and processes are made dense again, and keys that each partition counts from 0 become unique, so a
-trace of a few ranks costs what these ranks cost.
+Tracks and processes are numbered from 0 again, and keys that each partition counts from 0 become unique. So a trace of
+a few ranks needs the memory of these ranks only.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -46,14 +46,14 @@ from stashtrace.store.reinstating import Reinstated, add_losses
 if TYPE_CHECKING:
     import pyarrow
 
-#: Files that are decoded at the same time, and those that may lie ready for the thread that makes tables of them.
+#: Files that are decoded at the same time, and decoded files that may wait to become tables.
 _READERS, _FILES_AHEAD = 2, 16
 
-#: Tables that are there whatever was asked for.
+#: Tables that are always read.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
-#: What the export found out from all ranks together.
+#: Tables that the export derived from all ranks together.
 _DERIVED = ("numbered_steps", "matched_collectives")
-#: What was lost is told whatever its number says; an end that nothing speaks for is beyond all moments.
+#: Tables in which any number is possible: losses are shown as they are, and an unknown end is later than any moment.
 _ANY_NUMBERS = ("losses", "matched_collectives")
 #: Key that each partition counts from 0, and the tables that refer to it.
 _COUNTED = "collectives.collective_key"
@@ -64,13 +64,16 @@ _COUNTED_IN = tuple(
 
 def store_ranks(path: str | Path) -> list[int]:
     """Ranks of a store, ascending."""
-    return [int(rank) for rank in read_facts(Path(path)).get("ranks", [])]
+    ranks: list[int] = read_facts(Path(path))["ranks"]
+    return ranks
 
 
-def read_store(
+def load_store(
     path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> Trace:
-    """Load a store; parameters as in ``load_trace``.
+) -> tuple[Trace, dict[str, Array]]:
+    """Load a store with the parameters of ``load_trace``.
+
+    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
 
     Raises
     ------
@@ -79,23 +82,16 @@ def read_store(
     UsageError
         If a rank is not there.
     """
-    return load_store(path, tables=tables, ranks=ranks)[0]
-
-
-def load_store(
-    path: str | Path, *, tables: Collection[str] | None = None, ranks: Collection[int] | None = None
-) -> tuple[Trace, dict[str, Array]]:
-    """As :func:`read_store`; and the numbers that tracks and processes have in the whole store, by the trace's."""
     require_pyarrow()
     folder = Path(path)
     facts = read_facts(folder)
-    there = [int(rank) for rank in facts.get("ranks", [])]
-    missing = sorted(set(ranks or ()) - set(there))
+    stored: list[int] = facts["ranks"]
+    missing = sorted(set(ranks or ()) - set(stored))
     if missing:
         raise UsageError(
-            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, there))}"
+            f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, stored))}"
         )
-    wanted = [NO_RANK, *(there if ranks is None else sorted(ranks))]
+    wanted = [NO_RANK, *(stored if ranks is None else sorted(ranks))]
     strings = StringPool()
     joined: dict[str, Table] = {}
     counts: list[int] = []
@@ -103,18 +99,18 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = _read_all(folder, name, wanted, strings)
+        parts = read_partitions(folder, name, wanted, strings)
         if name == "collectives":
             parts = _counted(parts, counts)  # keys are places among all rows of a partition
         joined[name] = _joined(schema, _unique(name, parts, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
-            again = zip(wanted, _read_all(folder, name, wanted, strings), strict=True)  # few stores are damaged
+            again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _joined(schema, _unique(name, sound, counts))
         reinstated.note(name, joined[name])
     _release_arrow()
     reinstated.complete(joined)
-    written = facts.get("rows", {})
+    written: dict[str, int] = facts["rows"]
     _count_impossible(joined, impossible, strings)
     if ranks is None:
         _count_lost(joined, written, impossible, strings)
@@ -141,14 +137,14 @@ def _release_arrow() -> None:
 
 
 def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
-    """The parts, while their rows are counted."""
+    """Pass the parts on, and append the number of rows of each to ``counts``."""
     for part in parts:
         counts.append(len(part))
         yield part
 
 
 def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
-    """Rows of all parts, each of which is let go as soon as they are taken."""
+    """Rows of all parts; the memory of a part is free once its rows are copied."""
     whole = GrowingTable(schema)
     for part in parts:
         if len(part):
@@ -157,9 +153,9 @@ def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
 
 
 def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
-    """One rank's rows alone, with the numbers of tracks and processes of the whole store.
+    """Rows of one rank, with the numbers of tracks and processes of the whole store.
 
-    Unlike :func:`read_store` it needs no finished store, and what belongs to no rank is not there.
+    Unlike :func:`load_store` it also reads an unfinished store, and it leaves out rows that belong to no rank.
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
@@ -167,43 +163,51 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
 
 
 def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
-    return next(_read_all(folder, name, [rank], strings))
+    return next(read_partitions(folder, name, [rank], strings))
 
 
-def _read_all(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
-    """A table of each of these ranks, in their order; texts get their codes in this order.
+def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
+    """One table for each of these ranks, in their order; texts get their codes in this order.
 
-    Threads read files ahead: Parquet is decoded without the GIL.
+    Threads read files ahead, since Parquet is decoded without the GIL.
     """
     import pyarrow
 
+    if not (folder / name).is_dir():
+        yield from (Table.empty(TABLES[name]) for _ in ranks)
+        return
     files = [str(partition(folder, name, rank)) for rank in ranks]
     with ThreadPoolExecutor(_READERS) as pool:
         ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
         for at, (file, rank) in enumerate(zip(files, ranks, strict=True)):
             try:
-                found = ahead.popleft().result()
+                content = ahead.popleft().result()
                 if at + _FILES_AHEAD < len(files):
                     ahead.append(pool.submit(_arrow_of, files[at + _FILES_AHEAD]))
-                table = Table.empty(TABLES[name]) if found is None else from_arrow(found, TABLES[name], rank, strings)
+                table = _table_of(content, name, rank, strings)
             except (OSError, pyarrow.ArrowException) as error:
-                why = str(error).partition("\n")[0]
-                raise FormatError(f"{file} cannot be read: {why}", hint="export the run again") from error
+                reason = str(error).partition("\n")[0]
+                raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
             yield table
 
 
+def _table_of(content: pyarrow.Table | None, name: str, rank: int, strings: StringPool) -> Table:
+    schema = TABLES[name]
+    return Table.empty(schema) if content is None else from_arrow(content, schema, rank, strings)
+
+
 def _arrow_of(file: str) -> pyarrow.Table | None:
-    """Content of one file, None if there is none of the rank."""
+    """Content of one file, None if the rank has none."""
     import pyarrow.parquet
 
     if not os.path.exists(file):
         return None
-    # One file and no data set: its path would add a second column of the rank.
+    # Read as a file, not as a data set: that would add a second column of the rank, from the path.
     return pyarrow.parquet.ParquetFile(pyarrow.OSFile(file)).read(use_threads=False)
 
 
 def _possible(part: Table, left_out: Counter[str]) -> Table:
-    """The rows of a partition whose numbers can be; the others are counted."""
+    """Rows of a partition without impossible numbers; the others are counted in ``left_out``."""
     name = part.schema.name
     if name in _ANY_NUMBERS:
         return part
@@ -228,7 +232,7 @@ def _count_impossible(tables: dict[str, Table], left_out: Mapping[str, int], str
 
 
 def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], strings: StringPool) -> None:
-    """Steps of a rank that overlap, or have no number, are not what the export found: they are found anew."""
+    """Drop the stored steps if those of a rank overlap or lack numbers: the export did not write them so."""
     steps = tables.get("numbered_steps")
     if steps is None or not len(steps):
         return
@@ -251,11 +255,11 @@ def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
 def _count_lost(
     tables: dict[str, Table], written: dict[str, int], told: Mapping[str, int], strings: StringPool
 ) -> None:
-    """Compare with what was written: missing rows go to ``losses``; what was derived from all is derived anew."""
+    """Add rows that are missing since the export to ``losses``; drop derived tables that lack rows."""
     lost: list[LossRow] = []
     for name, table in tables.items():
         count = written.get(name, 0) - len(table) - told.get(name, 0)
-        if count > 0 and name not in ("processes", "tracks"):  # these were put back and counted already
+        if count > 0 and name not in ("processes", "tracks"):  # those were reinstated and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
     if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
@@ -264,9 +268,9 @@ def _count_lost(
 
 
 def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterator[Table]:
-    """Keys of the partitions made unique; ``collectives`` comes before the tables that refer to it.
+    """Make the keys of the partitions unique; ``collectives`` comes before the tables that refer to it.
 
-    ``counts`` are the keys of each part; of ``collectives`` they come with the parts.
+    ``counts`` is the number of keys of each part; for ``collectives`` it grows while the parts are read.
     """
     keyed = [column for column, key in TABLES[name].keys.items() if key == _COUNTED]
     first = 0
@@ -281,7 +285,7 @@ def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterato
 
 
 def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
-    """Renumber tracks and processes from 0, and everything that refers to them; gives the old numbers by the new."""
+    """Number tracks and processes from 0, also where tables refer to them; return the old numbers, by the new."""
     numbers = {}
     for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
         rows = tables[owner].sort_by(key)
@@ -352,7 +356,9 @@ class StoreWriter:
             file = partition(self.path, name, rank)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                pyarrow.parquet.write_table(to_arrow(table, self._strings), file, **parquet_options(table.schema))
+                pyarrow.parquet.write_table(
+                    to_arrow(table, self._strings), file, **parquet_options(table.schema, len(table))
+                )
             except OSError as error:
                 raise self._refused(error) from error
             self.file_bytes += file.stat().st_size

@@ -1,11 +1,12 @@
-"""Where things lie in a store, and how a table looks in Arrow.
+"""Files and folders of a store, and the Arrow form of a table.
 
     STORE/stashtrace-store.json            format, version, ranks, rows of each table
     STORE/kernels/rank=3/part-0.parquet    rows of table ``kernels`` of rank 3, without the column ``rank``
     STORE/losses/rank=-1/part-0.parquet    rows of no rank
 
 The folders are Hive partitions: pyarrow, DuckDB, polars and Spark read a table with its rank as a column. Texts are
-dictionaries, so each file stands alone; ``name_code`` becomes ``name``. Columns say unit and meaning in their metadata.
+dictionaries, so each file can be read alone; ``name_code`` becomes ``name``. Unit and meaning are in the metadata of a
+column.
 pyarrow is imported on use.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
+from stashtrace.groupby import GroupBy
 from stashtrace.run_facts import json_object
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES
@@ -36,8 +38,10 @@ PART_FILE = "part-0.parquet"
 VERSION = 1
 #: Partition of what belongs to no rank.
 NO_RANK = -1
-#: Columns that refer to rows of ``tracks`` and ``processes``, by their names' ends.
+#: Columns that number the rows of ``tracks`` and ``processes``.
 TRACK, PROCESS = "track_id", "process_id"
+#: Up to so many rows a file counts as small.
+_SMALL_ROWS = 1 << 14
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
@@ -51,7 +55,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     Raises
     ------
     FormatError
-        If it is damaged, or the store was not finished.
+        If it is damaged, or the export did not end.
     UnsupportedVersionError
         If a newer stashtrace wrote it.
     """
@@ -89,10 +93,9 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     for column in _kept(table.schema):
         values = table[column.name]
         if column.is_text:
-            codes, indices = np.unique(values, return_inverse=True)
-            texts = [strings.text(code) for code in codes.tolist()]
-            known = pyarrow.array(texts, pyarrow.string())
-            array = pyarrow.DictionaryArray.from_arrays(indices.astype(np.int32), known)
+            codes = GroupBy(values)
+            texts = pyarrow.array(map(strings.text, codes.values.tolist()), pyarrow.string())
+            array = pyarrow.DictionaryArray.from_arrays(codes.number.astype(np.int32), texts)
         elif values.dtype.kind == "U":
             array = pyarrow.array(values.tolist(), pyarrow.string())
         else:
@@ -105,38 +108,37 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     )
 
 
-def from_arrow(found: pyarrow.Table, schema: Schema, rank: int, strings: StringPool) -> Table:
-    """Table from its Arrow form; a column that the file lacks is unknown, one that nobody knows is left out.
+def from_arrow(content: pyarrow.Table, schema: Schema, rank: int, strings: StringPool) -> Table:
+    """Table from its Arrow form; a column that the file lacks gets its missing value, an unknown one is left out.
 
     Raises
     ------
     pyarrow.ArrowException
-        If a column holds something else than such a column does, or a number that does not fit it.
+        If a column has another type, or a number that does not fit.
     """
-
     columns: dict[str, Any] = {}
-    there = dict(zip(found.column_names, found.columns, strict=True))
-    for name, arrow, dtype, unknown, kind in _arrow_columns(schema.name):
-        values = there.get(arrow)
+    given = dict(zip(content.column_names, content.columns, strict=True))
+    for name, arrow, dtype, missing, kind in _arrow_columns(schema.name):
+        values = given.get(arrow)
         if name == "rank":
-            columns["rank"] = np.full(len(found), rank, dtype=dtype)
+            columns["rank"] = np.full(len(content), rank, dtype=dtype)
         elif values is None:
-            columns[name] = np.full(len(found), unknown, dtype=dtype)
+            columns[name] = np.full(len(content), missing, dtype=dtype)
         elif kind is None:
             columns[name] = _codes(values, strings)
         elif dtype.kind == "U":
-            columns[name] = np.array(values.cast(kind).fill_null(unknown).to_pylist(), dtype=dtype)
+            columns[name] = np.array(values.cast(kind).fill_null(missing).to_pylist(), dtype=dtype)
         else:
             values = values if values.type == kind else values.cast(kind)
-            columns[name] = (values.fill_null(unknown) if values.null_count else values).to_numpy()
+            columns[name] = (values.fill_null(missing) if values.null_count else values).to_numpy()
     return Table(schema, columns)
 
 
 @functools.cache
 def _arrow_columns(table: str) -> tuple[tuple[str, str, np.dtype[Any], int | str, pyarrow.DataType | None], ...]:
-    """Name, name in Arrow, type, what is unknown, type in Arrow (None for codes) of each column of a table.
+    """Name, name in Arrow, type, missing value, and type in Arrow (None for codes) of each column of a table.
 
-    A store has as many files of a table as ranks: the schema is read once.
+    Kept, because a store has as many files of a table as ranks.
     """
     import pyarrow
 
@@ -152,12 +154,16 @@ def _arrow_columns(table: str) -> tuple[tuple[str, str, np.dtype[Any], int | str
     )
 
 
-def parquet_options(schema: Schema) -> dict[str, Any]:
-    """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries."""
+def parquet_options(schema: Schema, rows_count: int) -> dict[str, Any]:
+    """How ``pyarrow.parquet.write_table`` should encode: rising times as differences, texts as dictionaries.
+
+    A store of many ranks has many small files, and zstd takes longer to set up for each of their columns than all else
+    that is done to read them; snappy makes them no larger.
+    """
     texts = [c.shown_name for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
     whole = [c.name for c in _kept(schema) if not c.is_text and c.dtype in ("i8", "i4")]
     return {
-        "compression": "zstd",
+        "compression": "zstd" if rows_count > _SMALL_ROWS else "snappy",
         "use_dictionary": texts,
         "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
     }

@@ -1,7 +1,7 @@
-"""Rows of ``processes`` and ``tracks`` that a store has lost, put back as unknown ones; used by ``reading``.
+"""Put back rows of ``processes`` and ``tracks`` that a store has lost, as unknown ones; ``files`` uses it.
 
-What happened is in the other tables, and it is shown: the partition says the rank, and a row's process its place.
-Everything else about the lost process or track is unknown, and ``losses`` counts it.
+Other tables still hold what these did, and it is shown: a partition has the rank, a row the number of its process.
+Everything else about a lost process or track is unknown, and ``losses`` counts it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -27,7 +27,7 @@ _HINT = "; what it did is shown. Export the run again to have it whole"
 
 
 class Reinstated:
-    """Watches the partitions as they are read; afterwards :meth:`complete` adds what they refer to and nobody has."""
+    """Looks at the partitions while they are read; :meth:`complete` then adds the rows that they refer to and lack."""
 
     def __init__(self, strings: StringPool) -> None:
         self._strings = strings
@@ -48,7 +48,7 @@ class Reinstated:
                 self._first.setdefault(rank, process)
 
     def has_all(self, table: Table) -> bool:
-        """Whether the rows of all partitions refer to processes and tracks that are there: none needs a look."""
+        """Whether all rows refer to known processes and tracks; :meth:`look` is not needed then."""
         name = table.schema.name
         if not len(table) or name in _OF_THE_RUN or name == "processes":
             return True
@@ -57,7 +57,7 @@ class Reinstated:
         return all(bool(np.isin(table[key], numbers).all()) for key, numbers in zip(keys, known, strict=True))
 
     def look(self, rank: int, part: Table) -> Table:
-        """The partition of a table; rows that name no track at all (-1) get an unknown one."""
+        """Note what the rows of a partition refer to; rows without a track (-1) get an unknown one."""
         name = part.schema.name
         if not len(part) or name in _OF_THE_RUN or name == "processes":
             return part
@@ -81,19 +81,17 @@ class Reinstated:
 
     def complete(self, tables: dict[str, Table]) -> None:
         """Add the rows that are missing to ``processes``, ``tracks`` and ``losses``."""
-        for name, found in (("processes", self._processes), ("tracks", self._tracks)):
-            if found:
-                rows = [self._filled(TABLES[name], row) for row in found.values()]
+        lost: list[LossRow] = []
+        for name, missing in (("processes", self._processes), ("tracks", self._tracks)):
+            if missing:
+                rows = [self._filled(TABLES[name], row) for row in missing.values()]
                 tables[name] = Table.concat(TABLES[name], [tables[name], Table.from_rows(TABLES[name], rows)])
-        lost: list[LossRow] = [
-            ("format", f"{name}_lost", int(Severity.DATA_LOSS), len(found), f"the store lacks rows of {name}{_HINT}")
-            for name, found in (("processes", self._processes), ("tracks", self._tracks))
-            if found
-        ]
+                advice = f"the store lacks rows of {name}{_HINT}"
+                lost.append(("format", f"{name}_lost", int(Severity.DATA_LOSS), len(missing), advice))
         add_losses(tables, lost, self._strings)
 
     def _missing(self, key: str, values: Array) -> Iterator[tuple[int, Array]]:
-        """Numbers that nobody has, and the rows of each; a damaged column may hold as many as it has rows."""
+        """Unknown numbers and the rows of each; a damaged column may hold as many as it has rows."""
         outside = np.flatnonzero(~np.isin(values, self._known.get(key, np.empty(0, dtype=np.int64))))
         if len(outside):
             rows = outside[np.argsort(values[outside], kind="stable")]
@@ -115,7 +113,7 @@ class Reinstated:
                 entry[name] = best(entry.get(name, value), value)
 
     def _first_of(self, rank: int) -> int:
-        """The process that a rank's rows belong to if they do not say."""
+        """Process of the rows of a rank that do not name one."""
         if rank not in self._first:
             self._miss_process(self._number(self._known.get(PROCESS), self._processes), rank, Table.empty(TABLES["io"]))
         return self._first[rank]
@@ -142,7 +140,7 @@ class Reinstated:
 
 
 def add_losses(tables: dict[str, Table], lost: list[LossRow], strings: StringPool) -> None:
-    """Append to the ``losses`` table what was found to be missing from the run."""
+    """Append rows to the ``losses`` table, for the run as a whole."""
     if not lost:
         return
     schema = TABLES["losses"]

@@ -1,4 +1,4 @@
-"""A store without secrets: each file read, its texts as ``pseudonyms.Scrubber`` gives them, written anew."""
+"""A store without secrets: each file is read, scrubbed by ``pseudonyms.Scrubber``, and written anew."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 
 _VARIABLE = "env."
-#: In the metadata of a file: what it has gone through.
+#: Key in the metadata of a file: which kinds of scrubbing it went through.
 _DONE = b"stashtrace.scrubbed"
 _COMMANDS = ("argv", "command")
 _PLACES = ("cwd", "exe", "directory", "out")
@@ -27,7 +27,7 @@ def tables_of(store: Path) -> list[Path]:
 
 
 def survey_store(store: Path, survey: Survey) -> None:
-    """Note what a store says of hosts, files and secrets.
+    """Note the hosts, files and secrets that a store names.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def survey_store(store: Path, survey: Survey) -> None:
 
 
 def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber) -> int:
-    """Write one file anew; returns its rows: variables that are not stored any more are left out."""
+    """Write one file anew and return its number of rows; variables that are no longer stored are left out."""
     import pyarrow
     import pyarrow.parquet
 
@@ -79,7 +79,7 @@ def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber)
             new = new if pyarrow.types.is_string(field.type) else new.dictionary_encode()
             table = table.set_column(number, pyarrow.field(field.name, new.type, metadata=field.metadata), new)
     schema = TABLES.get(table_name)
-    options: dict[str, Any] = {"compression": "zstd"} if schema is None else parquet_options(schema)
+    options: dict[str, Any] = {"compression": "zstd"} if schema is None else parquet_options(schema, len(table))
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         pyarrow.parquet.write_table(table, file, **options)
         file.flush()

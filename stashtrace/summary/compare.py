@@ -1,32 +1,34 @@
-"""The verdict over two runs, in words. Used by ``stashtrace diff``; the numbers are those of the ``diff`` analysis."""
+"""Which of two runs is faster, and why, in words; the numbers are those of ``diff`` and ``kernel_diff``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from stashtrace.schema.table import Table
 from stashtrace.units import duration_text, percent_text, shortened
 
-#: Kinds named as the cause of a change.
+#: From this ratio on a change is no longer worded as percent.
 _TIMES_RATIO = 9
+#: Kinds, or kernels, that a sentence names.
 _NAMED_AT_MOST = 3
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 48
 
 
 def verdict(table: Table, before: str, after: str) -> list[str]:
-    """Sentences: what became of the step, and which kinds of time made the difference.
+    """Say in sentences how the length of a step changed, and which kinds of time changed most.
 
     Parameters
     ----------
     table : Table
         Result of ``diff``.
     before, after : str
-        What to call the two runs.
+        Names of the two runs.
     """
-    rows = list(table.rows())
-    step, kinds = rows[0], [row for row in rows[1:] if row["verdict"] != "no difference"]
+    step, *kinds = table.rows()
+    kinds = [row for row in kinds if row["verdict"] != "no difference"]
     first, second, noise = (duration_text(step[n]) for n in ("before_ns", "after_ns", "noise_ns"))
     lines = []
     if step["verdict"] == "no difference":
@@ -41,7 +43,7 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
         )
     if kinds:
         worst = sorted(kinds, key=lambda row: -abs(row["change_ns"]))[:_NAMED_AT_MOST]
-        lines.append("by kind: " + ", ".join(_change(row) for row in worst))
+        lines.append("by kind: " + ", ".join(_change(row["kind"], row) for row in worst))
     fewest = min(step["before_steps_count"], step["after_steps_count"])
     if fewest < 20:
         were = "step was" if fewest == 1 else "steps were"
@@ -49,41 +51,33 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     return lines
 
 
-def _than(step: dict[str, object]) -> str:
+def _than(step: dict[str, Any]) -> str:
     return "less" if step["verdict"] == "faster" else "more"
 
 
-def _change(row: dict[str, object]) -> str:
+def _change(name: str, row: dict[str, Any]) -> str:
     change = row["change_ns"]
-    assert isinstance(change, int)
-    return f"{row['kind']} {'+' if change > 0 else '-'}{duration_text(abs(change))}"
-
-
-def _kernel_change(row: dict[str, object]) -> str:
-    change = row["change_ns"]
-    assert isinstance(change, int)
-    return f"{shortened(str(row['name']), _NAME_WIDTH)} {'+' if change > 0 else '-'}{duration_text(abs(change))}"
+    return f"{name} {'+' if change > 0 else '-'}{duration_text(abs(change))}"
 
 
 def names_apart(paths: Sequence[str]) -> list[str]:
-    """Paths, or A and B where they are too long to read in a sentence."""
+    """Return the paths as names of the runs, or A and B if they are equal or too long for a sentence."""
     return list(paths) if all(len(p) <= 24 for p in paths) and len(set(paths)) == len(paths) else ["A", "B"]
 
 
 def kernel_verdict(table: Table, before: str, after: str) -> list[str]:
-    """Sentences: what became of the work on devices, and which kernels made the difference.
+    """Say in sentences how the work on devices changed, and which kernels changed most.
 
     Parameters
     ----------
     table : Table
         Result of ``kernel_diff``.
     before, after : str
-        What to call the two runs.
+        Names of the two runs.
     """
-    rows = list(table.rows())
-    whole, kernels = rows[0], [row for row in rows if row["name"] != rows[0]["name"]]
-    first, second = (duration_text(whole[n]) for n in ("before_ns", "after_ns"))
-    noise = duration_text(whole["noise_ns"])
+    whole, *kernels = table.rows()
+    kernels = [row for row in kernels if row["name"] != whole["name"]]
+    first, second, noise = (duration_text(whole[n]) for n in ("before_ns", "after_ns", "noise_ns"))
     if whole["verdict"] == "no difference":
         lines = [f"no difference: GPU work takes {first} in {before} and {second} in {after} (noise up to {noise})"]
     else:
@@ -93,7 +87,7 @@ def kernel_verdict(table: Table, before: str, after: str) -> list[str]:
     for word in ("slower", "faster", "appeared", "vanished"):
         chosen = [row for row in kernels if row["verdict"] == word]
         if chosen:
-            named = ", ".join(_kernel_change(row) for row in chosen[:_NAMED_AT_MOST])
+            named = ", ".join(_change(shortened(row["name"], _NAME_WIDTH), row) for row in chosen[:_NAMED_AT_MOST])
             more = f", {len(chosen) - _NAMED_AT_MOST} more" if len(chosen) > _NAMED_AT_MOST else ""
             lines.append(f"{word}: {named}{more}")
     return lines

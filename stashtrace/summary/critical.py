@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 #: Groups that a sentence names, and the share below which one is not worth a name.
 _MOST_NAMES, _WORTH_NAMING = 3, 0.01
-#: A rank, or an operation, stands for its kind if it has this part of it; an order is usual in more than so many steps.
+#: Share of its kind from which a rank or an operation is named alone; share of steps above which an order is usual.
 _MAJORITY = 0.5
 _WIDTH = 79
 #: A space at which no line ends.
 _KEPT = "\u00a0"
-#: Kinds in other words; the second is no kind: what occupies nothing.
+#: Groups that are no kind of stall; kinds that are printed in other words.
 _UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
 _WORDS = {"other": "asleep or blocked", "handoff": "hand-off of batches"}
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts of the path that the sentence names as one.
+    """A part of the path that the sentence names as one.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Group:
         return f"rank {self.rank} {word}" if self.rank >= 0 else f"{word} of {self.ranks_count} ranks in turn"
 
     def rows(self, table: Table) -> npt.NDArray[np.bool_]:
-        """Its rows of a table with rank, kind and name."""
+        """Return a mask of its rows in a table with rank, kind and name."""
         chosen: npt.NDArray[np.bool_] = (_kinds(table) == self.kind) & ((table["rank"] < 0) == self.is_transfer)
         if self.rank >= 0:
             chosen &= table["rank"] == self.rank
@@ -72,22 +72,22 @@ class Group:
 
 
 def critical_lines(path: CriticalPath) -> list[str]:
-    """The sentence in lines for the terminal; none if no step of the run counts."""
+    """Return the sentence in lines for the terminal; empty if no step of the run counts."""
     lines = textwrap.wrap(_sentence(path, kept=_KEPT), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace(_KEPT, " ") for line in lines]
 
 
 def critical_sentence(path: CriticalPath) -> str:
-    """Say what the largest parts of the critical path are, at most three, in their order if most steps have one.
+    """Return a sentence with the at most three largest parts of the critical path; empty if no step counts.
 
-    Percents are of the time of the path in the counted steps. Empty if no step counts. An example:
+    They are in their usual order if most steps have one. Percents are of the time of the path in the counted steps:
     ``critical path: 41 % rank 3 prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
     """
     return _sentence(path)
 
 
 def _sentence(path: CriticalPath, kept: str = " ") -> str:
-    """The sentence; ``kept`` stands between words that belong together."""
+    """Return the sentence; ``kept`` is the space between words that stay on one line."""
     shares = path.shares
     found = groups(shares)[:_MOST_NAMES]
     if not found:
@@ -107,10 +107,10 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
 
 
 def groups(shares: Table) -> list[Group]:
-    """Rows of ``critical_share`` in groups, the largest first.
+    """Group the rows of ``critical_share``, the largest group first.
 
-    Each rank and kind is a group, and each operation. A kind of which no rank has at least half is one group of all
-    ranks instead, and transfers of which no operation has half are one of all transfers of the kind.
+    Each rank and kind is a group, and so is each operation. A kind of which no rank has half is one group of all ranks
+    instead, and transfers of which no operation has half are one group of all transfers of that kind.
     """
     found, total_ns = [], max(float(shares["held_ns"].sum()), 1.0)
     for kind in np.unique(_kinds(shares)).tolist():
@@ -131,13 +131,13 @@ def groups(shares: Table) -> list[Group]:
 
 
 def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
-    """Order in which most counted steps go through these groups, by the longest stretch of each; None if none is."""
+    """Return the order in which most counted steps pass these groups, by the longest stretch of each, or None."""
     table = path.divided.take(np.isin(path.divided["step"], path.counted_steps))
     begins: list[dict[int, tuple[int, bool]]] = []
     for each in found:
         own = table.take(each.rows(table))
         longest = np.lexsort((own["held_ns"], own["step"]))  # of a step the last one
-        # Of one batch the reads come first: there is nothing to prepare before.
+        # The reads of a batch come before its preparation.
         moments = [(int(own["begin_ns"][at]), each.kind != "fetch") for at in longest.tolist()]
         begins.append(dict(zip(own["step"][longest].tolist(), moments, strict=True)))
     seen: Counter[tuple[int, ...]] = Counter()
@@ -155,7 +155,7 @@ def _kinds(table: Table) -> npt.NDArray[np.str_]:
 
 
 def _rival(path: CriticalPath) -> str:
-    """What most of the ambiguous time may be instead."""
+    """Return what most of the ambiguous time may be instead."""
     table = path.stretches
     doubtful = table.take(np.isin(table["step"], path.counted_steps) & (table["ambiguous"] == 1))
     held: Counter[tuple[int, str]] = Counter()

@@ -1,4 +1,4 @@
-"""A summary for programs: the rows of its tables, each claim with its evidence and the sentence that words it."""
+"""The summary for programs: rows of its tables, each claim with its evidence and its sentence."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stashtrace.summary.words.parts import findings_of
 
 
 def document(tables: Summary) -> dict[str, Any]:
-    """JSON-ready content of ``analyze summary --format json``.
+    """Return the content of ``analyze summary --format json``.
 
     Returns
     -------

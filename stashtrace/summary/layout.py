@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 
 def wrapped(text: str) -> list[str]:
-    """A sentence as indented lines."""
+    """Return a sentence as indented lines."""
     return textwrap.wrap(text, 96, initial_indent="  ", subsequent_indent="    ")
 
 
 def table_lines(rows: Sequence[tuple[str, ...]], *, left: int) -> list[str]:
-    """Aligned, indented columns, the first ``left`` of them to the left."""
+    """Return rows as aligned, indented lines; the first ``left`` columns are left-aligned, the others right-aligned."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""The terminal summary: what slows a run down, in one screen of plain words.
+"""The summary as text: what slows a run down, in one screen.
 
-The numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``, the words those of ``words``;
-here is only their arrangement. Nothing is printed.
+Numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence``; ``words`` puts them into sentences,
+and this module arranges these in lines. Nothing is printed here.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,9 +22,9 @@ from stashtrace.summary.words.parts import Finding, findings_of
 from stashtrace.units import duration_text, percent_text, ranks_text
 from stashtrace.visible import visible_line
 
-#: Verdicts on the screen; the others are rows of ``findings``.
+#: Verdicts that are shown; the others are counted.
 _VERDICTS_AT_MOST = 3
-#: More ranks than this are folded into a middle row and the ranks that differ from it.
+#: More ranks than this become one row of the median and a row for each rank that differs from it.
 _ROWS_AT_MOST = 8
 _OUTLIERS_AT_MOST = 6
 #: Smaller shares are printed with a decimal.
@@ -53,15 +53,15 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
     trace : Trace
         One run.
     look : Look, optional
-        What the screen can show: 80 columns of UTF-8 without colour by default.
+        What the screen can show; by default 80 columns of UTF-8 without colour.
     shown : str
-        The run directory as the user would type it; the trace's own path by default.
+        The run directory as a person would type it; by default the path of the trace.
     """
     return render(summarize(trace), look or Look(), shown or trace.path or "DIR")
 
 
 def render(tables: Summary, look: Look, path: str) -> str:
-    """Arrange the rows of a summary into lines; ends with a newline."""
+    """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
     lines = [*_headline(_of(found, "headline"), look), ""]
@@ -96,7 +96,7 @@ def _budgets(table: Table) -> list[_Budget]:
 
 
 def _headline(found: Sequence[Finding], look: Look) -> list[str]:
-    """Warnings first, one a line; then ranks, hosts and steps."""
+    """Return the lines of warnings, then of ranks, hosts and steps."""
     by_kind: dict[str, list[Finding]] = {}
     for finding in found:
         by_kind.setdefault(finding.row["kind"], []).append(finding)
@@ -124,7 +124,7 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
 
 
 def _table(ranks: Sequence[_Budget], look: Look, sources: Collection[str]) -> list[str]:
-    """A row of bars for each rank; steps of a validation or of inference stand below those that train."""
+    """Return the table with a row of bars for each rank; rows of validation and inference follow those of training."""
     kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
     rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
     shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
@@ -159,14 +159,14 @@ def _table(ranks: Sequence[_Budget], look: Look, sources: Collection[str]) -> li
 
 
 def _title(group: str, width: int) -> str:
-    # The name begins where the percents begin to have digits, so short columns stay readable.
+    # The title begins above the digits of the percents, so that short columns are readable.
     return (" " + group).ljust(width) if width > len(group) else group.ljust(width)
 
 
 def _percents(ratios: Sequence[float]) -> list[str]:
-    """Whole percents that add up; under 1 % with a decimal.
+    """Return whole percents that add up to 100; below 1 % with a decimal.
 
-    Compute, the first, takes what rounding leaves over, so that the stalls read as the findings say them.
+    The first one (compute) takes the rest of the rounding, so that stalls have the same figures as in the findings.
     """
     large = [r >= _SMALL_RATIO for r in ratios]
     whole = [round(100 * r) for r in ratios]
@@ -181,14 +181,14 @@ def _percents(ratios: Sequence[float]) -> list[str]:
 
 
 def _always(ranks: Sequence[_Budget], sources: Collection[str]) -> list[str]:
-    """Columns that are shown though they are 0: what was measured. Of what nothing was recorded, 0 is not known."""
+    """Return the columns that are shown even if they are 0, because they were measured."""
     shown = ["compute", "other"] + (["data"] if "data" in sources else [])
     several = len({r.rank for r in ranks}) > 1
     return shown + (["link", "late"] if several and any(name.startswith("link") for name in sources) else [])
 
 
 def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
-    """One row per rank; of many ranks the middle one, and those that differ."""
+    """Return label and ranks of each row: one rank, or of many the alike ones together and those that differ."""
     kind = f" {ranks[0].step_kind}" if ranks[0].step_kind else ""
     if len(ranks) <= _ROWS_AT_MOST:
         return [(f"{r.rank}{kind}", [r]) for r in ranks]
@@ -221,7 +221,7 @@ def _verdicts(found: Sequence[Finding], look: Look, path: str) -> list[str]:
 
 
 def _plain(found: Sequence[Finding], look: Look) -> list[str]:
-    """Claims and their evidence as sentences, one below the other."""
+    """Return claims and their evidence as sentences, one below the other."""
     lines: list[str] = []
     for finding in found:
         text = claim_text(finding)
@@ -244,7 +244,7 @@ def _losses(found: Sequence[Finding], look: Look) -> list[str]:
 
 
 def _flow(parts: Sequence[str], look: Look) -> list[str]:
-    """Phrases side by side as long as they fit."""
+    """Return phrases side by side, as many as fit a line."""
     lines = [""]
     for part in (look.plain(visible_line(part)) for part in parts):
         longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
@@ -252,7 +252,7 @@ def _flow(parts: Sequence[str], look: Look) -> list[str]:
             lines.append(_INDENT + part)
         else:
             lines[-1] = longer
-    # A phrase that is longer than a line is broken; wrapping the others would eat the gaps between them.
+    # Only a phrase longer than a line is wrapped: wrapping removes the gaps between phrases.
     long = [look.wrap(line, _INDENT, _INDENT * 2) if len(line) > look.width else [line] for line in lines]
     return [piece for pieces in long for piece in pieces]
 
@@ -272,11 +272,11 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-# How a report may look: width, UTF-8 or ASCII, colour or none. Decided by the caller, never asked of a terminal.
+# How the text may look: width, UTF-8 or ASCII, colour or none. The caller decides; no terminal is looked at.
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})
-#: SGR codes by meaning; colour repeats what the words say and never says anything alone.
+#: SGR codes by meaning; colour only repeats what the words say.
 STYLES = {
     "compute": "32",
     "data": "33",
@@ -294,18 +294,18 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the reader's screen can show."""
+    """What the screen can show."""
 
     width: int = 80
     utf8: bool = True
     colour: bool = False
 
     def paint(self, text: str, style: str) -> str:
-        """Colour ``text`` by meaning, where colour is welcome."""
+        """Return ``text`` in the colour of a meaning, if colour is wanted."""
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.colour and text.strip() else text
 
     def bar(self, ratio: float, cells_of_whole: int) -> str:
-        """Bar whose whole (ratio 1) has ``cells_of_whole`` cells, and no bar more; what is not 0 is never invisible."""
+        """Return a bar of ``ratio`` (at most 1) times ``cells_of_whole`` cells; from 0.5 % on it is visible."""
         ratio = min(ratio, 1.0) if ratio > 0 else 0.0
         if not self.utf8:
             return "#" * max(round(ratio * cells_of_whole), 1 if ratio >= 0.005 else 0)
@@ -313,7 +313,7 @@ class Look:
         return _EIGHTHS[8] * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
     def plain(self, text: str) -> str:
-        """Text in the characters that the screen has."""
+        """Return the text in the characters that the screen has."""
         if self.utf8:
             return text
         return text.replace("±", "+-").translate(_ASCII).encode("ascii", "replace").decode("ascii")
@@ -321,7 +321,7 @@ class Look:
     def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
         """Break a sentence into lines of the width, with one indent for the first and one for the others.
 
-        It has no colour yet: what looks like one is part of a name, and is shown.
+        The text has no colour yet: control characters in it are part of a name, and are made visible.
         """
         lines: list[str] = []
         line = first

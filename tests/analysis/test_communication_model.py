@@ -145,7 +145,7 @@ def test_bytes_that_seem_free_forecast_nothing(monkeypatch: pytest.MonkeyPatch) 
     model = model_of(job(APART))
     assert model.links[0].fit is not None
     assert model.buckets == ()
-    assert any("what a byte costs cannot be told" in note for note in model.notes)
+    assert any("the cost of a byte is lost in the scatter" in note for note in model.notes)
     assert not any("forecasts below" in line for line in model_lines(model))
 
 
@@ -209,8 +209,8 @@ def test_collectives_without_a_loop_are_fitted_all_the_same() -> None:
     assert one(model) == pytest.approx((ALPHA, BETA), rel=1e-6)
     assert len(model.passes) == 0
     assert np.isnan(model.step_ns)
-    assert model.notes == ("exposed communication: not known, since the run has no steps",)
-    assert "exposed communication: not known" in model_lines(model)
+    assert model.notes == ("exposed communication is unknown: the run has no steps",)
+    assert "exposed communication: unknown" in model_lines(model)
 
 
 def test_too_few_sizes_cannot_be_fitted() -> None:

@@ -10,7 +10,7 @@ from device_text import device_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.analysis.devices.kernels import grouped, kernel_diff
+from stashtrace.analysis.devices.kernels import kernel_diff
 from stashtrace.analysis.devices.launches import FULL_QUEUE, waiting
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
@@ -108,27 +108,6 @@ def test_kernels_by_name_over_ranks() -> None:
     apart = analyze(trace, "kernels", by="rank")
     assert apart["rank"].tolist() == [0, 0, 0, 1, 1]
     assert np.bincount(apart["rank"], apart["share_ratio"]) == pytest.approx([1, 1])
-
-
-wide = st.sampled_from([0, 1, 2, 7, -1, 2**40, -(2**40)])
-
-
-@given(st.lists(st.tuples(wide, wide, wide, st.sampled_from([0, 1, 5, 2**45])), max_size=20))
-@settings(max_examples=200, deadline=None)
-def test_groups_of_any_keys(rows: list[tuple[int, int, int, int]]) -> None:
-    columns = [np.array(column, dtype=np.int64) for column in (zip(*rows, strict=True) if rows else [[]] * 4)]
-    *keys, lengths = columns
-    found = grouped(lengths, *keys)
-    expected: dict[tuple[int, ...], list[int]] = {}
-    for *key, length in rows:
-        expected.setdefault(tuple(key), []).append(length)
-    assert [tuple(int(k[row]) for k in keys) for row in found.first] == sorted(expected)
-    values = [sorted(expected[key]) for key in sorted(expected)]
-    assert found.counts.tolist() == [len(v) for v in values]
-    assert found.total_ns.tolist() == [sum(v) for v in values]
-    assert found.min_ns.tolist() == [v[0] for v in values]
-    assert found.max_ns.tolist() == [v[-1] for v in values]
-    assert found.median_ns.tolist() == [(v[(len(v) - 1) // 2] + v[len(v) // 2]) // 2 for v in values]
 
 
 def test_copies_by_direction_and_memory() -> None:

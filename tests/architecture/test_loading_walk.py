@@ -96,7 +96,7 @@ def walk(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def write_run(path: Path) -> Path:
-    synth.write(path, synth.Job(ranks=2, steps=4, calls_per_batch=12))
+    synth.write(path, synth.SyntheticJob(ranks=2, steps=4, calls_per_batch=12))
     return path
 
 

@@ -132,7 +132,7 @@ def test_one_layer_and_one_iteration_are_no_plurals(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ((), 4, "on a number of ranks that nothing says"),
+        ((), 4, "on an unknown number of ranks"),
         (("--latency", "4"), 2, "need each other"),
         (("--latency", "4", "--bandwidth", "0"), 2, "must be more than 0"),
         (("--latency", "-4", "--bandwidth", "1G"), 2, "is not a length of time"),

@@ -154,9 +154,7 @@ def test_a_wrong_option_of_it(site: Path, traces: Path, words: list[str], said: 
 def test_a_near_name_is_suggested(site: Path, traces: Path) -> None:
     answer = with_site("analyze", "phase_total", traces, site=site)
     assert answer.code == 2
-    assert answer.err == (
-        "error: no analysis named 'phase_total'\n\nhint: did you mean `stashtrace analyze phase_totals`?\n"
-    )
+    assert answer.err == ("error: no analysis named 'phase_total'\n\nhint: did you mean 'phase_totals'?\n")
 
 
 def test_every_command_that_takes_paths_reads_its_files(site: Path, traces: Path, tmp_path: Path) -> None:

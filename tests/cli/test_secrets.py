@@ -19,7 +19,7 @@ from stashtrace.format.reader import open_run
 from stashtrace.lab import synth
 from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks
 from stashtrace.lab.characterize.page import characterization_page
-from stashtrace.lab.characterize.plan import Request, open_characterization
+from stashtrace.lab.characterize.plan import CharacterizationRequest, open_characterization
 from stashtrace.lab.plot import save_figure
 from stashtrace.output_files import complete_file
 
@@ -126,7 +126,9 @@ def test_a_characterization_belongs_to_its_user(tmp_path: Path) -> None:
     script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
     before = os.umask(0)
     try:
-        made = open_characterization(Request(command=("torchrun", "--nproc-per-node", "2", "train.py"), out=out))
+        made = open_characterization(
+            CharacterizationRequest(command=("torchrun", "--nproc-per-node", "2", "train.py"), out=out)
+        )
         job = HostTask((sys.executable, "-c", script), {}, here)
         run_tasks([job], out / "runs/look", 3, 60.0, name="look", on_wait=lambda: None)
         made.save(out)

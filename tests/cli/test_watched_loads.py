@@ -14,7 +14,7 @@ from stashtrace.cli import loading, main
 from stashtrace.cli.loading import Watch
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import ImporterError
-from stashtrace.loading.foreign_files import FEW_FILES, files_of, looks_in_vain
+from stashtrace.loading.foreign_files import FEW_FILES, files_of, require_trace_among
 from stashtrace.loading.load import load_trace
 
 
@@ -92,9 +92,10 @@ def test_a_large_folder_without_traces_is_refused_early(junk: Path, capsys: pyte
 def test_pictures_count_as_no_look(tmp_path: Path) -> None:
     for number in range(FEW_FILES + 1):
         (tmp_path / f"{number}.jpg").touch()
-    assert looks_in_vain(list(files_of([str(tmp_path)]))) == 1
+    with pytest.raises(ImporterError, match="none of the 1 looked at is a trace"):
+        require_trace_among(list(files_of([str(tmp_path)])), str(tmp_path))
     write_job(tmp_path)
-    assert looks_in_vain(list(files_of([str(tmp_path)]))) == 0
+    require_trace_among(list(files_of([str(tmp_path)])), str(tmp_path))
 
 
 def test_a_trace_among_many_is_found_and_stdout_holds_the_answer_alone(

@@ -201,7 +201,7 @@ def test_without_pydarshan_the_hint_says_what_to_install(tmp_path: Path, monkeyp
     (tmp_path / "job.darshan").write_bytes(HEAD)
     assert main(["analyze", "io", str(tmp_path / "job.darshan")]) == ImporterError.exit_code
     said = capsys.readouterr().err
-    assert "is a Darshan log, and PyDarshan is not here" in said
+    assert "is a Darshan log, and PyDarshan is not installed" in said
     assert "hint: pip install 'stashtrace[darshan]'" in said
 
 

@@ -54,6 +54,7 @@ def test_numbers_keys_and_rows(case: tuple[list[np.ndarray], list[tuple[Any, ...
     assert groups.sizes.tolist() == [len(rows) for rows in expected.values()]
     assert groups.order.tolist() == [row for rows in expected.values() for row in rows]
     assert [rows.tolist() for rows in groups] == list(expected.values())
+    assert [(key, rows.tolist()) for *key, rows in groups.items()] == [(list(k), r) for k, r in expected.items()]
     assert groups.position.tolist() == [expected[key].index(row) for row, key in enumerate(keys)]
 
 

@@ -95,7 +95,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
 
 
 def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Rows of operations of which some rank's device times are missing: it entered later than its host called."""
+    """Mask of rows whose operation lacks the device times of a rank: that rank entered later than its host called."""
     if not untimed.any():
         return untimed
     each = operations(trace.collectives)
@@ -103,7 +103,7 @@ def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np
 
 
 def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Rows of ``groups`` whose backend is NCCL alone."""
+    """Mask of the rows of ``groups`` whose only backend is NCCL."""
     codes = trace.groups["backend_code"]
     nccl = [code for code in np.unique(codes).tolist() if trace.text(code) == "nccl"]
     return np.isin(codes, nccl)
@@ -112,10 +112,10 @@ def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
 def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Times of untimed rows from the kernels that their calls launched; which rows got them."""
     table, kernels = trace.collectives, trace.kernels
-    found = np.zeros(len(table), dtype=bool)
+    timed = np.zeros(len(table), dtype=bool)
     rows = np.flatnonzero((kernels["work_code"] == DeviceWork.COMMUNICATION) & (kernels["launch_ns"] >= 0))
     if not len(rows) or not wanted.any():
-        return found
+        return timed
     by_process, own = RowsBy(kernels["process_id"][rows]), RowsBy(table["process_id"])
     for process in by_process.values.tolist():
         launches = rows[by_process.rows(process)]
@@ -126,8 +126,8 @@ def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np
         hit = launches[np.minimum(at, len(launches) - 1)]
         inside = (at < len(launches)) & (kernels["launch_ns"][hit] <= table["return_ns"][mine])
         mine, hit = mine[inside], hit[inside]
-        begin[mine], end[mine], found[mine] = kernels["begin_ns"][hit], kernels["end_ns"][hit], True
-    return found
+        begin[mine], end[mine], timed[mine] = kernels["begin_ns"][hit], kernels["end_ns"][hit], True
+    return timed
 
 
 def _clock_errors(trace: Trace, clock: Int64, timed: npt.NDArray[np.bool_]) -> Int64:

@@ -57,8 +57,8 @@ def _shape(members: list[int], world: int) -> str:
 def link_names(trace: Trace) -> dict[int, str]:
     """Group hash -> the host in which it moves its bytes, or the hosts that it joins."""
     of_ranks = places(trace)
-    found = {}
+    names = {}
     for value, group in group_table(trace).items():
         hosts = sorted({trace.text(of_ranks[m][0]) for m in group.members.tolist() if m in of_ranks} - {""})
-        found[value] = ", ".join(hosts) if len(hosts) < 4 else f"{len(hosts)} hosts"
-    return found
+        names[value] = ", ".join(hosts) if len(hosts) < 4 else f"{len(hosts)} hosts"
+    return names

@@ -133,9 +133,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     last_rank = np.full(count, -1, dtype=np.int64)
     partial = np.zeros(count, dtype=bool)
     link = np.zeros(count, dtype=np.int64)
-    by_group = RowsBy(table["group_hash"])
-    for value in by_group.values.tolist():
-        rows = by_group.rows(value)
+    for value, rows in GroupBy(table["group_hash"]).items():
         link[rows] = groups[value].link
         op = table["op_code"][rows]
         pairs = np.isin(op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
@@ -171,7 +169,7 @@ def match_columns(matched: Matched, *, by_devices: bool) -> dict[str, npt.NDArra
 
 
 def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched:
-    """What ``matched_collectives`` says of these rows; a row that it does not know waits for nobody."""
+    """Return the matches kept in ``matched_collectives`` for these rows; a row without one waits for nobody."""
     none = np.zeros(len(collectives), dtype=np.int64)
     alone = (collectives["end_ns"], collectives["call_ns"], none - 1, none, none + INSIDE, none + 1, none + 1)
     prefix = "device_" if by_devices else ""
@@ -239,7 +237,7 @@ def _trusted(
 
 
 def _lead(call: Int64, boot: Int64, each: GroupBy) -> Int64:
-    """By how much the last rank of each operation entered after the latest one with another clock."""
+    """Return the time from the entry of the latest rank with another clock to that of the last rank, by operation."""
     last = each.max(call)
     clock = boot[each.max(np.arange(len(call)), where=call == last[each.number])]
     before = each.max(call, where=boot != clock[each.number], empty=-NEVER)
@@ -299,7 +297,7 @@ def _match_blocks(
 
 
 def _extents(table: Table, end: Int64, rows: Int64, each: GroupBy) -> tuple[Int64, Int64, Int64, Int64]:
-    """Of each operation: last entry, first end, last end, shortest duration; ``each`` groups the rows."""
+    """Return last entry, first end, last end and shortest duration of each operation; ``each`` groups the rows."""
     call, end = table["call_ns"][rows], end[rows]
     return each.max(call), each.min(end), each.max(end), each.min(end - call)
 
@@ -319,7 +317,7 @@ def _doubt_uncommon_ends(
     last_rank: Int64,
     partial: npt.NDArray[np.bool_],
 ) -> None:
-    """Rows that another tool's trace put together by their order must look like one operation of all its ranks.
+    """Check that rows matched by their order, in another tool's trace, look like one operation of all its ranks.
 
     Who left before another entered took part in another operation: then it is not known whom either waited for.
     """

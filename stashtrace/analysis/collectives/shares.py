@@ -108,7 +108,7 @@ def backends_of_rows(trace: Trace) -> npt.NDArray[np.str_]:
 
 
 def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, Floats]:
-    """What each row would take between the ranks that share a host, and its standard error; -1 if unknown."""
+    """Return the time of each row between the ranks that share a host, and its standard error; -1 if unknown."""
     table, backends = trace.collectives, backends_of_rows(trace)
     groups, of_ranks, by_group = group_table(trace), places(trace), GroupBy(table["group_hash"])
 
@@ -120,7 +120,7 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
     calibration = _calibration(trace)
     out, error = np.full(len(rows), -1.0), np.zeros(len(rows))
     kinds = GroupBy(table["op_code"][rows], by_group.map(most_on_a_host)[rows], backends[rows])
-    for op, ranks, backend, chosen in zip(*(column.tolist() for column in kinds.keys), kinds, strict=True):
+    for op, ranks, backend, chosen in kinds.items():
         if ranks < 2 or op not in CollectiveOp.__members__.values():
             continue
         wanted = table["message_bytes"][rows[chosen]]
@@ -136,14 +136,14 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
 def _calibration(trace: Trace) -> Calibration | None:
     """The calibration beside the run, unless it is another machine's or damaged."""
     try:
-        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+        calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:
         return None
-    return None if found is None or machine_difference(trace, found) else found
+    return None if calibration is None or machine_difference(trace, calibration) else calibration
 
 
 def machine_difference(trace: Trace, calibration: Calibration) -> str:
-    """How the hosts of the run differ from the machine that was calibrated, in a sentence; empty if they do not."""
+    """Return a warning if the calibration was measured on none of the run's hosts; empty if it fits."""
     processes = trace.processes
     hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
     return calibration.foreign_to(trace.text(code) for code in hosts.tolist())

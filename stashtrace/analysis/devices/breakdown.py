@@ -19,6 +19,7 @@ from stashtrace.analysis.devices.work import (
     windows_of,
 )
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -79,8 +80,7 @@ def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, An
     at = np.where(at < len(windows.end), at, -1) if by == "step" else np.zeros(len(device), dtype=np.int64)
     if len(windows.begin):
         at[device["begin_ns"] < windows.begin[at]] = -1
-    counted = at >= 0
-    orphans = counted & (device["launch_ns"] < 0)
+    by_window = GroupBy.numbered(at, len(windows.begin))
     return {
         **one_row_per_window(device, windows),
         "window_ns": length,
@@ -95,6 +95,6 @@ def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, An
         "memset_ns": inside(fills),
         "input_wait_ns": inside(waits) if by == "step" else np.array([waits.total_ns]),
         "exposed_input_wait_ns": inside(waits - busy),
-        "work_count": np.bincount(at[counted], minlength=len(windows.begin)),
-        "orphans_count": np.bincount(at[orphans], minlength=len(windows.begin)),
+        "work_count": by_window.sizes,
+        "orphans_count": by_window.count(device["launch_ns"] < 0),
     }

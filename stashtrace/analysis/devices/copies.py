@@ -9,10 +9,10 @@ import numpy as np
 
 from stashtrace.analysis.devices.breakdown import COMPUTE
 from stashtrace.analysis.devices.tables import COPY_TIMES
-from stashtrace.analysis.devices.work import Bools, Keep, device_rows
+from stashtrace.analysis.devices.work import Keep, device_rows
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -62,14 +62,14 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
     MissingDataError
         If neither kernels nor brackets were recorded.
     """
-    found = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
+    of_kernels = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
     known = np.unique(trace.kernels["process_id"])
     bracketed = _from_brackets(trace, known)
     if not len(trace.kernels) and not bracketed:
         raise MissingDataError(
             "no copy was recorded", hint="the collector cuda records copies, as do torch.profiler and nsys"
         )
-    rows = [row for each in found for row in _rows(each, "kernels")]
+    rows = [row for each in of_kernels for row in _rows(each, "kernels")]
     rows += [row for each in bracketed for row in _rows(each, "brackets")]
     return Table.from_rows(COPY_TIMES, sorted(rows, key=lambda row: (row[0], row[1], -row[6])))
 
@@ -89,7 +89,7 @@ def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]
 
 
 def _memory_by_name(trace: Trace) -> Int64:
-    """Of each string code: what ``Memcpy HtoD (Pageable -> Device)`` and the like say about the host's side."""
+    """Return the host memory that names such as ``Memcpy HtoD (Pageable -> Device)`` tell, by string code."""
     kernels = trace.kernels
     codes = np.unique(kernels["name_code"][kernels["work_code"] == DeviceWork.COPY])
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
@@ -106,27 +106,22 @@ def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
     timed = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
     timed &= (brackets["bracket_code"] == Bracket.COPY) & ((brackets["bracket_flags"] & _UNUSABLE) == 0)
     table = brackets.take(timed & ~np.isin(brackets["process_id"], known))
-    by_process = RowsBy(table["process_id"])
     out = []
-    for process in by_process.values.tolist():
-        mine = table.take(by_process.rows(process))
-        by_device = RowsBy(mine["device_index"])
-        for device in by_device.values.tolist():
-            own = mine.take(by_device.rows(device))
-            flags, direction = own["bracket_flags"], own["copy_code"]
-            told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
-            memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
-            times = own["begin_ns"], own["end_ns"], direction, int64(memory), own["size_bytes"]
-            out.append(_Copies(int(own["rank"][0]), device, *times, None))
+    for rows in GroupBy(table["process_id"], table["device_index"]):
+        own = table.take(rows)
+        flags, direction = own["bracket_flags"], own["copy_code"]
+        told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
+        memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
+        times = own["begin_ns"], own["end_ns"], direction, int64(memory), own["size_bytes"]
+        out.append(_Copies(int(own["rank"][0]), int(own["device_index"][0]), *times, None))
     return out
 
 
 def _rows(copied: _Copies, method: str) -> list[tuple[object, ...]]:
-    group = copied.direction * len(_MEMORY) + copied.memory
-    return [_row(copied, group == value, method) for value in np.unique(group).tolist()]
+    return [_row(copied, chosen, method) for chosen in GroupBy(copied.direction, copied.memory)]
 
 
-def _row(copied: _Copies, chosen: Bools, method: str) -> tuple[object, ...]:
+def _row(copied: _Copies, chosen: Int64, method: str) -> tuple[object, ...]:
     begin, end, size = copied.begin[chosen], copied.end[chosen], copied.size[chosen]
     time = TimeSet.of(begin, end)
     direction, memory = int(copied.direction[chosen][0]), int(copied.memory[chosen][0])

@@ -53,20 +53,20 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
         for (process, _), (ns, seconds) in counter_growth(trace, name, window).items():
             rates[process] += ns / seconds if seconds > 0 else 0.0
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
-    found = {}
+    cpus = {}
     for host, (whole, seconds, values) in looks.items():
         busy = values["user"] + values["system"] + values["steal"]
         job_per_s = sum(rate for process, rate in rates.items() if hosts[process] == host)
         own = ranks.take(ranks["host_code"] == host)
         main = {r: rates[p] for r, p in zip(own["rank"].tolist(), own["process_id"].tolist(), strict=True)}
-        found[trace.text(host)] = HostCpu(
+        cpus[trace.text(host)] = HostCpu(
             whole / seconds / 1e9,
             max(busy / seconds - job_per_s, 0.0) / 1e9,
             busy / whole,
             values["steal"] / whole,
             main,
         )
-    return found
+    return cpus
 
 
 def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
@@ -81,12 +81,12 @@ def counter_growth(
 
     A counter with fewer than two samples inside counts as a whole.
     """
-    found = {}
+    grown = {}
     for key, at, values in timed_samples(trace, name):
         inside = (at >= window[0]) & (at <= window[1]) if window else np.ones(len(at), dtype=bool)
         rows = np.flatnonzero(inside) if np.count_nonzero(inside) > 1 else np.array([0, len(at) - 1])
-        found[key] = float(values[rows[-1]] - values[rows[0]]), float(at[rows[-1]] - at[rows[0]]) / 1e9
-    return found
+        grown[key] = float(values[rows[-1]] - values[rows[0]]), float(at[rows[-1]] - at[rows[0]]) / 1e9
+    return grown
 
 
 def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:

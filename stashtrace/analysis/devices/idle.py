@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.devices.tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import BLOCKING_CALLS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -78,12 +78,12 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     if end_ns > last:  # after the last work: what would have been next is not known
         dry, next_, launch = np.append(dry, last), np.append(next_, end_ns), np.append(launch, -1)
     waits = device.waits
-    unknown = _some(dry, next_, launch < 0)
-    queued = _some(dry, next_, (launch >= 0) & (launch <= dry))
+    unknown = _chosen(dry, next_, launch < 0)
+    queued = _chosen(dry, next_, (launch >= 0) & (launch <= dry))
     late = launch > dry
     launched = np.minimum(launch, next_)
-    coming = _some(launched, next_, late)
-    host = _some(dry, launched, late)
+    coming = _chosen(launched, next_, late)
+    host = _chosen(dry, launched, late)
 
     table, rows = device.trace.device_calls, calls.rows(device.process_id)
     rows = rows[np.isin(table["call_code"][rows], BLOCKING_CALLS)]
@@ -100,7 +100,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
 
 
 def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
-    """What blocking calls cost after they had drained the device: no more than the host stood in each."""
+    """Return the time lost after blocking calls drained the device: at most as long as the host stood in each."""
     if not len(calls):
         return calls
     at = np.searchsorted(calls.begin, host.begin, side="right") - 1
@@ -108,11 +108,11 @@ def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
     # Such a call returns as the device runs dry, or a moment later.
     covered = (at >= 0) & (calls.end[inside] >= host.begin)
     length = (calls.end - calls.begin)[inside]
-    return _some(host.begin, np.minimum(host.end, host.begin + length), covered)
+    return _chosen(host.begin, np.minimum(host.end, host.begin + length), covered)
 
 
-def _some(begin: Int64, end: Int64, chosen: Any) -> TimeSet:
-    """Those of sorted, disjoint intervals that are chosen and not empty."""
+def _chosen(begin: Int64, end: Int64, chosen: Any) -> TimeSet:
+    """Set of the chosen intervals, without empty ones; the intervals are sorted and disjoint."""
     chosen = chosen & (end > begin)
     return TimeSet(int64(begin[chosen]), int64(end[chosen]))
 
@@ -127,10 +127,9 @@ def _columns(device: DeviceRows, windows: Windows, calls: RowsBy) -> dict[str, A
     lasting = np.flatnonzero(windows.end > windows.begin)
     for at, cause in enumerate(CAUSES):
         begin, end, row = causes[cause].pieces(windows.begin[lasting], windows.end[lasting])
-        row = lasting[row]
-        np.add.at(total[:, at], row, end - begin)
-        np.add.at(pieces[:, at], row, 1)
-        np.maximum.at(longest[:, at], row, end - begin)
+        by_window = GroupBy.numbered(lasting[row], count)
+        total[:, at], pieces[:, at] = by_window.sum(end - begin), by_window.sizes
+        longest[:, at] = by_window.max(end - begin, empty=0)
     length = np.repeat(windows.end - windows.begin, len(CAUSES))
     return {
         "rank": np.full(length.shape, device.rank),

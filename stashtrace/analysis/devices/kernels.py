@@ -11,88 +11,15 @@ import numpy.typing as npt
 
 from stashtrace.analysis.devices.tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Products of numbers below this fit into an int64.
-_CODES_AT_MOST = 2**62
 WORK_NAMES = np.array(["", *(work.name.lower() for work in DeviceWork)])
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """Durations of work in groups of equal keys.
-
-    Attributes
-    ----------
-    first : int64 array
-        A row of each group.
-    counts, total_ns, min_ns, max_ns, median_ns : int64 array
-    mean_square_ns2 : float array
-        Variance of one duration, 0 for a group of one.
-    """
-
-    first: Int64
-    counts: Int64
-    total_ns: Int64
-    min_ns: Int64
-    max_ns: Int64
-    median_ns: Int64
-    mean_square_ns2: npt.NDArray[np.float64]
-
-
-def grouped(lengths: Int64, *keys: Int64) -> Grouped:
-    """Durations by equal keys, in the order of the keys."""
-    code = one_key(*keys)
-    order = _by_code_and_length(code, lengths)
-    code, lengths = code[order], lengths[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = code[1:] != code[:-1]
-    starts = np.flatnonzero(new)
-    counts = np.diff(np.append(starts, len(order)))
-    total = np.add.reduceat(lengths, starts) if len(starts) else starts
-    mean = total / np.maximum(counts, 1)
-    off = (lengths - np.repeat(mean, counts)) ** 2
-    spread = np.add.reduceat(off, starts) if len(starts) else off
-    return Grouped(
-        first=order[starts],
-        counts=counts,
-        total_ns=total,
-        min_ns=lengths[starts],
-        max_ns=lengths[starts + counts - 1],
-        median_ns=(lengths[starts + (counts - 1) // 2] + lengths[starts + counts // 2]) // 2,
-        mean_square_ns2=spread / np.maximum(counts - 1, 1),
-    )
-
-
-def one_key(*keys: Int64) -> Int64:
-    """A number of each row: equal for equal keys, and in their order, the first key first."""
-    code = np.zeros(len(keys[0]), dtype=np.int64)
-    if not len(code):
-        return code
-    spans = 1
-    for key in keys:
-        least, most = int(key.min()), int(key.max())
-        if spans * (most - least + 1) > _CODES_AT_MOST:
-            _, code = np.unique(code, return_inverse=True)
-            _, key = np.unique(key, return_inverse=True)
-            spans, least, most = int(code.max()) + 1, 0, int(key.max())
-        spans *= most - least + 1
-        code = code * (most - least + 1) + (key - least)
-    return code
-
-
-def _by_code_and_length(code: Int64, lengths: Int64) -> Int64:
-    """Order of the rows by code, then length."""
-    longest = int(lengths.max(initial=0)) + 1
-    if int(code.max(initial=0)) < _CODES_AT_MOST // longest and int(lengths.min(initial=0)) >= 0:
-        return np.argsort(code * longest + lengths)
-    return order_by(code, lengths)
 
 
 def kernel_times(
@@ -127,56 +54,30 @@ def kernel_times(
     kernels = trace.kernels
     name, work, rank = (kernels[c][rows] for c in ("name_code", "work_code", "rank"))
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
-    apart = grouped(lengths, name, work, rank)
-    if by == "rank":
-        found, owner = apart, rank[apart.first]
-        ranks_count, slowest, slowest_ns = np.ones_like(owner), owner, apart.total_ns
-    else:
-        found = grouped(lengths, name, work)
-        owner = np.full(len(found.first), -1, dtype=np.int64)
-        ranks_count, slowest, slowest_ns = _over_ranks(name, work, rank, apart)
-    order = order_by(owner, -found.total_ns, name[found.first])
-    whole = dict(zip(*_sums(owner, found.total_ns), strict=True))
-    everything = np.array([whole[int(o)] for o in owner], dtype=np.int64)
+    owner = rank if by == "rank" else np.full(len(rows), -1)
+    alike, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
+    total, total_of_rank = alike.sum(lengths), of_ranks.sum(lengths)
+    ranks = GroupBy(*of_ranks.keys[:3])  # the sums of ranks, numbered as ``alike``; in each the lowest rank comes first
+    slowest = ranks.argmax(total_of_rank)
+    owner, name, work = alike.keys
+    owners = GroupBy(owner)
     columns = {
         "rank": owner,
-        "name_code": name[found.first],
-        "work": WORK_NAMES[np.clip(work[found.first], 0, len(WORK_NAMES) - 1)],
-        "calls_count": found.counts,
-        "total_ns": found.total_ns,
-        "share_ratio": found.total_ns / np.maximum(everything, 1),
-        "mean_ns": found.total_ns // found.counts,
-        "median_ns": found.median_ns,
-        "min_ns": found.min_ns,
-        "max_ns": found.max_ns,
-        "ranks_count": ranks_count,
-        "slowest_rank": slowest,
-        "slowest_ns": slowest_ns,
+        "name_code": name,
+        "work": WORK_NAMES[np.clip(work, 0, len(WORK_NAMES) - 1)],
+        "calls_count": alike.sizes,
+        "total_ns": total,
+        "share_ratio": total / np.maximum(owners.sum(total)[owners.number], 1),
+        "mean_ns": total // alike.sizes,
+        "median_ns": alike.median(lengths),
+        "min_ns": alike.min(lengths),
+        "max_ns": alike.max(lengths),
+        "ranks_count": ranks.sizes,
+        "slowest_rank": of_ranks.keys[3][slowest],
+        "slowest_ns": total_of_rank[slowest],
     }
+    order = order_by(owner, -total, name)
     return Table(KERNEL_TIMES, {n: v[order] for n, v in columns.items()})
-
-
-def _sums(keys: Int64, values: Int64) -> tuple[list[int], list[int]]:
-    distinct, place = np.unique(keys, return_inverse=True)
-    total = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(total, place, values)
-    return distinct.tolist(), total.tolist()
-
-
-def _over_ranks(name: Int64, work: Int64, rank: Int64, apart: Grouped) -> tuple[Int64, Int64, Int64]:
-    """Of each name and work: number of ranks, the rank with the largest sum (the lowest of equals), and that sum.
-
-    ``apart`` is in the order of name, work, rank, so the groups come out in the order of name and work.
-    """
-    whose, kind, owner = name[apart.first], work[apart.first], rank[apart.first]
-    new = np.zeros(len(whose), dtype=bool)
-    new[:1] = True
-    new[1:] = (whose[1:] != whose[:-1]) | (kind[1:] != kind[:-1])
-    starts = np.flatnonzero(new)
-    group = np.cumsum(new) - 1
-    order = order_by(group, -apart.total_ns, owner)
-    slowest = order[starts]  # groups keep their places in the order
-    return np.diff(np.append(starts, len(whose))), owner[slowest], apart.total_ns[slowest]
 
 
 # kernel_diff: two runs kernel by kernel: what became slower, what appeared, what vanished. For ``stashtrace diff``.
@@ -260,26 +161,21 @@ def _run(trace: Trace, by_step: bool) -> _Run:
     devices = device_rows(trace)
     windows = [_counted(trace, w) for w in windows_of(devices, "step")] if by_step else windows_of(devices, "rank")
     rows, sample, owner = _samples(devices, windows)
-    samples = len(owner)
     kernels = trace.kernels
     name, work = kernels["name_code"][rows], kernels["work_code"][rows]
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
-    distinct, place = np.unique(name * len(WORK_NAMES) + np.clip(work, 0, len(WORK_NAMES) - 1), return_inverse=True)
-    shape = samples, len(distinct)
-    sums, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    np.add.at(sums, (sample, place), lengths)
-    np.add.at(counts, (sample, place), 1)
-    total = np.maximum(counts.sum(axis=0), 1)
-    off = (lengths - (sums.sum(axis=0) / total)[place]) ** 2
-    spread = np.bincount(place, off, minlength=len(distinct)) / np.maximum(total - 1, 1)
-    keys = [(trace.text(k // len(WORK_NAMES)), str(WORK_NAMES[k % len(WORK_NAMES)])) for k in distinct.tolist()]
-    return _Run(keys, sums, counts, owner, np.sqrt(spread * total) / max(samples, 1))
+    alike = GroupBy(name, np.clip(work, 0, len(WORK_NAMES) - 1))
+    cells = GroupBy.cells((sample, alike.number), (len(owner), len(alike)))
+    off = (lengths - (alike.sum(lengths) / alike.sizes)[alike.number]) ** 2
+    spread = alike.sum(off) / np.maximum(alike.sizes - 1, 1)
+    keys = [(trace.text(n), str(WORK_NAMES[w])) for n, w in zip(*(k.tolist() for k in alike.keys), strict=True)]
+    return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * alike.sizes) / max(len(owner), 1))
 
 
 def _counted(trace: Trace, windows: Windows) -> Windows:
     """Without warm-up and validation, unless nothing else is there."""
-    found = steps(trace)
-    left_out = found["step"][(found["warmup"] != 0) | (found["kind"] == "validation")]
+    every_step = steps(trace)
+    left_out = every_step["step"][(every_step["warmup"] != 0) | (every_step["kind"] == "validation")]
     kept = ~np.isin(windows.step, left_out)
     if not kept.any():
         return windows
@@ -292,11 +188,9 @@ def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, 
     for number, (device, own) in enumerate(zip(devices, windows, strict=True)):
         if not len(own.begin):
             continue
-        begin = device["begin_ns"]
-        at = np.searchsorted(own.begin, begin, side="right") - 1
-        inside = (at >= 0) & (begin < own.end[np.maximum(at, 0)])
-        rows.append(device.rows[inside])
-        sample.append(first + at[inside])
+        at = window_at(device["begin_ns"], own.begin, own.end)
+        rows.append(device.rows[at >= 0])
+        sample.append(first + at[at >= 0])
         owner.append(np.full(len(own.begin), number))
         first += len(own.begin)
     if not first:
@@ -307,14 +201,8 @@ def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, 
 def _aligned(run: _Run, keys: list[tuple[str, str]]) -> _Run:
     """The columns of these keys; several codes of one text are summed."""
     place = {key: at for at, key in enumerate(keys)}
-    to = np.array([place[key] for key in run.keys], dtype=np.int64)
-    sums = np.zeros((len(run.sums_ns), len(keys)), dtype=np.int64)
-    counts = np.zeros_like(sums)
-    alone = np.zeros(len(keys))
-    np.add.at(sums.T, to, run.sums_ns.T)
-    np.add.at(counts.T, to, run.counts.T)
-    np.add.at(alone, to, run.alone_ns**2)
-    return _Run(keys, sums, counts, run.owner, np.sqrt(alone))
+    to = GroupBy.numbered([place[key] for key in run.keys], len(keys))
+    return _Run(keys, to.sum(run.sums_ns.T).T, to.sum(run.counts.T).T, run.owner, np.sqrt(to.sum(run.alone_ns**2)))
 
 
 def _compare(key: tuple[str, str], old: _Run, new: _Run, chosen: list[int], floor: float) -> tuple[object, ...]:
@@ -332,11 +220,11 @@ def _summary(run: _Run, chosen: list[int]) -> tuple[int, float, int, float]:
     """Mean over samples of the time and of the calls, mean of one call, standard error of the time."""
     sums, counts = run.sums_ns[:, chosen].sum(axis=1), run.counts[:, chosen].sum(axis=1)
     samples, calls = len(sums), int(counts.sum())
-    sizes = np.bincount(run.owner)
-    free = samples - int(np.count_nonzero(sizes))
+    by_device = GroupBy(run.owner)
+    free = samples - len(by_device)
     if free > 0:  # ranks differ from one another in both runs alike, so that is no noise
-        means = np.bincount(run.owner, sums) / np.maximum(sizes, 1)
-        error = float(np.sqrt(((sums - means[run.owner]) ** 2).sum() / free / samples))
+        means = by_device.sum(sums) / by_device.sizes
+        error = float(np.sqrt(((sums - means[by_device.number]) ** 2).sum() / free / samples))
     else:
         error = float(np.sqrt((run.alone_ns[chosen] ** 2).sum()))
     return round(sums.sum() / samples), calls / samples, int(sums.sum()) // calls if calls else -1, error

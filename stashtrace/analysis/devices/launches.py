@@ -26,8 +26,8 @@ from stashtrace.analysis.devices.work import (
     one_row_per_window,
     windows_of,
 )
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -66,20 +66,19 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
     pieces = []
     for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
-        streams = RowsBy(device["track_id"])
-        for stream in streams.values.tolist():
-            own = replace(device, rows=device.rows[streams.rows(stream)])
+        for stream, rows in GroupBy(device["track_id"]).items():
+            own = replace(device, rows=device.rows[rows])
             pieces.append(_columns(own, windows, names.get(stream, 0)))
     return joined_columns(LAUNCHES, pieces)
 
 
 def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
-    """How many pieces of work are launched and not begun: moments in order, and the number from each to the next."""
+    """Return moments in order, and how many launched pieces of work had not begun from each moment to the next."""
     at = np.concatenate([launch, np.maximum(begin, launch)])
     change = np.repeat(np.array([1, -1], dtype=np.int64), len(launch))
     order = order_by(at, -change)
     at, depth = at[order], np.cumsum(change[order])
-    last = np.append(at[1:] != at[:-1], True) if len(at) else np.zeros(0, dtype=bool)
+    last = GroupBy.runs(at).last
     return at[last], depth[last]
 
 
@@ -98,26 +97,23 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     order = order_by(*columns)
     begin, launch, end, returned = (column[order] for column in columns)
     empty = found_empty(launch, begin, end)
-    at = np.searchsorted(windows.begin, begin, side="right") - 1
-    at[(at >= 0) & (begin >= np.append(windows.end, 0)[at])] = -1
-    orphans = np.bincount(at[(at >= 0) & (launch < 0)], minlength=count)
+    at = window_at(begin, windows.begin, windows.end)
+    orphans = GroupBy.numbered(at, count).count(launch < 0)
     known = (at >= 0) & (launch >= 0) & first_of_each(launch)
-    at, empty = at[known], empty[known]
+    by_window, empty = GroupBy.numbered(at[known], count), empty[known]
     begin, launch, returned = begin[known], launch[known], returned[known]
     latency = np.maximum(begin - launch, 0)
     call = np.where(returned >= launch, returned - launch, -1)
     moments, depth = waiting(launch, begin)
-    counts = np.bincount(at, minlength=count)
-    bound = np.bincount(at[empty], minlength=count)
     return {
         **one_row_per_window(stream, windows),
         "stream_code": np.full(count, name_code),
-        "launches_count": counts,
-        "latency_ns": _quantile(at, latency, count, 50),
-        "p95_latency_ns": _quantile(at, latency, count, _LATE),
-        "longest_latency_ns": _quantile(at, latency, count, 100),
-        "call_ns": _quantile(at, call, count, 50),
-        "launch_bound_ratio": bound / np.maximum(counts, 1),
+        "launches_count": by_window.sizes,
+        "latency_ns": by_window.quantile(latency, 50, empty=-1),
+        "p95_latency_ns": by_window.quantile(latency, _LATE, empty=-1),
+        "longest_latency_ns": by_window.max(latency, empty=-1),
+        "call_ns": by_window.quantile(call, 50, empty=-1),
+        "launch_bound_ratio": by_window.count(empty) / np.maximum(by_window.sizes, 1),
         "mean_queue_count": _area(moments, depth, windows) / np.maximum(windows.end - windows.begin, 1),
         "longest_queue_count": _most(moments, depth, windows),
         "full_queue_ns": _full(moments, depth).within(windows.begin, windows.end),
@@ -126,22 +122,9 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
 
 
 def first_of_each(launch: Int64) -> Bools:
-    """The first row of each launch: all kernels of a graph have one."""
-    _, first = np.unique(launch, return_index=True)
+    """Whether each row is the first of its launch: all kernels of a graph have one."""
     out = np.zeros(len(launch), dtype=bool)
-    out[first] = True
-    return out
-
-
-def _quantile(group: Int64, values: Int64, count: int, percent: int) -> Int64:
-    """Nearest-rank quantile of each group, -1 of an empty one."""
-    order = order_by(group, values)
-    sizes = np.bincount(group, minlength=count)
-    starts = np.cumsum(sizes) - sizes
-    place = np.maximum(-(-sizes * percent // 100) - 1, 0)
-    out = np.full(count, -1, dtype=np.int64)
-    some = sizes > 0
-    out[some] = values[order][(starts + place)[some]]
+    out[GroupBy(launch).first] = True
     return out
 
 

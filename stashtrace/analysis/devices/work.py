@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -26,8 +26,6 @@ from stashtrace.schema.trace import Trace
 Keep = Literal["keep", "drop"]
 By = Literal["rank", "step"]
 Bools = npt.NDArray[np.bool_]
-
-_BITS = 16  # of a device number beside its process, in one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +54,13 @@ class DeviceRows:
         return len(self.rows)
 
     def time(self, *works: DeviceWork) -> TimeSet:
-        """When any work of these kinds ran."""
+        """Return when work of any of these kinds ran."""
         rows = self.rows[np.isin(self["work_code"], works)]
         kernels = self.trace.kernels
         return TimeSet.of_rows(kernels, rows)
 
     def busy(self) -> TimeSet:
-        """When anything ran."""
+        """Return when any work ran."""
         return TimeSet.of(self["begin_ns"], self["end_ns"])
 
 
@@ -110,23 +108,21 @@ def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep
         raise MissingDataError(
             "no piece of work on a device is left", hint="orphans=keep counts work whose launch was not recorded"
         )
-    grouped = RowsBy(kernels["process_id"][rows] << _BITS | kernels["device_index"][rows] & ((1 << _BITS) - 1))
     batches = trace.batches
     batches = batches.take(batches["phase_code"] == BatchPhase.WAIT)
     waits_of = RowsBy(batches["process_id"])
-    found = []
-    for key in grouped.values.tolist():
-        own = rows[grouped.rows(key)]
-        rank, device_index = (int(kernels[name][own[0]]) for name in ("rank", "device_index"))
-        waited = waits_of.rows(key >> _BITS)
-        waits = TimeSet.of_rows(batches, waited)
-        found.append(DeviceRows(trace, rank, key >> _BITS, device_index, own, waits))
-    found.sort(key=lambda device: (device.rank, device.process_id, device.device_index))
-    return _without_last_step(trace, found) if last_step == "drop" else found
+    devices = []
+    for of_device in GroupBy(kernels["process_id"][rows], kernels["device_index"][rows]):
+        own = rows[of_device]
+        rank, process, device_index = (int(kernels[name][own[0]]) for name in ("rank", "process_id", "device_index"))
+        waits = TimeSet.of_rows(batches, waits_of.rows(process))
+        devices.append(DeviceRows(trace, rank, process, device_index, own, waits))
+    devices.sort(key=lambda device: (device.rank, device.process_id, device.device_index))
+    return _without_last_step(trace, devices) if last_step == "drop" else devices
 
 
 def one_of(option: str, value: str, *known: str) -> None:
-    """Refuse a value that an option of an analysis does not have."""
+    """Raise UsageError unless an option of an analysis has one of the known values."""
     if value not in known:
         raise UsageError(f"{option} cannot be {value!r} here", hint="one of " + ", ".join(known))
 
@@ -142,11 +138,11 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
     one_of("by", by, "rank", "step")
     if by == "rank":
         return [_whole(device) for device in devices]
-    found = steps(devices[0].trace)
-    by_rank = RowsBy(found["rank"])
+    every_step = steps(devices[0].trace)
+    by_rank = RowsBy(every_step["rank"])
     windows = []
     for device in devices:
-        own = found.take(by_rank.rows(device.rank))
+        own = every_step.take(by_rank.rows(device.rank))
         if last_step == "drop" and len(own) > 1:
             own = own.take(slice(0, -1))
         windows.append(Windows(own["step"], own["begin_ns"], own["end_ns"]))
@@ -159,13 +155,13 @@ def _whole(device: DeviceRows) -> Windows:
 
 
 def _without_last_step(trace: Trace, devices: list[DeviceRows]) -> list[DeviceRows]:
-    found = host_steps(trace)
-    by_rank = RowsBy(found["rank"])
+    host = host_steps(trace)
+    by_rank = RowsBy(host["rank"])
     out = []
     for device in devices:
         own = by_rank.rows(device.rank)
         if len(own) > 1:
-            until = int(found["begin_ns"][own].max())
+            until = int(host["begin_ns"][own].max())
             launch = device["launch_ns"]
             kept = device.rows[np.where(launch >= 0, launch, device["begin_ns"]) < until]
             waits = TimeSet.of(device.waits.begin, np.minimum(device.waits.end, until))

@@ -2,8 +2,8 @@
 
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 
-``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness`` and ``devices`` find what
-speaks for them, ``trust`` and ``losses`` say how far to believe them.
+``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness`` and ``devices`` find their
+evidence, ``trust`` and ``losses`` state how far to trust them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -29,7 +29,7 @@ class Summary:
 
     @classmethod
     def of(cls, facts: RunFacts) -> Summary:
-        """All of them from the facts of a run."""
+        """Make the tables from the facts of a run."""
         return cls(budgets_of(facts), *tables_of(claims_of(facts)))
 
 
@@ -39,10 +39,10 @@ def summarize(trace: Trace) -> Summary:
 
 
 def findings(trace: Trace) -> Table:
-    """Collect what the summary of a run claims, one row per claim.
+    """Collect the claims of a run's summary, one row per claim.
 
-    A verdict about a stall has the figures of the rank that it hits hardest, per counted step, with their bounds;
-    ``confidence`` follows from them. Rows of ``finding_evidence`` with the same ``finding_id`` say what it rests on.
+    A verdict about a stall has the figures of the rank with the largest stall, per counted step, with their bounds;
+    ``confidence`` follows from these. Rows of ``finding_evidence`` with the same ``finding_id`` are its evidence.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def findings(trace: Trace) -> Table:
 
 
 def finding_evidence(trace: Trace) -> Table:
-    """Collect what the claims of ``findings`` rest on.
+    """Collect the evidence for the claims of ``findings``.
 
     Parameters
     ----------

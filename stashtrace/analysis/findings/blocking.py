@@ -1,6 +1,6 @@
-"""In which calls the step thread was blocked while its time was ``other``, so that a verdict can name them.
+"""Calls in which the step thread was blocked while its time was ``other``, so that a verdict can name them.
 
-A call counts only where no kind has its time: a sleep while a batch is made is part of ``data``, not of ``other``.
+A call counts only where its time has no other kind: a sleep while a batch is made is part of ``data``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,7 +18,7 @@ from stashtrace.schema.kinds import StallKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: What the calls wait for. Calls of files, pipes and sockets follow where no recorded wait covers them.
+#: Waits by what they wait for. Calls of files, pipes and sockets count where no recorded wait covers them.
 _CALLS = {
     "asleep": (WaitOp.SLEEP,),
     "gil": (WaitOp.GIL,),
@@ -27,21 +27,21 @@ _CALLS = {
     "lock": (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE),
 }
 _IO = "io"
-#: Calls that say why the thread stood; the others say only where.
+#: Calls that explain why the thread was blocked; the others show only where.
 KNOWN_CALLS = ("asleep", "gil")
 
 
 def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: float) -> dict[int, dict[str, int]]:
-    """Nanoseconds of ``other`` by the call that the step thread was blocked in, for ranks where ``other`` matters.
+    """Return the nanoseconds of ``other`` by the call that blocked the step thread, for ranks where ``other`` matters.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
     stalls, steps : Table
-        Rows of ``stalls``, and of ``steps`` that count.
+        Rows of ``stalls``, and counted rows of ``steps``.
     least_ratio : float
-        Share of its steps below which the ``other`` of a rank is not looked at.
+        Ranks whose ``other`` is a smaller share of their steps are left out.
 
     Returns
     -------

@@ -22,6 +22,7 @@ from stashtrace.analysis.findings.trust import (
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.io.staging import staged_opens, used_copies
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text
@@ -33,10 +34,11 @@ _CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
+_FILES_AT_MOST = 3
 
 
 def claims_of(facts: RunFacts) -> list[Claim]:
-    """Every claim of a run; ``rows.tables_of`` makes tables of them."""
+    """Return every claim of a run; ``rows.tables_of`` makes tables of them."""
     trace = facts.trace
     losses = loss_claims(trace)
     lost = [claim for claim in losses if claim.section == "headline"]
@@ -68,7 +70,7 @@ def _headline(facts: RunFacts) -> list[Claim]:
         most = worst.unexplained_ns / max(worst.wall_ns, 1)
         if "unexplained" in doubts and most - doubts["unexplained"] >= _SMALL_RATIO:
             rows.append(Evidence("doubt_most", "stalls", rank=worst.rank, part_ratio=most))
-        # Short waits, and those for a CPU after a wait, count as compute: where CPUs are short there is more.
+        # Short waits, and waits for a CPU after them, count as compute: where CPUs are scarce more is unexplained.
         short = "unexplained" in doubts and any(r.contention_ratio > _SMALL_RATIO for r in facts.ranks)
         confidence = "at_least" if short else "exact"
         claims.append(
@@ -95,13 +97,13 @@ def _headline(facts: RunFacts) -> list[Claim]:
 
 
 def _no_steps(facts: RunFacts) -> Claim:
-    """Where records were lost, steps may be among them."""
+    """Return the claim that there are no steps; if records were lost, steps may be among them."""
     lost = any(claim.section == "headline" for claim in loss_claims(facts.trace))
     return Claim("headline", "no_steps", name="lost" if lost else "", items_count=0)
 
 
 def _steps(facts: RunFacts) -> list[Claim]:
-    """One claim per kind of step: how many of all ranks, and how long they are."""
+    """Return one claim per kind of step: number over all ranks, and length."""
     table = facts.tables["step_kinds"]
     claims = []
     for number, row in enumerate(table.rows()):
@@ -126,7 +128,7 @@ def _steps(facts: RunFacts) -> list[Claim]:
 
 
 def one_recording(trace: Trace) -> bool:
-    """Whether nothing marks a step, so that the importer made one of the whole recording."""
+    """Return True if nothing marks a step, so that the importer made one of the whole recording."""
     spans = trace.spans
     marks = np.isin(spans["kind_code"], (SpanKind.STEP, SpanKind.STEP_MARK))
     return bool(np.isin(trace.strings.find(WHOLE_RECORDING), spans["name_code"][marks]))
@@ -167,7 +169,7 @@ def _thinned(facts: RunFacts) -> list[Claim]:
 
 
 def killed_claims(trace: Trace) -> list[Claim]:
-    """Ranks and workers that a signal ended, but for those that their launcher or loader ended on purpose."""
+    """Return a claim about ranks and workers that a signal ended, except by their launcher or loader on purpose."""
     table = killed(trace)
     rows = [
         Evidence(
@@ -187,7 +189,7 @@ def killed_claims(trace: Trace) -> list[Claim]:
 
 
 def _hung(facts: RunFacts) -> list[Claim]:
-    """Collectives that somebody had not entered when the recording ended."""
+    """Return claims about collectives that some ranks had not entered when the recording ended."""
     claims = []
     for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
         if waiting.since_ns <= SUSPICIOUS_NS:
@@ -217,7 +219,7 @@ def _hung(facts: RunFacts) -> list[Claim]:
 
 
 def _hosts(facts: RunFacts) -> list[Claim]:
-    """Which rank ran where, if there is more than one place."""
+    """Return a claim about the ranks of each host, if there are several hosts."""
     hosts = facts.hosts
     if len(hosts) < 2:
         return []
@@ -232,7 +234,7 @@ def _hosts(facts: RunFacts) -> list[Claim]:
 
 
 def _hidden(facts: RunFacts) -> list[Claim]:
-    """Work that overlapped with the step: no stall now, but one as soon as what hides it becomes faster."""
+    """Return a claim about work hidden by the step, which becomes a stall if what hides it becomes faster."""
     if not facts.ranks:
         return []
     table = facts.tables["hidden"]
@@ -250,17 +252,15 @@ def _hidden(facts: RunFacts) -> list[Claim]:
 
 
 def _copies(facts: RunFacts) -> list[Claim]:
-    """Of a run with staged copies: whether the job opened them."""
+    """Return a claim about staged copies and whether the job opened them."""
     return [Claim("beside", "staged", items_count=staged_opens(facts.trace))] if used_copies(facts.trace) else []
 
 
-# What a recording lacks: claims for an answer that stands without the summary around it.
-
-
 def limit_claims(trace: Trace) -> list[Claim]:
-    """Collect what was lost or left out, and how the job ended if not well; none of a whole recording.
+    """Collect what was lost or left out, and how the job failed; empty for a complete recording.
 
-    The claims are those of the summary. They cost a look at the tables of losses, processes and phases, no analysis.
+    The claims are those of the summary, for answers without it. They need the tables of losses, processes and phases,
+    and no analysis.
     """
     losses = loss_claims(trace)
     whole = [Claim("headline", "steps", name="recording", items_count=1)] if one_recording(trace) else []
@@ -274,35 +274,30 @@ def limit_claims(trace: Trace) -> list[Claim]:
     ]
 
 
-# What a run without steps did with files, as claims.
-
-_FILES_AT_MOST = 3
-
-
 def files_claims(trace: Trace) -> list[Claim]:
-    """Calls, bytes and time of all I/O, and the files that took longest."""
+    """Return claims about the files of a run without steps: all I/O, and the files that took longest."""
     summed = trace.io_totals
     if not trace.io_rows_count and not len(summed):
         if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
-            return []  # tools that record no files are no evidence of none
+            return []  # the other tool may record no files
         return [Claim("files", "no_files")]
     moved = int(summed["read_bytes"].sum() + summed["write_bytes"].sum())
-    path, size = summed["path_code"], len(trace.strings)
-    spent = np.zeros(size)
-    np.add.at(spent, path, summed["read_ns"] + summed["write_ns"] + summed["other_ns"])
-    calls = np.zeros(size, dtype=np.int64)
-    np.add.at(calls, path, summed["opens_count"] + summed["reads_count"] + summed["writes_count"])
+    size = len(trace.strings)
+    files = GroupBy.numbered(summed["path_code"], size)
+    spent = files.sum(summed["read_ns"] + summed["write_ns"] + summed["other_ns"])
+    calls = files.sum(summed["opens_count"] + summed["reads_count"] + summed["writes_count"])
     for io in trace.io_pieces():
         moved += int(np.maximum(io["result_bytes"], 0).sum())
-        spent += np.bincount(io["path_code"], io["end_ns"] - io["begin_ns"], len(spent))
-        calls += np.bincount(io["path_code"], minlength=len(calls))
+        files = GroupBy.numbered(io["path_code"], size)
+        spent += files.sum(io["end_ns"] - io["begin_ns"])
+        calls += files.sizes
     processes = len(np.unique(trace.processes["process_id"]))
     whole = Evidence(
         "io_calls", "io", amount_ns=spent.sum(), items_count=int(calls.sum()), of_count=processes, moved_bytes=moved
     )
     used = np.flatnonzero(calls)
     longest = used[np.argsort(-spent[used], kind="stable")[:_FILES_AT_MOST]].tolist()
-    files = [
+    rows = [
         Evidence("file_calls", "io", amount_ns=spent[c], items_count=int(calls[c]), name=trace.text(c)) for c in longest
     ]
-    return [Claim("files", "files", items_count=int(calls.sum()), evidence=(whole, *files))]
+    return [Claim("files", "files", items_count=int(calls.sum()), evidence=(whole, *rows))]

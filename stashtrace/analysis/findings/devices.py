@@ -1,4 +1,4 @@
-"""Evidence about a rank's device: its copies, who blocks on it, how far the host leads, what its link did."""
+"""Evidence about a rank's device: copies, calls that block on it, the lead of the host, the bandwidth of its link."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -29,7 +30,7 @@ _EXPLAINS_RATIO = 0.25
 
 
 def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
-    """What was copied between host and device a step, how fast, and how much of it from pageable memory."""
+    """Return copies between host and device per step: bytes, rate, and the part from pageable memory."""
     brackets = trace.device_brackets
     chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.COPY) & (brackets["begin_ns"] >= 0)
     mine = brackets.take(chosen & np.isin(brackets["copy_code"], _BETWEEN))
@@ -56,10 +57,10 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
 
 
 def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bool) -> list[Evidence]:
-    """In which calls the host stood while the device had nothing to do, on which thread and how long per step.
+    """Return the calls that blocked the host while the device was idle, with their thread and time per step.
 
-    What covers less than a quarter of the stall is no evidence for it: then one row says that it is not explained.
-    Where no call is expected to explain it, ``stall_ns`` is 0 and there are no rows.
+    A call that covers less than a quarter of the stall is no evidence; if none covers more, one row states that the
+    stall is not explained. With ``stall_ns`` 0, no call is expected to explain it and there are no rows.
     """
     if stall_ns <= 0:
         return []
@@ -87,7 +88,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
 
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
-    """On which streams the host ran functions of the job's, how often and how long."""
+    """Return the streams on which the host ran functions of the job, how often and how long."""
     brackets = trace.device_brackets
     chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.HOST_FUNCTION)
     mine = brackets.take(chosen & (brackets["begin_ns"] >= 0))
@@ -111,7 +112,7 @@ def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence
 
 
 def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
-    """How far ahead of its device the host is when it records events there."""
+    """Return how far ahead of its device the host is when it records events there."""
     brackets = trace.device_brackets
     kinds = (Bracket.MARK, Bracket.STEP, Bracket.BATCH_WAIT)
     chosen = (brackets["rank"] == rank.rank) & np.isin(brackets["bracket_code"], kinds) & (brackets["begin_ns"] >= 0)
@@ -124,9 +125,10 @@ def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
 
 
 def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
-    """Bandwidth of the collectives with most transfer time once all ranks were in, and what the link can do.
+    """Return the bandwidth of the collectives with most transfer time, and the part of what the link can do.
 
-    As NCCL's tests count it. On a rank without a device only where a calibration lies beside the run.
+    Transfer begins when all ranks have entered; bandwidth is counted as in NCCL's tests. A rank without a device needs
+    a calibration in the run directory.
     """
     if not len(trace.collectives):
         return []
@@ -162,19 +164,18 @@ def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]
 
 
 def agreement_evidence(table: Table) -> list[Evidence]:
-    """How far brackets and kernels differ where a step has both."""
+    """Return how far brackets and kernels differ in steps that have both."""
     if not len(table):
         return []
-    steps = len(np.unique(table["step"]))
-    kinds, row = np.unique(table["kind"], return_inverse=True)
-    pairs = len(np.unique(np.stack((table["rank"], table["step"])), axis=1).T)
-    off = np.bincount(row, np.abs(table["difference_ratio"])) / pairs
-    worst = int(off.argmax())
-    return [Evidence("agreement", "agreement", items_count=steps, part_ratio=float(off[worst]), kind=str(kinds[worst]))]
+    steps, kinds = len(np.unique(table["step"])), GroupBy(table["kind"])
+    difference = kinds.sum(np.abs(table["difference_ratio"])) / len(GroupBy(table["rank"], table["step"]))
+    worst = int(difference.argmax())
+    ratio, kind = float(difference[worst]), str(kinds.values[worst])
+    return [Evidence("agreement", "agreement", items_count=steps, part_ratio=ratio, kind=kind)]
 
 
 def _calibration(trace: Trace) -> Calibration | None:
-    """The calibration beside the run, unless it is another machine's."""
+    """Return the calibration in the run directory, None if there is none or it is another machine's."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", ForeignCalibrationWarning)
         try:

@@ -1,6 +1,6 @@
-"""The numbers behind the claims of a summary, taken from a trace and its analyses once.
+"""The numbers behind the claims of a summary, taken once from a trace and its analyses.
 
-Shares are sums over the counted steps (warm-up and time outside steps left out), so the kinds of a rank add up to its
+Shares are sums over the counted steps, without warm-up and time outside of steps, so the kinds of a rank add up to its
 step time.
 """
 
@@ -25,11 +25,12 @@ from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Columns of the summary and the stall kinds behind each.
+#: Columns of the summary, and the stall kinds of each.
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("compute",),
     "data": ("fetch", "prep", "handoff"),
@@ -40,7 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "host": ("sync", "launch"),
     "other": ("other",),
 }
-#: Share of its steps below which what a rank was blocked in is not looked for.
+#: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
 _OTHER_RATIO = 0.01
 
 
@@ -66,19 +67,19 @@ class RankFacts:
     contention_ratio : float
         Share of the steps that the step thread was runnable and not running.
     blocked_ns : dict of str to int
-        Time of ``other`` by the call that the step thread was blocked in (``blocking.blocked_calls``).
+        Time of ``other`` by the call that blocked the step thread (``blocking.blocked_calls``).
     held_ns : int
-        Time that compute streams stood while the host ran functions of the job's.
+        Time for which compute streams waited while the host ran functions of the job.
     opaque_ns : int
         Time inside graph launches of which nothing is known.
     untimed_ns : int
-        What the collectives without device times may have taken.
+        Estimated time of collectives without device times.
     host_timed : bool
-        The rank has a device, and its steps are the host's all the same.
+        The rank has a device, but its steps are timed by the host.
     exact : dict of set of str to (int, int)
-        Bounds of the sums of kinds that are columns of the summary, where they are known as such.
+        Known bounds of the sum of the kinds of a summary column.
     method : str
-        What the stalls were told by: kernels, brackets or host; mixed if several.
+        Source of the stalls: kernels, brackets or host; mixed if several.
     """
 
     rank: int
@@ -102,22 +103,22 @@ class RankFacts:
 
     @property
     def unexplained_ns(self) -> int:
-        """Part of ``other`` with no known cause: a lock or a pipe says where a thread stood, not why."""
+        """Part of ``other`` without a known cause: a lock or a pipe shows where a thread was blocked, not why."""
         known = self.held_ns + sum(self.blocked_ns.get(call, 0) for call in KNOWN_CALLS)
         return max(self.kinds.get("other", 0) - known, 0)
 
     def share(self, group: str) -> float:
-        """Share of the step time of a column."""
+        """Return a column's share of the step time."""
         return sum(self.kinds.get(k, 0) for k in GROUPS[group]) / max(self.wall_ns, 1)
 
     def per_step_ns(self, *kinds: str) -> float:
-        """Mean nanoseconds a step of some kinds."""
+        """Return the mean nanoseconds per step of some kinds."""
         return sum(self.kinds.get(k, 0) for k in kinds) / max(self.steps_count, 1)
 
     def bounds_ns(self, *kinds: str) -> tuple[float, float]:
-        """Bounds of :meth:`per_step_ns`: by the kinds' own ones, and by what the other kinds leave of the step.
+        """Return the bounds of :meth:`per_step_ns`: those of the kinds, and those that the other kinds leave.
 
-        The second matters for several kinds: a doubt whether a wait was fetch or prep is none about their sum.
+        The latter matter for several kinds: a doubt whether a wait was fetch or prep is no doubt about their sum.
         """
         count, others = max(self.steps_count, 1), [k for k in self.high if k not in kinds]
         known = self.exact.get(frozenset(kinds))
@@ -130,7 +131,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Everything that a summary says."""
+    """The facts of a run for a summary."""
 
     trace: Trace
     ranks: tuple[RankFacts, ...]
@@ -152,7 +153,7 @@ class RunFacts:
 
     @property
     def doubts(self) -> dict[str, float]:
-        """Shares of all counted step time that nothing explains, by what they are, largest first."""
+        """Shares of all counted step time that nothing explains, by their kind, largest first."""
         wall = max(sum(r.wall_ns for r in self.ranks), 1)
         shares = {
             "unexplained": sum(r.unexplained_ns for r in self.ranks) / wall,
@@ -173,17 +174,17 @@ class RunFacts:
 
     @property
     def imported(self) -> bool:
-        """Whether another tool recorded it."""
+        """Whether another tool recorded the run."""
         code = self.trace.strings.find("imported")
         return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
 
     def rank(self, rank: int) -> RankFacts | None:
-        """Facts of one rank, None if it has no counted step."""
+        """Return the facts of a rank, None if it has no counted step."""
         return next((r for r in self.ranks if r.rank == rank), None)
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
-    """Hosts in the order of their first rank, and the ranks that ran on each."""
+    """Return the ranks of each host; hosts are in the order of their first rank."""
     processes = trace.processes
     rows = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("rank")
     ranks: dict[str, list[int]] = {}
@@ -193,9 +194,9 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 
 
 def gather(trace: Trace) -> RunFacts:
-    """Take the facts of a run; a run without steps has no ranks in it.
+    """Gather the facts of a run; those of a run without steps have no ranks.
 
-    Steps that train are one thing, those of a validation or of inference others, with facts of their own.
+    Steps of validation and inference have facts of their own beside those of training steps.
     """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
@@ -247,7 +248,7 @@ def gather(trace: Trace) -> RunFacts:
 
 
 def _counted(steps: Table, chosen: np.ndarray) -> Table:
-    """The chosen steps without warm-up; better all of them than none."""
+    """Return the chosen steps without warm-up; if there are no others, with warm-up."""
     own = steps.take(chosen)
     counted = counted_steps(steps)
     counted = counted.take(np.isin(counted["kind"], np.unique(own["kind"])))
@@ -285,7 +286,7 @@ class _Known:
 
 
 class _ByRank:
-    """A table of which some rows are looked up by rank; it is not copied for that."""
+    """Some rows of a table by rank, without a copy of the table."""
 
     def __init__(self, table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> None:
         self._table = table
@@ -293,18 +294,16 @@ class _ByRank:
         self._rows = RowsBy(table["rank"][self._chosen])
 
     def of(self, rank: int) -> Table:
-        """Chosen rows of one rank, in their order."""
+        """Return the chosen rows of one rank in order."""
         return self._table.take(self._chosen[self._rows.rows(rank)])
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
     own, rows, late, beside = (table.of(rank) for table in (known.steps, known.stalls, known.late, known.hidden))
-    names, index = np.unique(rows["kind"], return_inverse=True)
+    kinds = GroupBy(rows["kind"])
 
     def sums(column: str) -> dict[str, int]:
-        totals = np.zeros(len(names), dtype=np.int64)
-        np.add.at(totals, index, rows[column])
-        return dict(zip(names.tolist(), totals.tolist(), strict=True))
+        return dict(zip(kinds.values.tolist(), kinds.sum(rows[column]).tolist(), strict=True))
 
     late_ns: dict[int, int] = {}
     for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
@@ -333,18 +332,18 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
 
 
 def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
-    """Time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
+    """Return the time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
     opaque, untimed = int(hidden["graph_opaque_ns"].sum()), int(hidden["untimed_count"].sum())
     if not untimed:
         return opaque, 0
     mine = timed.of(rank)
     if len(mine):
         return opaque, untimed * int(np.median(mine["device_end_ns"] - mine["device_begin_ns"]))
-    return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # of those steps nothing is known
+    return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
 def _held(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask of the brackets in which a compute stream stood for a function on the host, its own or another's."""
+    """Return the mask of brackets in which a compute stream waited for a function on the host."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
     function = brackets["bracket_code"] == Bracket.HOST_FUNCTION
@@ -354,13 +353,13 @@ def _held(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _contention(hidden: Table) -> float:
-    """Share of a rank's counted steps that the step thread was runnable and not running, 0 if unknown."""
+    """Return the share of counted steps in which a rank's step thread was runnable but not running; 0 if unknown."""
     rows = hidden.take(hidden["cpu_contention_ns"] >= 0)
     return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)
 
 
 def budgets(facts: RunFacts) -> Table:
-    """Table ``budgets``: the time of each rank by column."""
+    """Make the table ``budgets``: the time of each rank by column."""
     rows = []
     for part in (facts, *facts.others):
         for rank in part.ranks:

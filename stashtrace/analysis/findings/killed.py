@@ -1,6 +1,6 @@
-"""killed: which ranks and workers a signal ended.
+"""killed: ranks and workers that a signal ended.
 
-Only its parent learns that of a process, so it stands in the facts of another one.
+Only the parent of a process learns this, so it is in the parent's facts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -33,15 +33,15 @@ KILLED = schema(
 
 #: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
 FACT = "killed "
-#: A number of more digits is damage.
+#: A number with more digits is damaged.
 _MOST_DIGITS = 15
 
 
 def killed(trace: Trace) -> Table:
     """List the processes that a signal ended, by the end of their records.
 
-    Known of the workers of torch's DataLoader, and of ranks that ``torchrun`` or ``torch.multiprocessing.spawn``
-    started. A process that another parent started (a shell, ``srun``) is not known of.
+    They are workers of torch's DataLoader, and ranks that ``torchrun`` or ``torch.multiprocessing.spawn`` started.
+    Processes of other parents (a shell, ``srun``) are not found.
 
     Parameters
     ----------

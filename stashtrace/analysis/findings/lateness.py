@@ -1,4 +1,4 @@
-"""Evidence about late ranks: who was waited for, in which operation, how often, and what kept the late one."""
+"""Evidence about late ranks: the rank that others waited for, the operation, how often, and why it was late."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -20,18 +20,18 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 from stashtrace.units import ranks_in
 
-#: Somebody is late by a few microseconds in every step: less than this part of the mean one does not count.
+#: Some rank is late by microseconds in every step: waits below the mean wait divided by this do not count.
 _MATTERS_DIVISOR = 10
-#: Steps of which it is worth saying how many.
+#: Fewer steps are not counted in words.
 _SEVERAL = 3
-#: A cause that takes more than so many times the lateness is not the reason alone.
+#: A cause that takes more than this many times the lateness is not the only reason.
 _EXCEEDS = 2
-#: Late ranks that are looked into.
+#: Late ranks that are examined.
 _CAUSES_AT_MOST = 3
 
 
 def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[Evidence]:
-    """A rank's costliest wait for another in one kind of operation, and what kept that one, by the rows of ``late``."""
+    """Return a rank's longest wait for another in one kind of operation, and its reason, by the rows of ``late``."""
     trace, steps = facts.trace, facts.tables["steps"]
     try:
         table = late(trace)
@@ -47,7 +47,7 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
 
 
 def wait_evidence(table: Table, row: int) -> list[Evidence]:
-    """A row of ``late`` as evidence: who waited how long in what, and why."""
+    """Return a row of ``late`` as evidence: the wait, its operation and its reason."""
     at = {name: table[name][row].item() for name in table.columns}
     codes = ("hung_wait", "hung_wait_unknown") if at["method"] == "hung" else ("worst_wait", "worst_wait_unknown")
     code = codes[1] if at["late_rank"] < 0 else codes[0]
@@ -60,7 +60,7 @@ def wait_evidence(table: Table, row: int) -> list[Evidence]:
         return rows
     if at["cause_kind"] == "unknown":
         return rows if at["method"] == "hung" else [*rows, Evidence("late_why_unknown", "late", row)]
-    # A surplus far longer than the lateness was made up by less of something else: it is no reason by itself.
+    # A surplus far longer than the lateness was partly made up for by less of something else: it is no reason alone.
     if 0 <= at["late_by_ns"] * _EXCEEDS < at["cause_ns"]:
         return [*rows, Evidence("late_mixed", "late", row, amount_ns=at["cause_ns"], high_ns=at["late_by_ns"])]
     return [
@@ -80,7 +80,7 @@ def wait_evidence(table: Table, row: int) -> list[Evidence]:
 
 
 def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> list[Evidence]:
-    """In how many of the counted steps that cost a rank time it waited for this late rank most."""
+    """Return in how many of the counted steps with lost time a rank waited for this late rank most."""
     steps, stalls = tables["steps"], tables["stalls"]
     own = steps["step"][steps["rank"] == victim]
     lost = stalls.take((stalls["rank"] == victim) & (stalls["kind"] == "straggler") & np.isin(stalls["step"], own))
@@ -93,13 +93,13 @@ def how_often(tables: Mapping[str, Table], victim: int, late_rank: int) -> list[
 
 
 def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Evidence]:
-    """What the late rank does longer than one that waits for it, by the difference of their budgets."""
+    """Return what the late rank does longer than a rank that waits for it, by the difference of their budgets."""
     tables = facts.tables
     difference = late_surplus(facts.trace, tables["straggler_causes"], tables["steps"], victim.rank, late_rank.rank)
     if difference is None:
         return []
     own, other = late_rank.rank, victim.rank
-    # That it waits for others itself says nothing of why it is late.
+    # Its own waits for others do not explain why it is late.
     if difference.explains and difference.explains != "straggler":
         longer = difference.of(difference.explains)
         silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
@@ -113,7 +113,7 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
 
 
 def alone(facts: RunFacts, late_rank: int) -> list[Evidence]:
-    """How long everybody waited for a late rank alone, after the second latest had come."""
+    """Return how long all ranks waited only for a late rank, after the second latest had come."""
     if len(facts.ranks) < 3:
         return []
     try:
@@ -128,7 +128,7 @@ def alone(facts: RunFacts, late_rank: int) -> list[Evidence]:
 
 
 def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
-    """Name of the collective in which a rank was blocked longest within its counted steps, empty if unknown."""
+    """Return the name of the collective that blocked a rank longest within its counted steps, empty if unknown."""
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     mine = trace.collectives.take(trace.collectives["rank"] == rank)
     operation = dict(zip(mine["collective_key"].tolist(), mine["op_code"].tolist(), strict=True))
@@ -139,7 +139,7 @@ def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
         blocked["collective_key"].tolist(), (blocked["end_ns"] - blocked["begin_ns"]).tolist(), strict=True
     ):
         spent[operation[key]] = spent.get(operation[key], 0) + length
-    if not spent:  # blocked without a wait of its own: DDP's reducer waits inside backward
+    if not spent:  # no wait was recorded: DDP's reducer waits inside backward
         called = mine.take((mine["end_ns"] >= 0) & inside(mine["call_ns"], own))
         for op in np.unique(called["op_code"]).tolist():
             spent[op] = int((called["end_ns"] - called["call_ns"])[called["op_code"] == op].sum())
@@ -147,7 +147,7 @@ def waited_operation(trace: Trace, rank: int, steps: Table) -> str:
 
 
 def late_evidence(facts: RunFacts, victim: RankFacts, causes: Mapping[int, float], call: str) -> list[Evidence]:
-    """Each late rank that matters: its part of the waits, why it was late, how often, and the costliest wait for it."""
+    """Return for each late rank that matters its part of the waits, the reason, how often, and the longest wait."""
     rows = [
         Evidence(
             "waited_for", "straggler_causes", rank=rank, amount_ns=ns, part_ratio=ns / max(sum(causes.values()), 1.0)

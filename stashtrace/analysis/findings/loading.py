@@ -1,4 +1,4 @@
-"""Evidence for waits for batches: what their makers did, the slowest file, the begin of epochs, what would help."""
+"""Evidence about waits for batches: the work of their makers, the slowest file, the begin of epochs, advice."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -16,27 +16,28 @@ from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Parts of a wait, or of the making of a batch, below this share of it are left out.
+#: Parts of a wait, or of the making of a batch, below this share are left out.
 _WORTH_NAMING = 0.05
-#: The begin of epochs is named from this part of the waits on, and is their reason above the other.
+#: The begin of epochs is named from the first share of the waits on; above the second it is their reason.
 _EPOCHS_MATTER, _EPOCHS_RULE = 0.25, 0.5
 #: Blocked reads explain the time in storage if they are at least this share of it.
 _WORTH_BLAMING = 0.25
-#: More than this share of a wait for hand-over, and more workers are no cure.
+#: If more than this share of a wait is hand-over, more workers do not help.
 _HANDED_RATIO = 0.5
 #: Workers that make batches for this part of the time do nothing else.
 _ALWAYS_RATIO = 0.9
-#: Waits that are shorter are about what the hand-over of a batch from a worker takes, which would take their place.
+#: Shorter waits are about as long as the hand-over of a batch from a worker, which would replace them.
 _HANDING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Why a rank waited for batches; the fields are those of a claim."""
+    """Reason why a rank waited for batches; the fields are those of a claim."""
 
     cause_kind: str = ""
     worker_id: int = -1
@@ -46,11 +47,11 @@ class Loading:
 
 
 def loading(facts: RunFacts, rank: RankFacts) -> Loading:
-    """Evidence for the waits of one rank."""
+    """Collect the evidence about the waits of one rank."""
     trace, steps = facts.trace, facts.tables["steps"]
-    unseen = _makers_not_recorded(trace, rank.rank)
-    if unseen:
-        return Loading(evidence=[Evidence(unseen, "batches", rank=rank.rank)])
+    unrecorded = _makers_not_recorded(trace, rank.rank)
+    if unrecorded is not None:
+        return Loading(evidence=[unrecorded])
     wait_ns = rank.per_step_ns(*DATA_KINDS)
     handed = rank.per_step_ns("handoff") / wait_ns
     fetched = rank.per_step_ns("fetch") / wait_ns >= _WORTH_NAMING
@@ -76,7 +77,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
             each_ns = epochs["workers_end_ns"] / count
             rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each_ns, items_count=count))
     slow = _slow_file(trace, making, rank.kinds["fetch"]) if making is not None and fetched else None
-    if between > _EPOCHS_RULE:  # what its workers did meanwhile was to begin
+    if between > _EPOCHS_RULE:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= _WORTH_NAMING:
@@ -96,7 +97,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         rows.append(slow)
     elif making.faults_count > 0 and fetched:
         rows.append(Evidence("page_faults", "batches", part_ratio=making.faults_count))
-    # Workers that make batches all the time set the pace: what a batch takes on its way then is hidden behind the next.
+    # Workers that always make batches limit the step: the hand-over of a batch is then hidden behind the next batch.
     busy = making.workers > 0 and making.needs * making.batch_ns >= _ALWAYS_RATIO * making.workers * rank.step_ns
     if handed > _HANDED_RATIO and not busy:
         cpu = facts.trust.hosts.get(rank.host)
@@ -112,7 +113,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
 
 
 def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
-    """The row of ``epoch_begins`` for loaders with workers that serve the counted steps, empty if there is none."""
+    """Return the row of ``epoch_begins`` for loaders with workers in the counted steps, empty if there is none."""
     serves = facts.step_kind or "training"
     for row in epoch_begins(facts.trace, rank, facts.tables["steps"]).rows():
         if row["serves"] == serves and row["workers_count"] > 0:
@@ -121,7 +122,7 @@ def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
 
 
 def _parts(making: Making) -> list[Evidence]:
-    """How long a batch takes to make, and what that time is spent on, longest first."""
+    """Return how long a batch takes to make, and the parts of that time, longest first."""
     several = making.needs if making.needs > 1.05 else -1
     head = Evidence("batch_time", "batches", items_count=making.workers, amount_ns=making.batch_ns, part_ratio=several)
     named = sorted(making.parts_ns.items(), key=lambda item: -item[1])
@@ -165,7 +166,7 @@ def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list
 
 
 def _cpus(facts: RunFacts, rank: RankFacts, cpu: HostCpu | None, floor_ns: float) -> list[Evidence]:
-    """The CPUs of a rank's host, and the shortest step that they allow."""
+    """Return the CPUs of a rank's host, and the shortest step that they allow."""
     if cpu is None:
         return []
     return [
@@ -181,22 +182,22 @@ def _cpus(facts: RunFacts, rank: RankFacts, cpu: HostCpu | None, floor_ns: float
     ]
 
 
-def _makers_not_recorded(trace: Trace, rank: int) -> str:
-    """What can be said of batches that an imported recording shows from the waiting side alone."""
+def _makers_not_recorded(trace: Trace, rank: int) -> Evidence | None:
+    """Return evidence that an imported recording shows only the waits for batches, None if it shows their making."""
     batches = trace.batches
     own = batches["worker_id"][batches["rank"] == rank]
     if (own == UNSEEN_WORKER).any():
-        return "makers_not_recorded"
+        return Evidence("makers_not_recorded", "batches", rank=rank)
     made = (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any()
     if (own == MAIN_PROCESS).any() and not (own >= 0).any() and not made:
-        return "step_thread_not_recorded"
-    return ""
+        return Evidence("step_thread_not_recorded", "batches", rank=rank)
+    return None
 
 
 def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
-    """The file whose reads blocked longest while the batches of a rank were made; sockets only where one receives.
+    """Return the file whose reads blocked longest while a rank's batches were made; of sockets only receiving counts.
 
-    Reads that make up only a small part of the time in storage are no evidence.
+    Reads that are only a small part of the time in storage are no evidence.
     """
     made, tracks, io = making.batches, trace.tracks, trace.notable_io
     flags = io["io_flags"]
@@ -215,16 +216,16 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
     if length.sum() < _WORTH_BLAMING * fetch_ns:
         return None
     rate = float(blocked["result_bytes"].sum()) / (length.sum() / 1e9)
-    paths, index = np.unique(blocked["path_code"], return_inverse=True)
-    spent = np.bincount(index, weights=length)
+    paths = GroupBy(blocked["path_code"])
+    spent = paths.sum(length)
     part = float(spent.max() / spent.sum())
     return Evidence(
         "blocked_reads",
         "io",
         amount_ns=float(np.median(length)),
-        # What a socket's first answer brings says nothing of the rate: the delay before it is what costs.
+        # A socket's answers do not show its rate: the time is the delay before the first of them.
         rate_bytes_per_s=-1.0 if (blocked["op_code"] == IoOp.RECV).mean() > 0.5 else rate,
         part_ratio=part,
         items_count=len(paths),
-        name=trace.text(paths[spent.argmax()]) if part > 0.5 else "",
+        name=trace.text(paths.values[spent.argmax()]) if part > 0.5 else "",
     )

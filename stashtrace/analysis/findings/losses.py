@@ -1,4 +1,4 @@
-"""What was lost, as claims: the share of all records first where it matters, then one claim per kind of loss."""
+"""Claims about lost records: the share of all records if it matters, then one claim per kind of loss."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,12 +11,12 @@ from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import Trace
 
-#: Above this share of all records the loss is the first thing to know.
+#: A loss above this share of all records comes first.
 _MATTERS_RATIO = 0.01
 _AT_MOST = 3
-#: Who reports that files are missing, unreadable or of different jobs.
+#: Collector of losses of whole files: missing, unreadable or of different jobs.
 WHOLE_FILES = "importers"
-#: Reasons of which the records are kept, with a value that is not known.
+#: Losses of a value: the record is kept.
 _KEPT = ("negative_times", "impossible_numbers", "hashes_ambiguous")
 #: Tables whose rows are records of the job.
 _RECORDED = (
@@ -34,7 +34,7 @@ _RECORDED = (
 
 
 def lost_count(trace: Trace) -> int:
-    """Records that were lost; those of which a value alone is not known are there."""
+    """Return the number of lost records; records that lost only a value are not counted."""
     losses = trace.losses
     kept = [code for code in map(trace.strings.find, _KEPT) if code >= 0]
     lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~np.isin(losses["name_code"], kept)
@@ -42,7 +42,7 @@ def lost_count(trace: Trace) -> int:
 
 
 def loss_claims(trace: Trace) -> list[Claim]:
-    """The share of lost records where it is above 1 %, and the worst kinds of loss."""
+    """Return claims about the share of lost records if it is above 1 %, and about the worst kinds of loss."""
     losses = trace.losses
     serious = losses.take(losses["severity_code"] >= Severity.ERROR)
     totals: dict[tuple[str, str], int] = {}
@@ -53,7 +53,7 @@ def loss_claims(trace: Trace) -> list[Claim]:
         totals[key] = totals.get(key, 0) + row["lost_count"]
         severity[key] = max(severity.get(key, 0), row["severity_code"])
         advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
-    # What is wrong with the files as a whole comes before what single rows lack.
+    # Problems of whole files come before losses of single rows.
     order = sorted(totals, key=lambda key: (key[0] != WHOLE_FILES, -totals[key]))
     claims = []
     lost = lost_count(trace)
@@ -81,7 +81,7 @@ def loss_claims(trace: Trace) -> list[Claim]:
 
 
 def losses_of(trace: Trace) -> list[dict[str, Any]]:
-    """Rows of the losses table with their texts, JSON-ready."""
+    """Return the rows of the losses table with their texts, for JSON."""
     return [
         {
             "collector": trace.text(row["collector_code"]),

@@ -1,7 +1,7 @@
-"""What the makers of batches spent their time on, and whether more of them would help.
+"""How the makers of batches spent their time, and whether more of them would help.
 
     a batch made by one worker   [== on the CPU ==][ in the run queue ][ storage ][ network ][ asleep ][ blocked ]
-                                  cpu_ns            runqueue_ns         I/O rows              waits     what is left
+                                  cpu_ns            runqueue_ns         I/O rows              waits     the rest
 
 CPU and run-queue time come from the thread's own clocks, the other parts from rows of I/O and waits of the thread.
 """
@@ -22,26 +22,26 @@ from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Parts of the making of a batch, in the order in which an instant is given to them.
+#: Parts of the making of a batch; time that several could have goes to the first.
 PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
 DATA_KINDS = ("prep", "fetch", "handoff")
-#: Of the CPUs that a job can have, this share is as good as all.
+#: A job that uses this share of its CPUs has none left.
 _FULL_RATIO = 0.9
-#: Page faults explain time that nothing else does where at least this share of such batches had some.
+#: Page faults explain time without another cause if at least this share of it is in batches with faults.
 _FAULTS_RATIO = 0.5
-#: Other processes are to blame for a run queue if they use more than this share of the CPUs.
+#: Other processes cause a run queue if they use more than this share of the CPUs.
 _OTHERS_RATIO = 0.2
-#: A maker waits rather than computes from this part of its time on.
+#: A maker mostly waits if it waits for more than this part of its time.
 _WAITS_RATIO = 0.5
-#: Makers that stand in the run queue for more than this part of their time have no CPU to hand over with either.
+#: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
 _STARVED_RATIO = 0.5
-#: A step shorter by less than this is no help.
+#: Advice must make a step at least this much shorter.
 _HELPS_RATIO = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How the batches of a rank were made while its counted steps ran; times are means per batch.
+    """How a rank's batches were made during its counted steps; times are means per batch.
 
     Attributes
     ----------
@@ -55,9 +55,9 @@ class Making:
     faults_count : float
         Page faults per batch that waited for storage.
     needs : float
-        Batches that a step consumes: several where gradients are accumulated.
+        Batches that a step consumes: several with gradient accumulation.
     pass_count : int
-        Batches of the longest pass over the data; 0 if there was one pass alone, which may not have ended.
+        Batches of the longest pass over the data; 0 if there was only one pass, which may not have ended.
     """
 
     batches: Table
@@ -71,19 +71,20 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What would hide the making of batches.
+    """Advice to hide the making of batches.
 
     Attributes
     ----------
     code : str
         ``more_workers``, ``use_workers``, ``workers_keep_up``, ``cpus_are_full`` or ``others_use_cpus``.
     workers : int
-        That would hide it; -1 if none would.
+        Number of workers that would hide it; -1 if none would.
     condition : str
-        What must hold beside: a part of ``PARTS``, or empty; "pass" if passes over the data are too short for more.
+        The part of ``PARTS`` that must not become slower with more workers, or empty; "pass" if passes over the data
+        are too short for more workers.
     floor_ns : float
-        With any number of workers a step cannot get shorter than this, by the CPU time that it needs or by the first
-        batch of each pass; -1 if unknown.
+        Shortest step with any number of workers, by the CPU time that it needs or by the first batch of each pass; -1
+        if unknown.
     """
 
     code: str
@@ -93,9 +94,9 @@ class Advice:
 
 
 def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
-    """How a rank's batches were made; None if no making was recorded.
+    """Measure how a rank's batches were made; None if that was not recorded.
 
-    Batches of loaders that the counted steps do not wait for, as those of a validation, are left out; so are those made
+    Batches of loaders for which the counted steps do not wait, such as validation, are left out. So are batches made
     before the counted steps, when a cache was cold or workers had just begun.
     """
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
@@ -124,14 +125,14 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
 
 
 def _pass_count(batches: Table) -> int:
-    """Batches of a pass over the data, where there were several."""
+    """Return the number of batches of a pass over the data, 0 if there were not several passes."""
     waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
     begins = int((waits["batch_index"] == 0).sum())
     return int(waits["batch_index"].max()) + 1 if begins > 1 else 0
 
 
 def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
-    """Which moments lie in the steps of one rank, sorted by begin."""
+    """Return which moments lie in the steps of one rank, which are sorted by begin."""
     if not len(own):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
@@ -140,13 +141,13 @@ def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
 
 
 def _parts(trace: Trace, made: Table) -> dict[str, float]:
-    """Mean time per batch by part; empty if the CPU time of some batch is not known."""
+    """Return the mean time per batch by part; empty if the CPU time of a batch is unknown."""
     if (made["cpu_ns"] < 0).any():
         return {}
     wall = made["end_ns"] - made["begin_ns"]
     left = wall.astype(np.int64)
     sums = dict.fromkeys(PARTS, 0.0)
-    # Clocks of threads are read a moment apart from the stamps of the batch; a part is never longer than what is left.
+    # Clocks of threads are read a moment apart from the stamps of the batch, so a part is limited to the rest.
     taken = {"cpu": made["cpu_ns"], "queue": np.maximum(made["runqueue_ns"], 0), **_recorded(trace, made)}
     for part, amount in taken.items():
         of_batch = np.minimum(amount, left)
@@ -160,7 +161,7 @@ def _parts(trace: Trace, made: Table) -> dict[str, float]:
 
 
 def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
-    """Time of each batch that rows of I/O and waits of its thread cover: storage, network, asleep, blocked."""
+    """Return the time of each batch by rows of I/O and waits of its thread: storage, network, asleep, blocked."""
     io, waits = trace.notable_io, trace.waits
     flags, op = io["io_flags"], io["op_code"]
     piped = (flags & (IoFlag.SOCKET | IoFlag.PIPE)) != 0
@@ -192,31 +193,31 @@ def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
 def advice_of(
     rank: RankFacts, making: Making, cpu: HostCpu | None, ranks_on_host: int, *, training: bool = True
 ) -> Advice | None:
-    """What would hide the making of batches, if each worker made them as fast as the present ones do.
+    """Return what would hide the making of batches if each worker made them as fast as the present ones.
 
-    A job can have the CPUs that other processes leave. A loader that waits rather than computes needs few of them,
-    however busy they are.
+    A job can use the CPUs that other processes leave. A loader that mostly waits needs few of them, however busy they
+    are.
     """
     rest_ns = rank.wall_ns / max(rank.steps_count, 1) - rank.per_step_ns(*DATA_KINDS)
     if rest_ns <= 0 or making.batch_ns <= 0:
         return None
     parts = making.parts_ns
-    # Time in the run queue is gone once there is a CPU for everybody, or else CPUs are the limit anyway.
+    # Time in the run queue vanishes if there are CPUs for all threads; if not, CPUs are the limit anyway.
     busy_ns = parts.get("cpu", making.batch_ns)
     needed = math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / rest_ns)
     waiting_ns = sum(ns for part, ns in parts.items() if part not in ("cpu", "queue"))
-    # Making its own batches, the step thread counts them in its CPU time.
+    # The CPU time of a step thread that makes its own batches includes them.
     own_ns = making.needs * busy_ns if making.workers == 0 else 0.0
     floor_ns = -1.0
     if cpu is not None and parts:
-        # The rank's CPU time is known of its training; beside that, its thread uses a CPU for what is left of a step.
+        # The CPU time of a rank is that of its training steps; in other steps its thread uses a CPU for the rest.
         step_ns = max(cpu.main_ns_per_s.get(rank.rank, 0.0) * rank.step_ns / 1e9 - own_ns, 0.0) if training else rest_ns
-        # What others use is no limit of a loader that mostly waits: its turns on a CPU are short, and they come.
+        # Other processes do not limit a loader that mostly waits: it needs a CPU only for short times.
         left = cpu.count if waiting_ns > _WAITS_RATIO * making.batch_ns else max(cpu.count - cpu.others_count, 0.1)
         floor_ns = ranks_on_host * (making.needs * busy_ns + step_ns) / left
     if making.workers and making.needs * making.batch_ns <= making.workers * rest_ns:
         return Advice("workers_keep_up", needed)
-    if making.workers and needed <= making.workers:  # but for the time in the run queue
+    if making.workers and needed <= making.workers:  # enough without the time in the run queue
         return Advice(_whose_cpus(cpu), -1, "", floor_ns)
     if floor_ns > _HELPS_RATIO * rank.step_ns and cpu is not None:
         crowded = floor_ns * max(cpu.count - cpu.others_count, 0.1) / cpu.count <= _HELPS_RATIO * rank.step_ns
@@ -229,14 +230,14 @@ def advice_of(
     if floor_ns > _FULL_RATIO * rest_ns:  # no use in more workers than the CPUs can serve
         limit_ns = floor_ns
         needed = max(math.ceil(making.needs * (making.batch_ns - parts.get("queue", 0.0)) / floor_ns), 1)
-    if needed > making.pass_count > 0:  # each pass begins with a first batch, which no number of workers makes faster
+    if needed > making.pass_count > 0:  # no number of workers makes the first batch of a pass faster
         each_ns = max(making.needs * making.batch_ns / making.pass_count, rest_ns, floor_ns)
         return Advice(code, making.pass_count, "pass", each_ns)
     return Advice(code, needed, condition, limit_ns)
 
 
 def handoff_code(making: Making, cpu: HostCpu | None) -> str:
-    """What would shorten the hand-over of batches: fewer of them, unless both its ends wait for a CPU."""
+    """Return what would shorten the hand-over of batches: fewer batches, unless both of its ends wait for a CPU."""
     starved = making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns
     return _whose_cpus(cpu) if starved else "fewer_larger_batches"
 

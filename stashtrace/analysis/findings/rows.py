@@ -1,7 +1,7 @@
-"""Claims and their evidence as they are made, and the tables that they become.
+"""Claims and their evidence, and the tables made of them.
 
-A claim says nothing that is not in its fields, so a test can hold each field against the truth, and a sentence can be
-made of nothing else.
+Everything that a claim states is in its fields, so a test can compare each field with the truth, and sentences are made
+of the fields alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -99,7 +99,7 @@ SECTIONS = ("headline", "verdict", "files", "machine", "beside", "trust", "loss"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One row of ``finding_evidence`` without its position; -1 and empty where there is nothing to say."""
+    """One row of ``finding_evidence`` without its position; -1 and empty where a field does not apply."""
 
     code: str
     source_table: str = ""
@@ -120,7 +120,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One row of ``findings`` without its position, and what it rests on."""
+    """One row of ``findings`` without its position, and its evidence."""
 
     section: str
     kind: str
@@ -151,7 +151,7 @@ _WHOLE = {c.name for schema in (FINDINGS, FINDING_EVIDENCE) for c in schema.colu
 
 
 def tables_of(claims: Sequence[Claim]) -> tuple[Table, Table]:
-    """Tables ``findings`` and ``finding_evidence``; claims of one section keep their order."""
+    """Make the tables ``findings`` and ``finding_evidence``; claims of one section keep their order."""
     ordered = sorted(claims, key=lambda claim: SECTIONS.index(claim.section))
     rows = [(n, n, *_values(claim, _CLAIM_FIELDS)) for n, claim in enumerate(ordered)]
     details = [

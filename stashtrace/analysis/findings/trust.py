@@ -1,4 +1,4 @@
-"""How far a summary can be trusted: what was measured, what was lost, what the tracing itself cost.
+"""How far a summary can be trusted: what was measured, what was lost, and the cost of the tracing.
 
 Counter names are those of ``stashtrace/collectors/proc.py``.
 """
@@ -18,36 +18,37 @@ from stashtrace.analysis.devices.cpus import HostCpu, counter_samples, host_cpus
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 
-#: How a process that put itself under a filter ended its recording, and what that hides beside the process.
+#: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
-#: A process that was killed is last seen in a sample; ends nearer than this to each other have no order.
+#: The last sign of a killed process is a sample: ends nearer to each other than this have no order.
 _CLEARLY_BEFORE_NS = 50_000_000
-#: What one record of a native hook costs, from benchmarks/results.
+#: Cost of one record of a native hook, from benchmarks/results.
 HOOK_COST_NS = 40
-#: The same where the job has emptied the caches between two calls: two stamps, a row and their code from memory.
+#: The same if the job has emptied the caches between two calls: two stamps, a row and their code come from memory.
 HOOK_MOST_NS = 150
-#: Between computations, what a probe evicts is fetched again by the job, outside the probe's own account of itself.
+#: Largest cost of a probe relative to its own account: the job fetches again what the probe evicted from caches.
 PROBE_MOST_RATIO = 3.0
-#: A wake-up of a thread of the recorder: two switches, and a core's second-level cache to fill again.
+#: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
 WAKE_MOST_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What stands behind the numbers.
+    """Sources of the numbers, and the cost of the tracing.
 
     Attributes
     ----------
     measured, inferred, invisible : tuple of str
     own_cost_ratio : float
-        Of the CPU time of the job (its processes and the children that they waited for), as far as clocks and
-        counts of ours see it; -1 if not measured.
+        Cost relative to the CPU time of the job (its processes and the children that they waited for), by the tracer's
+        own clocks and counts; -1 if not measured.
     own_cost_most_ratio : float
-        The same with bounds for what they do not see: caches and switches between threads; -1 if not measured.
+        The same with bounds for what these do not show: caches and switches between threads; -1 if not measured.
     hosts : dict of str to HostCpu
     """
 
@@ -60,9 +61,9 @@ class Trust:
 
 
 def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -> Trust:
-    """Collect what a reader must know before believing the rest; ``missing``: ranks of the job left no record."""
+    """Collect what limits the trust in a summary; with ``missing``, ranks of the job were not recorded."""
     measured, inferred, invisible = _sources(trace)
-    if missing:  # who was late is not known of those that left nothing
+    if missing:  # a rank that was not recorded may have been late
         measured = tuple("link and late together" if name == "link, late" else name for name in measured)
     if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
         inferred += ("network by what transfers inside a host take",)
@@ -73,7 +74,7 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
 
 
 def trust_claims(trace: Trace, known: Trust, lost_count: int) -> list[Claim]:
-    """What was measured, what was inferred, what is invisible here; the own cost, the losses and the clocks."""
+    """Return claims about what was measured, inferred and invisible, the cost of tracing, the losses and the clocks."""
     sources = (("measured", known.measured), ("inferred", known.inferred), ("invisible", known.invisible))
     claims = [
         Claim("trust", kind, items_count=len(names), evidence=tuple(Evidence("source", name=name) for name in names))
@@ -96,7 +97,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         if count
     ]
     backends = {trace.text(code) for code in np.unique(trace.groups["backend_code"])}
-    # gloo tells no begin of its work; it is estimated from the entries of all ranks.
+    # gloo does not report the begin of its work; it is estimated from the entries of all ranks.
     inferred = ["begin of gloo's transfers"] if "gloo" in backends else []
     if blocked_by_guess(trace):
         inferred.append("which calls waited for storage")
@@ -118,7 +119,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
 
 
 def _untraced_programs(trace: Trace) -> list[str]:
-    """Programs that were started without the library, and processes that ended their recording in a sandbox."""
+    """Return programs that were started without the library, and processes that ended their recording in a sandbox."""
     counts: dict[str, int] = {}
     for row in trace.losses.rows():
         if trace.text(row["name_code"]) == "started_untraced":
@@ -134,7 +135,7 @@ def _untraced_programs(trace: Trace) -> list[str]:
 
 
 def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
-    """What devices were watched by, and what follows from it only as a bound."""
+    """Return how devices were recorded, and what is known from that only as a bound."""
     seen, bounded = [], []
     if (trace.device_brackets["begin_ns"] >= 0).any():
         seen.append("GPU by timing events")
@@ -148,10 +149,10 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _own_cost(trace: Trace) -> tuple[float, float]:
-    """CPU share of the tracing, and an upper end for it.
+    """Return the CPU share of the tracing, and an upper bound of it.
 
-    Its threads count as the kernel counts them, and all of a process wake up for each of its samples; its probes count
-    as they time themselves, its hooks by the number of their records.
+    Threads of the recorder count by the kernel's account, and all of a process wake up for each of its samples. Probes
+    count by their own account, hooks by the number of their records.
     """
     used = _job_cpu_ns(trace)
     if used <= 0:
@@ -171,13 +172,13 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
 
 
 def _job_cpu_ns(trace: Trace) -> float:
-    """CPU time of the traced processes and of the children that they waited for, each counted once.
+    """Return the CPU time of the traced processes and of the children that they waited for, each counted once.
 
-    What a process says at its end goes before its samples, which most processes do not have. Its children's time holds
-    that of traced ones, and that of vfork children, whose I/O rows are their parent's.
+    What a process reports at its end counts before its samples, which most processes do not have. Its children's time
+    includes that of traced children, and of vfork children, whose I/O rows are their parent's.
     """
     processes = trace.processes
-    # Images of one process, one after the other by exec, count on: the last one's figures are those of all.
+    # The counters of a process go on after exec: the figures of its last image are those of all.
     identity = zip(
         *(processes[c].tolist() for c in ("host_code", "boot_code", "parent_process_id", "pid")), strict=True
     )
@@ -200,12 +201,12 @@ def _job_cpu_ns(trace: Trace) -> float:
 
 
 def _probe_cost_ns(trace: Trace) -> int:
-    """What the Python probes of all processes say they took; each says it at its end, a worker with its last batch."""
+    """Return the time of all Python probes by their own account, which a process gives at its end."""
     return sum(_whole_facts(trace, "probe_cost_ns").values())
 
 
 def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
-    """Process -> the largest whole number that it recorded as a fact."""
+    """Return the largest whole number that each process recorded as a fact."""
     facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
     numbers: dict[int, int] = {}
     for process_id, value_code in zip(facts["process_id"].tolist(), facts["value_code"].tolist(), strict=True):
@@ -216,7 +217,7 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
 
 
 def ending_claims(trace: Trace) -> list[Claim]:
-    """How the job ended, if not well, and which rank was gone before the others."""
+    """Return claims about how the job failed, and which rank ended before the others."""
     facts = run_facts(trace)
     code = facts.get("exit_code", "0")
     if facts.get("signal", "0") not in ("", "0", "None"):
@@ -227,20 +228,20 @@ def ending_claims(trace: Trace) -> list[Claim]:
 
 
 def outlived_claims(trace: Trace) -> list[Claim]:
-    """Processes of the command that still ran when the recording was closed."""
+    """Return a claim about processes of the command that still ran when the recording was closed."""
     pids = [pid for pid in run_facts(trace).get("outlived_by", "").split(", ") if pid]
     return [Claim("machine", "outlived", items_count=len(pids), name=", ".join(pids))] if pids else []
 
 
 def emulated_claims(trace: Trace) -> list[Claim]:
-    """Benchmarks that sleep in the place of compute: the compute of their steps is nobody's."""
+    """Return a claim about benchmarks that sleep instead of computing: the compute of their steps is not real."""
     rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("emulated_compute"))
     names = sorted({trace.text(code) for code in rows["value_code"].tolist()})
     return [Claim("machine", "emulated_compute", name=names[0])] if names else []
 
 
 def _first_to_end(trace: Trace) -> list[Claim]:
-    """Which rank was gone before the others: where to look when a job broke off."""
+    """Return a claim about the rank that ended before the others: where to look when a job broke off."""
     processes = trace.processes
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
     if len(ranks) < 2:
@@ -253,19 +254,19 @@ def _first_to_end(trace: Trace) -> list[Claim]:
 
 
 def scope_claims(trace: Trace) -> list[Claim]:
-    """What the numbers leave out: steps that were not wanted, other processes that trained, order among hosts."""
+    """Return claims about what the numbers leave out: unwanted steps, other training processes, order among hosts."""
     return left_out_claims(trace) + _unordered(trace)
 
 
 def left_out_claims(trace: Trace) -> list[Claim]:
-    """Steps that were not wanted, and processes beside the ranks that trained."""
+    """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
     steps = run_facts(trace).get("steps", "")
     claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
     return claims + _other_trainers(trace)
 
 
 def _other_trainers(trace: Trace) -> list[Claim]:
-    """Processes beside the ranks that made updates too: a second job of a script, or a rank started again."""
+    """Return a claim about processes beside the ranks that made updates: a second job, or a restarted rank."""
     phases, processes = trace.phases, trace.processes
     updates = phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))]
     trainers = []
@@ -278,37 +279,38 @@ def _other_trainers(trace: Trace) -> list[Claim]:
 
 
 def _unordered(trace: Trace) -> list[Claim]:
-    """What the clocks of several hosts cannot tell."""
+    """Return a claim about the order that the clocks of several hosts leave open."""
     alignment = trace.alignment
     if len(alignment) < 2 or not len(trace.collectives):
         return []
     matched, table = match(trace), trace.collectives
     shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
-    keys = np.stack([table["group_hash"], table["sequence"].astype(np.uint64)], axis=1)
-    count = len(np.unique(keys[shared], axis=0))
-    parts = (("nobody_last", shared & ~matched.ordered), ("by_durations", shared & ~matched.by_clock))
+    operations = GroupBy(table["group_hash"][shared], table["sequence"][shared])
+    parts = (("nobody_last", ~matched.ordered), ("by_durations", ~matched.by_clock))
+    counts = {code: int(operations.any(rows[shared]).sum()) for code, rows in parts}
     evidence = [
-        Evidence(code, "collectives", items_count=len(np.unique(keys[rows], axis=0)), of_count=count)
-        for code, rows in parts
+        Evidence(code, "collectives", items_count=count, of_count=len(operations))
+        for code, count in counts.items()
+        if count
     ]
     error = 2 * int(contact_errors(trace).max())
-    return [Claim("machine", "unordered", stall_ns=error, evidence=tuple(e for e in evidence if e.items_count))]
+    return [Claim("machine", "unordered", stall_ns=error, evidence=tuple(evidence))]
 
 
 def without_steps(trace: Trace) -> Claim:
-    """Why a run may show no steps."""
+    """Return a claim about why a run may have no steps."""
     facts = run_facts(trace)
     if "no_times" in facts or "imported" in facts:
         return Claim("files", "steps_unknown", name=how_to_get_steps(trace))
     collectors = facts.get("collectors", "").split()
     if collectors and "torch_step" not in collectors and "annotations" not in collectors:
         return Claim("files", "no_step_collectors")
-    alone = _isolated_options(trace)
-    return Claim("files", "isolated_python", name=alone) if alone else Claim("files", "no_updates")
+    option = _isolating_option(trace)
+    return Claim("files", "no_updates") if option is None else Claim("files", "isolated_python", name=option)
 
 
-def _isolated_options(trace: Trace) -> str:
-    """The option that kept a Python of the job from loading the probes, empty if there is none."""
+def _isolating_option(trace: Trace) -> str | None:
+    """Return the option that kept a Python of the job from loading the probes, None if there is none."""
     rows = trace.metadata.rows()
     for words in (trace.text(r["value_code"]).split() for r in rows if trace.text(r["key_code"]) == "argv"):
         if not words or "python" not in words[0].rpartition("/")[2]:
@@ -317,11 +319,11 @@ def _isolated_options(trace: Trace) -> str:
         for option in options:
             if not option.startswith("--") and set(option[1:]) & set("IES"):
                 return option
-    return ""
+    return None
 
 
 def run_facts(trace: Trace) -> dict[str, str]:
-    """What ``run.json`` says."""
+    """Return the contents of ``run.json``."""
     own = trace.metadata.take(trace.metadata["process_id"] == -1)
     return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
 

@@ -1,7 +1,7 @@
-"""Verdicts: which stalls are worth a claim, in which order, and how certain each one is.
+"""Verdicts: the stalls that are worth a claim, their order, and how certain each one is.
 
-A verdict stands on the bounds of its stall. What may be nothing is never said to be something, ``compute_bound`` needs
-a lower bound of compute, and every rank that is named is one that the rows name.
+A verdict follows from the bounds of its stall. A stall that may be 0 is never claimed to be more, ``compute_bound``
+needs a lower bound of compute, and every rank that is named is in the rows.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,37 +20,38 @@ from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.late.chains import straggler_roots
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, ProcessRole
 from stashtrace.schema.trace import HOST_NOT_RECORDED
 from stashtrace.units import ranks_text
 
 #: Stalls below this share of the step are not worth a verdict.
 WORTH_SAYING_RATIO = 0.03
-#: A bound on time that may be nothing is worth a verdict above this share of the step.
+#: An upper bound of time that may be 0 is worth a verdict above this share of the step.
 _WORTH_DOUBTING_RATIO = 0.2
-#: A bound nearer to the point than this is the point.
+#: A bound nearer to the point than this counts as the point.
 EXACT_RATIO = 0.05
-#: Without a stall, a run whose steps are compute for at least this share is compute bound.
+#: Without a stall, a run is compute bound if its steps are compute for at least this share.
 _COMPUTE_BOUND_RATIO = 0.9
 #: A late rank matters if it causes at least this share of a rank's waits for others.
 _CAUSE_RATIO = 0.1
-#: Waits for so many different ranks may be chains: a rank that is waited for waits itself.
+#: Waits for this many different ranks may be chains, in which a late rank waits itself.
 _CHAIN_LENGTH = 3
-#: A rank stands out as the root of waits by this share of them, and by so many times the share of the next.
+#: The root of waits causes at least this share of them, and this many times the share of the next rank.
 _ROOT_RATIO, _ROOT_LEAD = 0.25, 1.5
-#: Ranks that lose at least this part of what the worst one loses stand in one claim with it.
+#: Ranks that lose at least this part of what the worst rank loses are in one claim with it.
 _LIKE_RATIO = 0.5
-#: Claims about late ranks, each of ranks that wait mostly for the same one.
+#: Largest number of claims about late ranks.
 _LATE_AT_MOST = 2
-#: Two ranks wait for each other alike if each costs the other at least this share of what it is cost.
+#: Two ranks wait for each other alternately if the smaller of both waits is at least this share of the larger.
 _ALIKE_RATIO = 0.5
 
 
 def verdicts(facts: RunFacts) -> list[Claim]:
-    """Claims about stalls, worst first; one claim instead where there is no stall.
+    """Return claims about stalls, worst first; without a stall, one claim that says so.
 
-    Validation and inference beside training have claims of their own, each under the name of its kind; they count as
-    much as their part of the time.
+    Validation and inference beside training have claims of their own with the name of their kind, weighted by their
+    part of the time.
     """
     if not facts.ranks:
         return []
@@ -67,7 +68,7 @@ def verdicts(facts: RunFacts) -> list[Claim]:
 
 
 def _stalls(facts: RunFacts) -> list[Claim]:
-    """Claims about the stalls of one kind of steps, worst first."""
+    """Return claims about the stalls of one kind of steps, worst first."""
     claims: list[Claim] = []
     for group, claims_of in (
         ("data", _data),
@@ -92,7 +93,7 @@ def _stalls(facts: RunFacts) -> list[Claim]:
 
 
 def confidence(point: float, low: float, high: float) -> str:
-    """How certain a time with bounds is: ``exact``, ``at_least``, ``up_to`` or ``between``."""
+    """Return how certain a time with bounds is: ``exact``, ``at_least``, ``up_to`` or ``between``."""
     slack = max(point, high) * EXACT_RATIO
     if point - low <= slack and high - point <= slack:
         return "exact"
@@ -102,11 +103,11 @@ def confidence(point: float, low: float, high: float) -> str:
 
 
 def _claim(hit: Sequence[RankFacts], group: str, kinds: Sequence[str]) -> Claim:
-    """A verdict about the time that ranks lose to some kinds; its figures are those of the first, the worst."""
+    """Return a verdict about the time that ranks lose to some kinds, with the figures of the first, worst rank."""
     worst, least = hit[0], hit[-1]
     point, (low, high) = worst.per_step_ns(*kinds), worst.bounds_ns(*kinds)
     sure = confidence(point, low, high)
-    # Steps of different lengths: who loses most time need not lose the largest share.
+    # With steps of different lengths, the rank that loses most time need not lose the largest share.
     shares = [r.share(group) for r in hit] if sure == "exact" else [worst.share(group), least.share(group)]
     return Claim(
         "verdict",
@@ -140,7 +141,7 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
-    """Claims about the ranks that wait for others, those that wait mostly for the same rank together.
+    """Return claims about the ranks that wait for others, grouped by the rank that they mostly wait for.
 
     Where ranks wait for ranks that wait themselves, one claim names the rank at which most chains of waits end.
     """
@@ -152,10 +153,10 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     while left and len(claims) < _LATE_AT_MOST:
         worst = left[0]
         cause = main_cause(worst)
-        # The late rank's own waits for others are another story, and a shorter one.
+        # The late rank's own waits for others belong to another claim.
         alike = [r for r in left if main_cause(r) == cause]
         late = facts.rank(cause)
-        # Of one step nobody can say that two ranks take turns in it.
+        # Two ranks cannot take turns within one step.
         each_other = facts.steps_count > 1 and len(alike) == 1 and late is not None
         if each_other and late is not None and late in left:
             own_ns, other_ns = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
@@ -195,7 +196,7 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
         return replace(claim, cause_kind="alternates", evidence=tuple(rows))
     rows = lateness.late_evidence(facts, worst, causes, claim.call)
     link_ns = worst.per_step_ns("network", "interconnect")
-    if link_ns > 0 and worst.share("link") < WORTH_SAYING_RATIO:  # else a verdict of its own says it
+    if link_ns > 0 and worst.share("link") < WORTH_SAYING_RATIO:  # else it has a verdict of its own
         low, high = worst.bounds_ns("network", "interconnect")
         rows.append(Evidence("transfers", "stalls", rank=worst.rank, amount_ns=link_ns, low_ns=low, high_ns=high))
     named = next((row for row in rows if row.code == "late_because"), None)
@@ -209,27 +210,27 @@ def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
 
 
 def _root(facts: RunFacts, hit: Sequence[RankFacts]) -> Evidence | None:
-    """The rank at which clearly most waits end; None where ranks wait for one rank, or for none that stands out."""
+    """Return the rank at which clearly most waits end; None where ranks wait for one rank or no rank stands out."""
     if len({main_cause(rank) for rank in hit}) < _CHAIN_LENGTH:
         return None
     table = straggler_roots(facts.trace)
     table = table.take(np.isin(table["step"], facts.tables["steps"]["step"]) & (table["root_rank"] >= 0))
-    roots, row = np.unique(table["root_rank"], return_inverse=True)
+    roots = GroupBy(table["root_rank"])
     if not len(roots):
         return None
-    spent = np.bincount(row, table["stall_ns"].astype(np.float64))
+    spent = roots.sum(table["stall_ns"].astype(np.float64))
     order = np.argsort(-spent, kind="stable")
     share = float(spent[order[0]] / max(spent.sum(), 1.0))
     second = float(spent[order[1]] / max(spent.sum(), 1.0)) if len(order) > 1 else 0.0
     if share < _ROOT_RATIO or share < _ROOT_LEAD * second:
         return None
-    return Evidence("late_root", "straggler_roots", rank=int(roots[order[0]]), part_ratio=share)
+    return Evidence("late_root", "straggler_roots", rank=int(roots.values[order[0]]), part_ratio=share)
 
 
 def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Claim:
     waiting = [rank for rank in hit if rank.rank != root.rank]
     worst = waiting[0]
-    # Of a rank that one waits for only by way of others, the wait for it is what chains end there.
+    # A rank may wait for the root only through others: its wait is the part of the chains that end there.
     call = lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
     rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")}, call)
     return replace(
@@ -242,7 +243,7 @@ def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Cl
 
 
 def _why(rows: Sequence[Evidence]) -> str:
-    """Kind of time, by the names of ``late``, that a late rank spends longer in: over all steps, else in the worst."""
+    """Return the kind of time, as in ``late``, that a late rank spends longer in: over all steps, else in the worst."""
     for row in rows:
         if row.code in ("late_surplus", "late_because"):
             return row.name if row.code == "late_surplus" else row.kind
@@ -250,7 +251,7 @@ def _why(rows: Sequence[Evidence]) -> str:
 
 
 def main_cause(rank: RankFacts) -> int:
-    """The rank that one waited for longest, -1 if unknown."""
+    """Return the rank that caused the longest wait; -1 if unknown."""
     return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
 
 
@@ -270,7 +271,7 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _company(facts: RunFacts, claim: Claim) -> list[Evidence]:
-    """Whether every rank had arrived when a rank transferred, and if that is not certain, why not."""
+    """Return evidence that every rank had arrived when a rank transferred, or why that is not certain."""
     table = transfer_certainty(facts.trace, warmup=facts.warmup_count == 0)
     own = np.flatnonzero(table["rank"] == claim.rank)
     doubts = own[~np.isin(table["reason"][own], (CERTAIN, NO_OPERATION))]
@@ -289,10 +290,10 @@ def _company(facts: RunFacts, claim: Claim) -> list[Evidence]:
 
 
 def _transfers(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
-    """How much was moved a step, in how many operations."""
+    """Return the payload per step and its number of operations."""
     table, steps = facts.trace.collectives, facts.tables["steps"]
     mine = table.take(table["rank"] == rank.rank)
-    # The host calls far ahead of a device, whose clock cuts the steps.
+    # The host calls far ahead of a device, and the device's clock cuts the steps.
     moments = np.where(mine["device_begin_ns"] >= 0, mine["device_begin_ns"], mine["call_ns"])
     own = steps.take(steps["rank"] == rank.rank).sort_by("begin_ns")
     moved = mine.take((mine["message_bytes"] > 0) & inside(moments, own))
@@ -329,14 +330,14 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _perhaps_host(facts: RunFacts) -> list[Claim]:
-    """By brackets the host's part is a bound only; it is worth a claim where it could be large."""
+    """Return a claim about the host's part where only an upper bound is known, and that is large."""
     bound = {r.rank: r.bounds_ns(*GROUPS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
     hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
     if not hit:
         return []
     claim = _claim(hit, "host", GROUPS["host"])
     rows = _host_evidence(facts, hit[0], claim.high_ns)
-    # What may be nothing stands behind what is something: its share stays that of the point.
+    # A stall that may be 0 comes after real ones: its share stays that of the point.
     return [
         replace(claim, confidence="up_to", cause_kind="perhaps", least_ratio=bound[hit[0].rank], evidence=tuple(rows))
     ]
@@ -387,7 +388,7 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         rows = devices.host_functions(facts.trace, worst, facts.tables["steps"])
         cause = "host_functions" if whole else "host_functions_partly"
         return [replace(claim, cause_kind=cause, evidence=(held, *rows))]
-    # Waits too short to be recorded, and for a CPU after a wait, count as compute.
+    # Waits too short to be recorded, and waits for a CPU after them, count as compute.
     high = claim.stall_ns + worst.contention_ratio * worst.step_ns
     claim = replace(claim, high_ns=max(claim.high_ns, high))
     claim = replace(claim, confidence=confidence(claim.stall_ns, claim.low_ns, claim.high_ns))
@@ -399,7 +400,7 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _no_stall(facts: RunFacts) -> Claim:
-    """Compute bound if that is certain; else how much of the steps is not told apart."""
+    """Return the claim that the run is compute bound, or, if that is not certain, how much of the steps is unknown."""
     worst = min(facts.ranks, key=lambda r: r.bounds_ns("compute")[0] / max(r.step_ns, 1))
     claim = _claim([worst], "compute", GROUPS["compute"])
     least = claim.low_ns / max(worst.step_ns, 1)

@@ -1,6 +1,6 @@
-"""Collectives that some ranks are in and others have not entered, and the newest moment of a run.
+"""Collectives that some ranks have entered and others have not, and the newest moment of a run.
 
-A moment is told from the newest row of the run, which the samplers renew ten times a second while a process lives.
+The newest moment is that of the newest row of the run. Samplers add rows ten times a second while a process lives.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,14 +14,14 @@ from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.trace import Trace
 
-#: A collective that somebody waits for longer than this is worth a line.
+#: A wait for a collective longer than this is worth a line.
 SUSPICIOUS_NS = 1_000_000_000
 _TIME_COLUMNS = ("end_ns", "ts_ns", "call_ns", "return_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A collective that some ranks are in and others are not.
+    """A collective that some ranks have entered and others have not.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Waiting:
     last : dict of int to int
         Last sequence that each missing rank called, -1 if none.
     since_ns : int
-        How long the first of those inside has waited.
+        Time since the first of the ranks inside entered.
     """
 
     group: str
@@ -50,7 +50,7 @@ class Waiting:
 
 
 def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) -> int:
-    """Moment of the newest row; with ``activity`` counters and samples do not count."""
+    """Return the time of the newest row; with ``activity``, counters and samples do not count."""
     newest = 0
     tables = ["phases", "batches", "collectives", "collective_waits", "waits", "spans", "io"]
     owner = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))
@@ -72,7 +72,7 @@ def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) 
 
 
 def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
-    """Collectives that some members have entered and others not, longest wait first."""
+    """Return the collectives that some members have entered and others have not, longest wait first."""
     waiting = []
     rows = trace.collectives
     for group in np.unique(trace.groups["group_hash"]):
@@ -83,10 +83,10 @@ def waiting_collectives(trace: Trace, now_ns: int) -> list[Waiting]:
         behind = [r for r in members if last[r] < max(last.values())]
         if not behind:
             continue
-        # The oldest one that is not complete decides: everything behind it waits for the same ranks.
+        # The oldest incomplete collective counts: everything behind it waits for the same ranks.
         sequence = min(last[r] for r in behind) + 1
         entered = calls.take(calls["sequence"] == sequence)
-        # Where nobody can be done before all have entered, an end is that of a job that was stopped, not of the wait.
+        # If no member can be done before all have entered, an end is that of a stopped job, not of the wait.
         needs_all = np.isin(entered["op_code"], SYNCHRONISING_OPS)
         entered = entered.take(needs_all | (entered["end_ns"] < 0))
         if not len(entered):

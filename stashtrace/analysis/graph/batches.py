@@ -200,12 +200,7 @@ def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> 
 
 
 def _ask(
-    nodes: ThreadNodes,
-    batches: Int64,
-    loader: _Loader,
-    idle: Int64,
-    started: npt.NDArray[np.bool_],
-    parts: Parts,
+    nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: npt.NDArray[np.bool_], parts: Parts
 ) -> None:
     """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
     begin, asked = loader.begin, loader.asked

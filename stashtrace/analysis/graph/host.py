@@ -76,12 +76,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
 
 
 def _release(
-    index: TraceIndex,
-    thread: StepThread,
-    nodes: ThreadNodes,
-    blocked: Blocked,
-    transfers: Transfers,
-    parts: Parts,
+    index: TraceIndex, thread: StepThread, nodes: ThreadNodes, blocked: Blocked, transfers: Transfers, parts: Parts
 ) -> None:
     """After a wait the thread goes on when the transfer has ended, plus what this member took longer."""
     known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.counters import FileCounters, count_files
 from stashtrace.analysis.io.data_files import is_pseudo_file
-from stashtrace.analysis.io.files import grouped, groups
+from stashtrace.analysis.io.files import groups
 from stashtrace.analysis.io.ranges import file_reads
 from stashtrace.analysis.io.tables import IO_ADVICE
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text, duration_text, percent_text
@@ -64,13 +65,13 @@ def io_advice(trace: Trace) -> Table:
         If no call was recorded.
     """
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, "directory")
+    names, by_directory, used = groups(trace, counters, "directory")
     real = np.array([not is_pseudo_file(trace.text(code)) for code in used.tolist()], dtype=bool)
-    of_path, used = of_path[real], used[real]
-    sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
+    used, files = used[real], GroupBy.numbered(by_directory.number[real], len(names))
+    sums = {name: files.sum(values[used]) for name, values in counters.sums.items()}
     read, written = counters.sums["read_bytes"][used] > 0, counters.sums["write_bytes"][used] > 0
-    sums["read_files_count"] = grouped(read.astype(np.int64), of_path, len(names))
-    sums["files_count"] = grouped((read | written).astype(np.int64), of_path, len(names))
+    sums["read_files_count"] = files.count(read)
+    sums["files_count"] = files.count(read | written)
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     calls = sums["opens_count"] + sums["reads_count"]
     worth = np.flatnonzero((calls >= MIN_CALLS) & (spent >= MIN_RATIO_OF_TIME * spent.sum()))
@@ -78,10 +79,10 @@ def io_advice(trace: Trace) -> Table:
     for place in worth.tolist():
         own = {name: int(values[place]) for name, values in sums.items()}
         for kind, rule in RULES.items():
-            found = rule(own)
-            if found is not None:
-                rows.append((str(names[place]), kind, *found))
-    rows += _amplified(trace, counters, names, of_path, used, spent)
+            advice = rule(own)
+            if advice is not None:
+                rows.append((str(names[place]), kind, *advice))
+    rows += _amplified(trace, counters, names, files.number, used, spent)
     table = Table.from_rows(IO_ADVICE, rows)
     return table.take(np.argsort(-table["saving_ns"], kind="stable"))
 

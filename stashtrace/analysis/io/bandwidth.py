@@ -23,7 +23,7 @@ from stashtrace.analysis.io.calls import (
 from stashtrace.analysis.io.counters import overlap_free, threads_share
 from stashtrace.analysis.io.tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -32,7 +32,7 @@ _FIRST_LAYERS = ("posix", "stdio")
 
 @dataclass(slots=True)
 class _Layer:
-    """What one layer's processes did; (path, time) of each process, and of rows that stand for all processes."""
+    """Work of the processes of one layer: path and time of each process, and of rows that stand for all processes."""
 
     processes: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
     moved_bytes: int = 0
@@ -115,10 +115,10 @@ def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
 
 
 def _by_path(parts: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
-    paths, inverse = np.unique(np.concatenate([p for p, _ in parts]), return_inverse=True)
-    time = np.zeros(len(paths), dtype=np.int64)
-    np.add.at(time, inverse, np.concatenate([t for _, t in parts]))
-    return paths, time
+    """Paths, ascending, and the time of each."""
+    path, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    by_path = GroupBy(path)
+    return by_path.values, by_path.sum(time)
 
 
 def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count: int) -> None:

@@ -20,7 +20,7 @@ from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of
@@ -190,16 +190,16 @@ def shuffled_lru_hits(cached: Floats) -> Floats:
     [0.07, 0.153, 0.67, 1.0]
     """
     rest = 1.0 - cached
-    found: Floats = cached + rest * np.log(np.where(rest > 0, rest, 1.0))
-    return found
+    hits: Floats = cached + rest * np.log(np.where(rest > 0, rest, 1.0))
+    return hits
 
 
 def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     """Bytes of the accesses that need no more than each size."""
     order = np.argsort(needed, kind="stable")
     sums = np.append(0, np.cumsum(moved[order]))
-    found: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
-    return found
+    served: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
+    return served
 
 
 def _uses(
@@ -222,21 +222,19 @@ def _uses(
 def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
-    keys, first, item = np.unique(accesses.key[rows], return_index=True, return_inverse=True)
-    low, high = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), dtype=np.int64)
-    np.minimum.at(low, item, accesses.low_bytes[rows])
-    np.maximum.at(high, item, accesses.high_bytes[rows])
-    size = high - low
+    blocks = GroupBy(accesses.key[rows])
+    first, block = blocks.first, blocks.number
+    size = blocks.max(accesses.high_bytes[rows]) - blocks.min(accesses.low_bytes[rows])
     in_order = np.argsort(first)
     kept = np.empty(len(first), dtype=np.int64)
     kept[in_order] = np.cumsum(size[in_order])
-    important = None if weights is None else most_important_first(weights[path_codes(keys)], first, size)
+    important = None if weights is None else most_important_first(weights[path_codes(blocks.values)], first, size)
     return HostUses(
         host,
         accesses.moved_bytes[rows],
-        stack_distances(previous_uses(item), size[item]),
-        kept[item],
-        None if important is None else important[item],
+        stack_distances(previous_uses(block), size[block]),
+        kept[block],
+        None if important is None else important[block],
         int(size.sum()),
         accesses.sampled_ratio,
     )
@@ -308,8 +306,8 @@ def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = N
         follower = Follower(len(trace.strings))
         for whole in pieces():
             piece = whole if wanted is None else whole.take(wanted[whole["path_code"]])
-            for found in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
-                kept.append(_chosen(found, threshold))
+            for accesses in _of_piece(piece, follower, block_bytes, int(host_of.get(process, 0))):
+                kept.append(_chosen(accesses, threshold))
                 rows_count += len(kept[-1].key)
             while rows_count > limit and threshold > 1:
                 threshold //= 2
@@ -337,8 +335,8 @@ def _hashed(key: Int64) -> npt.NDArray[np.uint64]:
     mixed = key.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    found: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return found
+    hashes: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return hashes
 
 
 def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> Iterator[Accesses]:
@@ -347,14 +345,14 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
     track, path, offset, length = (
         piece[name][rows].astype(np.int64) for name in ("track_id", "path_code", "offset_bytes", "result_bytes")
     )
-    found = follower.follow(rows, track, path, offset, length)
-    begin, offset, track = (piece[name][found.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
-    end = offset + piece["result_bytes"][found.rows]
+    calls = follower.follow(rows, track, path, offset, length)
+    begin, offset, track = (piece[name][calls.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
+    end = offset + piece["result_bytes"][calls.rows]
     low_block, high_block = offset // block_bytes, (end - 1) // block_bytes
     # A read that goes on in the block where the last one ended is the same access.
     same = np.zeros(len(end), dtype=bool)
-    same[1:] = (found.path[1:] == found.path[:-1]) & (track[1:] == track[:-1])
-    goes_on = same & ~found.first & found.consecutive
+    same[1:] = (calls.path[1:] == calls.path[:-1]) & (track[1:] == track[:-1])
+    goes_on = same & ~calls.first & calls.consecutive
     goes_on[1:] &= low_block[1:] == high_block[:-1]
     each = high_block - low_block + 1
     # Long reads of small blocks become many accesses: not all at once.
@@ -363,7 +361,7 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
         own = slice(first, last)
         if first < last:
             yield _divided(
-                _Reads(begin[own], found.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
+                _Reads(begin[own], calls.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
                 block_bytes,
                 host,
             )
@@ -378,14 +376,15 @@ def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
     high = np.minimum(reads.end[call] - block * block_bytes, block_bytes)
     new = ~(reads.goes_on[call] & (inside == 0))
     new[0] = True
-    starts = np.flatnonzero(new)
+    accesses = GroupBy.runs(np.cumsum(new))
+    starts = accesses.first
     return Accesses(
         begin_ns=reads.begin[call][starts],
         host_code=np.full(len(starts), host, dtype=np.int64),
         key=(reads.path[call][starts] << _BLOCK_BITS) | block[starts],
-        low_bytes=np.minimum.reduceat(low, starts),
-        high_bytes=np.maximum.reduceat(high, starts),
-        moved_bytes=np.add.reduceat(high - low, starts),
+        low_bytes=accesses.min(low),
+        high_bytes=accesses.max(high),
+        moved_bytes=accesses.sum(high - low),
     )
 
 
@@ -411,7 +410,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
         raise UsageError(
             f"cannot read {importance}: {why}", hint="--importance FILE: a line `path,weight` each"
         ) from error
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -424,10 +423,10 @@ def weights_of(importance: Importance) -> dict[str, float]:
             raise UsageError(
                 f"line {number} of {importance} is no `path,weight`: {line[:80]}", hint="as in /data/a.jpg,3.2"
             )
-        found[os.path.abspath(path.strip())] = weight
-    if not found:
+        weights[os.path.abspath(path.strip())] = weight
+    if not weights:
         raise UsageError(f"{importance} is empty", hint="a line `path,weight` for each sample")
-    return found
+    return weights
 
 
 def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
@@ -439,16 +438,16 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
         If no path of the run has a weight.
     """
     weights = weights_of(importance)
-    found = np.full(len(trace.strings), -np.inf)
+    weight_of = np.full(len(trace.strings), -np.inf)
     for path, weight in weights.items():
         code = trace.strings.find(path)
         if code >= 0:
-            found[code] = weight
-    if np.isneginf(found).all():
+            weight_of[code] = weight
+    if np.isneginf(weight_of).all():
         raise MissingDataError(
             "none of the samples with an importance was read", hint="its paths are those that `analyze io` shows"
         )
-    return found
+    return weight_of
 
 
 def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
@@ -472,9 +471,9 @@ def previous_uses(item: Int64) -> Int64:
     """
     order = np.argsort(item, kind="stable")
     same = item[order][1:] == item[order][:-1]
-    found = np.full(len(item), -1, dtype=np.int64)
-    found[order[1:][same]] = order[:-1][same]
-    return found
+    previous = np.full(len(item), -1, dtype=np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
 
 
 def stack_distances(previous: Int64, size: Int64) -> Int64:
@@ -523,6 +522,6 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
         order = divided
     until = np.cumsum(size)
     again = previous >= 0
-    found = np.full(count, -1, dtype=np.int64)
-    found[again] = seen[again] - until[previous[again]] + size[again]
-    return found
+    distance = np.full(count, -1, dtype=np.int64)
+    distance[again] = seen[again] - until[previous[again]] + size[again]
+    return distance

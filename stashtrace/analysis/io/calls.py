@@ -1,10 +1,9 @@
-"""I/O calls one process after the other, and each call beside the one before it on the same file. Used by ``io*``."""
+"""I/O calls one process after the other, and each call beside the one before it on the same file."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -52,21 +51,21 @@ _STDIO = _of_ops({1: (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSE
 
 def time_class(table: Table) -> Codes:
     """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is no file."""
-    found = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
-    return np.where((table["io_flags"] & NOT_FILES) == 0, found, OTHER).astype(np.int8)
+    classes = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
+    return np.where((table["io_flags"] & NOT_FILES) == 0, classes, OTHER).astype(np.int8)
 
 
 def moves(table: Table) -> Codes:
     """READING or WRITING for calls that move bytes, of files or not; OTHER for the rest."""
-    found: Codes = _MOVES[np.clip(table["op_code"], 0, len(_MOVES) - 1)]
-    return found
+    codes: Codes = _MOVES[np.clip(table["op_code"], 0, len(_MOVES) - 1)]
+    return codes
 
 
 def of_stdio(table: Table) -> Bools:
     """Calls of the C library's streams."""
     by_op = _STDIO[np.clip(table["op_code"], 0, len(_STDIO) - 1)] > 0
-    found: Bools = by_op | ((table["io_flags"] & IoFlag.STDIO) != 0)
-    return found
+    stdio: Bools = by_op | ((table["io_flags"] & IoFlag.STDIO) != 0)
+    return stdio
 
 
 #: Reads the calls of a process anew, in pieces of bounded size, by track, then begin.
@@ -84,12 +83,8 @@ def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
     table = trace.io
     if not len(table):
         return
-    of_row = process_of_track(trace)[table["track_id"]]
-    order = np.argsort(of_row, kind="stable")
-    borders = np.searchsorted(of_row[order], np.unique(of_row), side="left").tolist() + [len(order)]
-    for begin, end in itertools.pairwise(borders):
-        own = table if end - begin == len(table) else table.take(order[begin:end])
-        yield int(of_row[order[begin]]), functools.partial(_only, own)
+    for process, rows in GroupBy(process_of_track(trace)[table["track_id"]]).items():
+        yield process, functools.partial(_only, table if len(rows) == len(table) else table.take(rows))
 
 
 def _only(table: Table) -> list[Table]:
@@ -100,9 +95,9 @@ def process_of_track(trace: Trace) -> Int64:
     """Process id by track id, -1 where no track has the id."""
     tracks, io = trace.tracks, trace.streamed_io
     largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
-    found = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
-    found[tracks["track_id"]] = tracks["process_id"]
-    return found
+    owner = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
+    owner[tracks["track_id"]] = tracks["process_id"]
+    return owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +149,14 @@ class Follower:
         track, path, offset = track[order], path[order], offset[order]
         call = np.ones(len(order), dtype=bool) if opens is None else ~opens[order]
         end = np.where(call, offset + length[order], 1)
-        group = np.ones(len(order), dtype=bool)
-        group[1:] = (path[1:] != path[:-1]) | (track[1:] != track[:-1])
-        starts = np.flatnonzero(group)
-        of_row = np.cumsum(group) - 1
+        files = GroupBy.runs(track, path)
+        starts = files.first
         carried = track[starts] == self._track
         before = np.empty(len(order), dtype=np.int64)
         before[1:] = end[:-1]
         before[starts] = np.where(carried, self._end[path[starts]], -1)
         calls = np.cumsum(call) - call
-        earlier = (calls - calls[starts][of_row] > 0) | (carried & self._seen[path[starts]])[of_row]
+        earlier = (calls - calls[starts][files.number] > 0) | (carried & self._seen[path[starts]])[files.number]
         self._remember(track, path, end, call)
         last_byte = np.where(before < 0, 0, before - 1)
         sequential, consecutive = offset > last_byte, offset == last_byte + 1
@@ -175,7 +168,7 @@ class Follower:
             self._end[self._known], self._seen[self._known] = -1, False
             self._known, self._track = np.empty(0, dtype=np.int64), newest
         own = np.flatnonzero(track == newest)
-        lasts = own[np.append(path[own][1:] != path[own][:-1], True)]
+        lasts = own[GroupBy.runs(path[own]).last]
         self._end[path[lasts]] = end[lasts]
         self._seen[path[own[call[own]]]] = True
         self._known = np.union1d(self._known, path[lasts])

@@ -28,7 +28,7 @@ from stashtrace.analysis.io.calls import (
 )
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -98,19 +98,14 @@ class FileCounters:
         """Add one, or a value, for each call."""
         if not len(path):
             return
-        if len(path) * 4 < self.count:  # a long row of zeros costs more than slower additions
-            np.add.at(self.sums[name], path, 1 if values is None else values)
-            return
-        # bincount adds floats: exact up to 2**53 ns a piece, which is 104 days of calls.
-        found = np.bincount(path, values, self.count)
-        self.sums[name] += found if values is None else np.rint(found).astype(np.int64)
+        np.add.at(self.sums[name], path, 1 if values is None else values)
 
     def add_sizes(self, path: Int64, size: Int64) -> None:
         """Remember how often each file had calls of each size."""
         size = np.minimum(size, (1 << SIZE_BITS) - 1)
-        keys, times = np.unique((path << SIZE_BITS) | size, return_counts=True)
-        self._sizes.append((keys, times.astype(np.int64)))
-        self._sizes_count += len(keys)
+        by_key = GroupBy((path << SIZE_BITS) | size)
+        self._sizes.append((by_key.values, by_key.sizes))
+        self._sizes_count += len(by_key)
         if self._sizes_count > _MERGED_AT and len(self._sizes) > 1:
             self.sizes()
 
@@ -118,9 +113,9 @@ class FileCounters:
         """(path, size, calls) of every size that a file had, without those of no byte."""
         if not self._sizes:
             return (np.empty(0, dtype=np.int64),) * 3
-        keys, inverse = np.unique(np.concatenate([k for k, _ in self._sizes]), return_inverse=True)
-        times = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(times, inverse, np.concatenate([t for _, t in self._sizes]))
+        key, times = (np.concatenate(column) for column in zip(*self._sizes, strict=True))
+        by_key = GroupBy(key)
+        keys, times = by_key.values, by_key.sum(times)
         self._sizes, self._sizes_count = [(keys, times)], 0
         return keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), times
 
@@ -155,8 +150,8 @@ def threads_share(pieces: Pieces, count: int) -> Bools:
         newest = int(track[-1])
         last_paths = np.union1d(path[track == newest], last_paths if newest == last_track else path[:0])
         last_track = newest
-    found: Bools = users > 1
-    return found
+    shared: Bools = users > 1
+    return shared
 
 
 def overlap_free(path: Int64, begin: Int64, end: Int64) -> Int64:
@@ -218,8 +213,8 @@ def _add_shapes(counters: FileCounters, piece: Table, move: npt.NDArray[np.int8]
     good = (move != 0) & (result >= 0) & (kind != 0)
     for code, bins in ((READING, counters.read_bins), (WRITING, counters.write_bins)):
         own = good & (move == code)
-        found = path[own] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[own], side="left")
-        np.add.at(bins, found, 1)
+        cell = path[own] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[own], side="left")
+        np.add.at(bins, cell, 1)
     counters.add("empty_reads_count", path[good & (move == READING) & (result == 0)])
     some = good & (result > 0)
     counters.add_sizes(path[some], result[some])
@@ -235,14 +230,14 @@ def _follow(
     shared: Bools,
 ) -> None:
     """Calls beside the thread's last one; where a file has one thread in the process, this is Darshan's order too."""
-    found = _followed(piece, by_thread[0], move == READING)
-    counters.add("followers_count", found.path[~found.first])
-    counters.add("followed_count", found.path[~found.first & found.consecutive])
-    waited = (piece["io_flags"][found.rows] & IO_WAITED) != 0
-    counters.add("consecutive_blocked_count", found.path[~found.first & found.consecutive & waited])
-    _add_order(counters, "reads", found, ~shared[found.path])
-    found = _followed(piece, by_thread[1], move == WRITING)
-    _add_order(counters, "writes", found, ~shared[found.path])
+    followed = _followed(piece, by_thread[0], move == READING)
+    counters.add("followers_count", followed.path[~followed.first])
+    counters.add("followed_count", followed.path[~followed.first & followed.consecutive])
+    waited = (piece["io_flags"][followed.rows] & IO_WAITED) != 0
+    counters.add("consecutive_blocked_count", followed.path[~followed.first & followed.consecutive & waited])
+    _add_order(counters, "reads", followed, ~shared[followed.path])
+    followed = _followed(piece, by_thread[1], move == WRITING)
+    _add_order(counters, "writes", followed, ~shared[followed.path])
 
 
 def _followed(piece: Table, follower: Follower, chosen: Bools, *, one_reader: bool = False) -> Followed:
@@ -253,10 +248,10 @@ def _followed(piece: Table, follower: Follower, chosen: Bools, *, one_reader: bo
     return follower.follow(rows, track * 0 if one_reader else track, path, offset, length, opened[rows])
 
 
-def _add_order(counters: FileCounters, name: str, found: Followed, chosen: Bools) -> None:
-    counters.add(f"located_{name}_count", found.path[chosen])
-    counters.add(f"sequential_{name}_count", found.path[chosen & found.sequential])
-    counters.add(f"consecutive_{name}_count", found.path[chosen & found.consecutive])
+def _add_order(counters: FileCounters, name: str, followed: Followed, chosen: Bools) -> None:
+    counters.add(f"located_{name}_count", followed.path[chosen])
+    counters.add(f"sequential_{name}_count", followed.path[chosen & followed.sequential])
+    counters.add(f"consecutive_{name}_count", followed.path[chosen & followed.consecutive])
 
 
 def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
@@ -268,8 +263,8 @@ def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
         own = kind == code
         counters.add(name, path[own], overlap_free(path[own], table["begin_ns"][own], table["end_ns"][own]))
     for code, name in ((READING, "reads"), (WRITING, "writes")):
-        found = _followed(table, Follower(counters.count), move == code, one_reader=True)
-        _add_order(counters, name, found, np.ones(len(found.path), dtype=bool))
+        followed = _followed(table, Follower(counters.count), move == code, one_reader=True)
+        _add_order(counters, name, followed, np.ones(len(followed.path), dtype=bool))
 
 
 def _add_totals(trace: Trace, counters: FileCounters) -> None:

@@ -57,12 +57,12 @@ def is_data_file(path: str, under: str | None = None) -> bool:
     """
     if is_pseudo_file(path) or _CODE.fullmatch(path):
         return False
-    found = _PLACES.match(path)
-    return found is None or (under is not None and _PLACES.match(under.rstrip("/") + "/") is not None)
+    place = _PLACES.match(path)
+    return place is None or (under is not None and _PLACES.match(under.rstrip("/") + "/") is not None)
 
 
 def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> npt.NDArray[np.bool_]:
-    """Which files count, by path code.
+    """Return a mask of the files that count, by path code.
 
     Raises
     ------

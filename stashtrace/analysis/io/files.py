@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, SIZE_BITS, FileCounters, count_files
+from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
 from stashtrace.analysis.io.tables import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -92,10 +92,10 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
         If no call was recorded.
     """
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, per, under)
+    names, by_row, used = groups(trace, counters, per, under)
 
     def total(name: str) -> Int64:
-        return grouped(counters.sums[name][used], of_path, len(names))
+        return by_row.sum(counters.sums[name][used])
 
     columns: dict[str, npt.NDArray[Any]] = {name: total(name) for name in _PATTERN_SUMS}
     for word in ("reads", "writes"):
@@ -106,7 +106,7 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
     spent = columns["read_ns"] + columns["write_ns"] + columns["metadata_ns"]
     moved = total("read_bytes") + total("write_bytes")
     rate: npt.NDArray[np.float64] = np.where(spent > 0, moved * 1e9 / np.maximum(spent, 1), 0.0)
-    columns |= _common_sizes(counters, of_path, used, len(names))
+    columns |= _common_sizes(counters, by_row, used)
     table = Table(IO_PATTERNS, {"path": names, "moved_bytes_per_s": rate, **columns})
     return table.take(np.argsort(-spent, kind="stable"))
 
@@ -133,13 +133,12 @@ def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Ta
         If no call was recorded.
     """
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, per, under)
+    names, by_row, used = groups(trace, counters, per, under)
     low = np.array([0, *(end + 1 for end in BIN_ENDS)])
     high = np.array([*BIN_ENDS, -1])
     parts = []
     for op, bins in (("read", counters.read_bins), ("write", counters.write_bins)):
-        table = np.zeros((len(names), len(BIN_NAMES)), dtype=np.int64)
-        np.add.at(table, of_path, bins.reshape(-1, len(BIN_NAMES))[used])
+        table = by_row.sum(bins.reshape(-1, len(BIN_NAMES))[used])
         row, place = np.nonzero(table)
         columns = {
             "path": names[row],
@@ -155,8 +154,8 @@ def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Ta
 
 def groups(
     trace: Trace, counters: FileCounters, per: Per, under: str | None = None
-) -> tuple[npt.NDArray[np.str_], Int64, Int64]:
-    """(names, group of each used path, the used path codes), of files below a directory if one is given."""
+) -> tuple[npt.NDArray[np.str_], GroupBy, Int64]:
+    """Names of rows, the used paths grouped by row, and their path codes; below a directory if one is given."""
     used = np.flatnonzero(counters.seen)
     if under is not None:
         used = used[below(trace, used, under)]
@@ -165,34 +164,27 @@ def groups(
                 f"no call on a file below {under} was recorded", hint="`stashtrace analyze io_directories` lists them"
             )
     if per == "run":
-        return np.array([""]), np.zeros(len(used), dtype=np.int64), used
+        return np.array([""]), GroupBy.numbered(np.zeros(len(used)), 1), used
     paths = [trace.text(code) for code in used.tolist()]
     if per == "file":
-        return np.array(paths, dtype=str), np.arange(len(used)), used
+        return np.array(paths, dtype=str), GroupBy.numbered(np.arange(len(used)), len(used)), used
     if per != "directory":
         raise UsageError(f"rows of files cannot be per {per!r}", hint="file, directory or run")
     parents = [path.rpartition("/")[0] or "/" * path.startswith("/") for path in paths]
-    names, of_path = np.unique(np.array(parents, dtype=object), return_inverse=True)
-    return names.astype(str), of_path.astype(np.int64), used
+    by_parent = GroupBy(np.array(parents, dtype=object))
+    return by_parent.values.astype(str), by_parent, used
 
 
 def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
-    """Which path codes lie below a directory."""
+    """Return a mask of the path codes that lie below a directory."""
     prefix = under.rstrip("/") + "/"
     return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
 
 
-def grouped(values: Int64, group: Int64, count: int) -> Int64:
-    """Sum of the values of each group."""
-    found = np.zeros(count, dtype=np.int64)
-    np.add.at(found, group, values)
-    return found
-
-
 def _times(trace: Trace, per: Per) -> Table:
     counters = count_files(trace)
-    names, of_path, used = groups(trace, counters, per)
-    sums = {name: grouped(values[used], of_path, len(names)) for name, values in counters.sums.items()}
+    names, by_row, used = groups(trace, counters, per)
+    sums = {name: by_row.sum(values[used]) for name, values in counters.sums.items()}
     plain = ("opens_count", "reads_count", "writes_count", "read_bytes", "write_bytes", "call_ns", "blocked_ns")
     table = Table(
         IO_TIMES,
@@ -208,26 +200,24 @@ def _times(trace: Trace, per: Per) -> Table:
 
 
 def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = np.where(whole > 0, part / np.maximum(whole, 1), -1.0)
-    return found
+    return np.where(whole > 0, part / np.maximum(whole, 1), -1.0)
 
 
-def _common_sizes(counters: FileCounters, of_path: Int64, used: Int64, count: int) -> dict[str, Int64]:
+def _common_sizes(counters: FileCounters, by_row: GroupBy, used: Int64) -> dict[str, Int64]:
     """The sizes that calls have most often; the smaller one of two that are as frequent."""
     path, size, calls = counters.sizes()
-    group_of = np.full(counters.count, -1, dtype=np.int64)
-    group_of[used] = of_path
-    own = group_of[path] >= 0
-    path, size, calls = path[own], size[own], calls[own]
-    keys, inverse = np.unique((group_of[path] << SIZE_BITS) | size, return_inverse=True)
-    group, size, calls = keys >> SIZE_BITS, keys & ((1 << SIZE_BITS) - 1), grouped(calls, inverse, len(keys))
-    order = order_by(group, -calls, size)
-    group, size, calls = group[order], size[order], calls[order]
-    place = np.arange(len(group)) - np.searchsorted(group, group, side="left")
-    found: dict[str, Int64] = {}
+    row_of = np.full(counters.count, -1, dtype=np.int64)
+    row_of[used] = by_row.number
+    own = row_of[path] >= 0
+    pairs = GroupBy(row_of[path[own]], size[own])
+    (row, size), calls = pairs.keys, pairs.sum(calls[own])
+    order = order_by(row, -calls, size)
+    row, size, calls = row[order], size[order], calls[order]
+    place = GroupBy.runs(row).position
+    columns: dict[str, Int64] = {}
     for number in range(_PLACES):
         own = place == number
-        sizes, counts = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        sizes[group[own]], counts[group[own]] = size[own], calls[own]
-        found |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
-    return found
+        sizes, counts = np.full(len(by_row), -1, dtype=np.int64), np.zeros(len(by_row), dtype=np.int64)
+        sizes[row[own]], counts[row[own]] = size[own], calls[own]
+        columns |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
+    return columns

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, Bools, process_of_track
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
@@ -132,14 +131,13 @@ class _Batches:
 
 
 def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
-    """Those begun after the first counted step began and made before the last one ended."""
+    """Return the batches begun after the first counted step began and made before the last one ended."""
     table = trace.batches
     first, last = int(own["begin_ns"].min()), int(own["end_ns"].max())
     waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], own["track_id"])
     waits &= (table["begin_ns"] >= first) & (table["begin_ns"] < last) & (table["batch_index"] >= 0)
     # A wait inside a training step; those of a validation loader lie in its own steps.
-    at = np.searchsorted(own["begin_ns"], table["begin_ns"], side="right") - 1
-    waits &= (at >= 0) & (table["begin_ns"] < own["end_ns"][np.maximum(at, 0)])
+    waits &= window_at(table["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0
     loaders = np.unique(table["loader_id"][waits])
     chosen = (table["phase_code"] == BatchPhase.FETCH) & (table["rank"] == own["rank"][0])
     chosen &= np.isin(table["loader_id"], loaders) & (table["begin_ns"] >= first) & (table["end_ns"] <= last)
@@ -171,38 +169,31 @@ def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
     rows, batch = rows[batch >= 0], batch[batch >= 0]
     op, result = io["op_code"][rows], io["result_bytes"][rows]
     opens = np.isin(op, OPENS) & (result >= 0)
-    opened = batch[opens] * len(trace.strings) + io["path_code"][rows[opens]]
+    opened = batch[opens], io["path_code"][rows[opens]]
     moved = np.isin(op, READS) & (result > 0)
     rows, batch = rows[moved], batch[moved]
     path = int64(io["path_code"][rows])
     order = order_by(batch, path, io["begin_ns"][rows])
     rows, batch, path = rows[order], batch[order], path[order]
     offset, size, begin, end = (int64(io[n][rows]) for n in ("offset_bytes", "result_bytes", "begin_ns", "end_ns"))
-    starts = np.flatnonzero(_begins_a_range(batch, path, offset, size))
-    if len(starts):
-        total, taken = np.add.reduceat(size, starts), np.add.reduceat(end - begin, starts)
-        cold = np.logical_or.reduceat((io["io_flags"][rows] & IO_WAITED) != 0, starts)
-    else:
-        total, taken, cold = starts, starts, starts > 0
-    of_storage = np.repeat(cold, np.diff(np.append(starts, len(rows))))
+    ranges = GroupBy.runs(np.cumsum(_begins_a_range(batch, path, offset, size)))
+    cold = ranges.any((io["io_flags"][rows] & IO_WAITED) != 0)
+    of_storage = cold[ranges.number]
     located = offset >= 0
-    stream, place = np.unique(batch[~located] * len(trace.strings) + path[~located], return_inverse=True)
-    streamed = np.zeros(len(stream), dtype=np.int64)
-    np.add.at(streamed, place, size[~located])
-    opened.sort()
-    times = np.searchsorted(opened, stream, "right") - np.searchsorted(opened, stream, "left")
+    streams = GroupBy(batch[~located], path[~located])
+    times = GroupBy.numbered(streams.find(*opened), len(streams)).sizes
     return (
-        batch[starts],
-        path[starts],
-        total,
-        taken,
+        batch[ranges.first],
+        path[ranges.first],
+        ranges.sum(size),
+        ranges.sum(end - begin),
         cold,
         np.append(path[located], io["path_code"][elsewhere]),
         np.append(offset[located], io["offset_bytes"][elsewhere]),
         np.append(size[located], io["result_bytes"][elsewhere]),
         int(io["result_bytes"][elsewhere].sum()),
-        stream % len(trace.strings),
-        streamed,
+        streams.keys[1],
+        streams.sum(size[~located]),
         times,
         begin[of_storage],
         end[of_storage],
@@ -211,20 +202,19 @@ def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
 
 
 def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
-    """Which of these calls are located reads of other threads of a process that makes a batch meanwhile."""
+    """Return those calls that are reads at a known offset by other threads of a process while it makes a batch."""
     io = trace.io
     rows = rows[np.isin(io["op_code"][rows], READS) & (io["result_bytes"][rows] > 0) & (io["offset_bytes"][rows] >= 0)]
     rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
-    owner, found = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
-    for process in np.unique(made["process_id"]).tolist():
-        own, making = rows[owner == process], made["process_id"] == process
-        time = TimeSet.of_rows(made, making)
-        found.append(own[intervals.locate(time.begin, time.end, int64(io["begin_ns"][own])) >= 0])
-    return np.concatenate(found)
+    owner, meanwhile = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
+    for process, batches in GroupBy(made["process_id"]).items():
+        own, time = rows[owner == process], TimeSet.of_rows(made, batches)
+        meanwhile.append(own[window_at(io["begin_ns"][own], time.begin, time.end) >= 0])
+    return np.concatenate(meanwhile)
 
 
 def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bools:
-    """Which reads, by batch, file and time, are not where the one before them left the kernel reading ahead."""
+    """Return a mask of reads that begin a range: the read before does not leave the kernel reading ahead there."""
     new = np.ones(len(batch), dtype=bool)
     same = (batch[1:] == batch[:-1]) & (path[1:] == path[:-1])
     before, now = offset[:-1], offset[1:]
@@ -289,9 +279,9 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
         np.concatenate([getattr(b, name) for b in batches])
         for name in ("read_path", "read_offset", "read_bytes", "stream_path", "stream_bytes", "stream_opens")
     )
-    found = DistinctBytes()
-    found.add(path, offset, size)
-    located, distinct = found.totals()
+    ranges = DistinctBytes()
+    ranges.add(path, offset, size)
+    located, distinct = ranges.totals()
     other = ~np.isin(stream, located)
     stream, streamed, opens = stream[other], streamed[other], opens[other]
     lost = np.unique(stream[opens == 0])

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READING, moves, process_pieces
 from stashtrace.analysis.io.data_files import data_files
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -23,8 +24,6 @@ PAGE_BYTES = 4096
 _LIMIT = 1 << 20
 #: No file is larger; a damaged offset may be any number.
 _LARGEST_BYTES = 1 << 50
-#: A table of so many keys costs less than sorting.
-_SMALL_KEY = 1 << 16
 
 
 class DistinctBytes:
@@ -61,21 +60,17 @@ class DistinctBytes:
     def totals(self) -> tuple[Int64, Int64]:
         """(keys of files, distinct bytes of each), by key."""
         self._merge()
-        keys, place = distinct_keys(self._key)
-        pages = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(pages, place, self._high - self._low)
-        last, end = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
-        np.maximum.at(last, place, self._high)
-        np.maximum.at(end, place, self._end)
-        return keys, (pages - last) * self._page + np.minimum(end, last * self._page)
+        files = GroupBy(self._key)
+        pages, last, end = files.sum(self._high - self._low), files.max(self._high), files.max(self._end)
+        return files.values, (pages - last) * self._page + np.minimum(end, last * self._page)
 
     def renamed(self, keys: Callable[[Int64], Int64]) -> DistinctBytes:
         """The union in which files have other keys; of those that get the same one."""
         self._merge()
-        found = DistinctBytes(self._limit)
-        found._page = self._page
-        found._unite(keys(self._key), self._low, self._high, self._end)
-        return found
+        union = DistinctBytes(self._limit)
+        union._page = self._page
+        union._unite(keys(self._key), self._low, self._high, self._end)
+        return union
 
     def _merge(self) -> None:
         """Unite what overlaps; take pages together while there are too many ranges."""
@@ -96,13 +91,11 @@ class DistinctBytes:
 
     def _unite(self, key: Int64, low: Int64, high: Int64, end: Int64) -> None:
         # All files on one line, with a gap behind each.
-        keys, place = distinct_keys(key)
+        files = GroupBy(key)
         room = int(high.max(initial=0)) + 1
-        line = TimeSet.of(place * room + low, place * room + high)
+        line = TimeSet.of(files.number * room + low, files.number * room + high)
         of_range = line.begin // room
-        last = np.zeros(len(keys), dtype=np.int64)
-        np.maximum.at(last, place, end)
-        self._key, self._end = keys[of_range], last[of_range]
+        self._key, self._end = files.values[of_range], files.max(end)[of_range]
         self._low, self._high = line.begin - of_range * room, line.end - of_range * room
 
 
@@ -153,66 +146,39 @@ def file_reads(trace: Trace) -> FileReads:
             read &= piece["offset_bytes"][rows] < _LARGEST_BYTES
             key, offset, length = reader * count + path[read], piece["offset_bytes"][rows[read]], result[read]
             by_reader.add(key, offset, length)
-            unique, place = distinct_keys(key)
-            keys.append(unique)
-            sums.append(np.rint(np.bincount(place, length, len(unique))).astype(np.int64))
+            files = GroupBy(key)
+            keys.append(files.values)
+            sums.append(files.sum(length))
             new = rows[np.isin(op, OPENS) & (result >= 0)]
             batch = batch_of(fetches, piece["track_id"][new], piece["begin_ns"][new])
             opened.append(reader * count + _once_a_batch(int64(piece["path_code"][new]), batch))
-    key, place = np.unique(np.concatenate(keys or [_NONE]), return_inverse=True)
-    read_bytes = np.zeros(len(key), dtype=np.int64)
-    np.add.at(read_bytes, place, np.concatenate(sums or [_NONE]))
+    by_key = GroupBy(np.concatenate([_NONE, *keys]))
+    key, read_bytes = by_key.values, by_key.sum(np.concatenate([_NONE, *sums]))
     _, distinct = by_reader.totals()  # the same keys: reads of no byte are in neither
-    opens_key, opens = np.unique(np.concatenate(opened or [_NONE]), return_counts=True)
-    at = np.minimum(np.searchsorted(opens_key, key), max(len(opens_key) - 1, 0))
-    own_opens = np.where(opens_key[at] == key, opens[at], 0) if len(opens_key) else np.zeros(len(key), dtype=np.int64)
+    opens = GroupBy.numbered(by_key.find(np.concatenate([_NONE, *opened])), len(by_key)).sizes
     of_reader = np.array([passes.get(rank, 1) for rank in readers], dtype=np.int64)
-    times = np.maximum(of_reader[key // count], own_opens) if len(key) else _NONE
-
-    def by_path(values: Int64) -> Int64:
-        found = np.zeros(count, dtype=np.int64)
-        np.add.at(found, key % count, values)
-        return found
-
-    most = np.zeros(count, dtype=np.int64)
-    np.maximum.at(most, key % count, times)
+    times = np.maximum(of_reader[key // count], opens) if len(key) else _NONE
     all_distinct = np.zeros(count, dtype=np.int64)
     paths, total = by_reader.renamed(lambda keys: keys % count).totals()
     all_distinct[paths] = total
     needed = np.minimum(read_bytes.astype(np.float64), distinct.astype(np.float64) * times).astype(np.int64)
-    return FileReads(by_path(read_bytes), all_distinct, by_path(needed), most)
+    by_path = GroupBy.numbered(key % count, count)
+    return FileReads(by_path.sum(read_bytes), all_distinct, by_path.sum(needed), by_path.max(times, empty=0))
 
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)
 
 
-def distinct_keys(key: Int64) -> tuple[Int64, Int64]:
-    """Ascending distinct keys, none negative, and the place of each key among them; without sorting if they are small.
-
-    Examples
-    --------
-    >>> [part.tolist() for part in distinct_keys(np.array([7, 2, 7]))]
-    [[2, 7], [1, 0, 1]]
-    """
-    largest = int(key.max(initial=0))
-    if largest > _SMALL_KEY + 4 * len(key):
-        found, inverse = np.unique(key, return_inverse=True)
-        return found, int64(inverse)
-    seen = np.zeros(largest + 1, dtype=bool)
-    seen[key] = True
-    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[key]
-
-
 def loader_passes(trace: Trace) -> dict[int, int]:
     """Iterations of DataLoaders of each rank that were recorded, in part or whole; at least 1."""
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH)
-    found: dict[int, int] = {}
+    passes: dict[int, int] = {}
     for rank in np.unique(fetches["rank"]).tolist():
         own = fetches.take(fetches["rank"] == rank).sort_by("begin_ns")
-        _, first = np.unique(own["loader_id"], return_index=True)
+        first = GroupBy(own["loader_id"]).first
         # One that was under way when the recording began does not begin with batch 0.
-        found[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
-    return found
+        passes[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
+    return passes
 
 
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
@@ -225,14 +191,13 @@ def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
     track, begin : int64 array
         Of the calls.
     """
-    found = np.full(len(track), -1, dtype=np.int64)
-    for one in np.intersect1d(made["track_id"], track).tolist():  # threads that make batches, never many
-        calls = np.flatnonzero(track == one)
-        low, high = np.searchsorted(made["track_id"], [one, one + 1])
-        at = np.searchsorted(made["begin_ns"][low:high], begin[calls], side="right") - 1
-        inside = (at >= 0) & (begin[calls] < made["end_ns"][low:high][np.maximum(at, 0)])
-        found[calls] = np.where(inside, low + at, -1)
-    return found
+    batch = np.full(len(track), -1, dtype=np.int64)
+    for thread in np.intersect1d(made["track_id"], track).tolist():  # threads that make batches, never many
+        calls = np.flatnonzero(track == thread)
+        low, high = np.searchsorted(made["track_id"], [thread, thread + 1])
+        at = window_at(begin[calls], made["begin_ns"][low:high], made["end_ns"][low:high])
+        batch[calls] = np.where(at >= 0, low + at, -1)
+    return batch
 
 
 def _fetches(trace: Trace) -> Table:
@@ -244,5 +209,4 @@ def _once_a_batch(path: Int64, batch: Int64) -> Int64:
     if not len(path):
         return path
     within = batch >= 0
-    pairs = np.unique(np.stack([path[within], batch[within]]), axis=1)
-    return np.concatenate([path[~within], int64(pairs[0])])
+    return np.concatenate([path[~within], GroupBy(path[within], batch[within]).keys[0]])

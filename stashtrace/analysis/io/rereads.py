@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import IO_WAITED, READ_OPS, TraceIndex
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag
 
 #: Fewer reads of a size tell nothing.
@@ -41,26 +42,22 @@ def memory_bounds_ns(
     low, high : float array
         In ns, of each batch; 0 and infinity where no similar read tells.
     """
-    low, high = np.zeros(len(begin)), np.full(len(begin), np.inf)
     calls, batch = _waiting_reads(index, process, begin, end)
     if not len(calls):
-        return low, high
+        return np.zeros(len(begin)), np.full(len(begin), np.inf)
     size = index.io.result[calls]
     quick, slow = _by_size(index, size, np.unique(index.io.track[calls]))
+    by_batch = GroupBy.numbered(batch, len(begin))
     # A batch with one read that nobody knows has no upper bound.
-    low += np.bincount(batch, weights=quick * size, minlength=len(begin))
-    touched = np.zeros(len(begin), dtype=bool)
-    touched[batch] = True
-    return low, np.where(touched, np.bincount(batch, weights=slow * size, minlength=len(begin)), np.inf)
+    return by_batch.sum(quick * size), np.where(by_batch.sizes > 0, by_batch.sum(slow * size), np.inf)
 
 
 def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Rows of ``index.io`` that read and waited for storage inside of a batch, and that batch."""
+    """Return rows of ``index.io`` that read and waited for storage inside a batch, and the batch of each."""
     rows, batches = [], []
-    for one in np.unique(process).tolist():
-        mine = np.flatnonzero(process == one)
+    for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]
-        own = index.io_by_process.rows(one)
+        own = index.io_by_process.rows(number)
         own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]
         at = np.searchsorted(begin[mine], index.io.begin[own], side="right") - 1
         inside = (at >= 0) & (index.io.end[own] <= end[mine][at])
@@ -74,22 +71,22 @@ def _by_size(
     index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Nanoseconds that a byte of each read takes from memory, at the least and at the most."""
-    octaves, place = np.unique(_octave(size), return_inverse=True)
-    read_octave, per_byte, own = _quiet_reads(index, octaves, tracks)
+    octaves = GroupBy(_octave(size))
+    read_octave, per_byte, own = _quiet_reads(index, octaves.values, tracks)
     quick, slow = np.zeros(len(octaves)), np.full(len(octaves), np.inf)
-    for number, octave in enumerate(octaves.tolist()):
+    for number, octave in enumerate(octaves.values.tolist()):
         similar = np.abs(read_octave - octave) <= _OCTAVES
         chosen = similar & own if np.count_nonzero(similar & own) >= _ENOUGH else similar
         if np.count_nonzero(chosen) >= _ENOUGH:
             quick[number], slow[number] = np.quantile(per_byte[chosen], (_QUICK_RATIO, _SLOW_RATIO))
-    return quick[place], slow[place]
+    return quick[octaves.number], slow[octaves.number]
 
 
 def _quiet_reads(
     index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
 ) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Reads of files that did not wait: the octave of their size, ns a byte, and whether these threads made them."""
-    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
+    columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
     looked = 0
     for piece in index.trace.io_pieces():
         read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
@@ -98,11 +95,11 @@ def _quiet_reads(
         similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
         rows, octave = rows[similar], octave[similar]
         took = (piece["end_ns"] - piece["begin_ns"])[rows] / piece["result_bytes"][rows]
-        found.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
+        columns.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
         looked += len(piece)
         if looked >= _MOST_ROWS:
             break
-    octave, took, own = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    octave, took, own = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     return octave, took, own
 
 

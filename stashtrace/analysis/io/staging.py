@@ -188,8 +188,8 @@ def _stated(latency: str | float | None, bandwidth: str | float | None, which: s
 def _calibrated(
     trace: Trace, calibration: Calibration | str | os.PathLike[str] | None
 ) -> tuple[tuple[float, float], str]:
-    found = calibration_of(trace, calibration)
-    link = found.link(_READ) if found is not None else None
+    measured = calibration_of(trace, calibration)
+    link = measured.link(_READ) if measured is not None else None
     if link is None:
         if calibration is not None:
             raise MissingDataError(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.late.instances import HUNG, UNORDERED, Instances
@@ -19,7 +18,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 
 #: Ranks that a late one is compared with, at most; spread over the members of the group.
@@ -64,7 +63,7 @@ class Causes:
         return cls(a, b, c, d, e, f, g, h, i, {})
 
 
-def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
+def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     """Causes of the chosen instances, all ranks at once, rank by rank."""
     count = len(chosen)
     out = Causes.unknown(count)
@@ -72,26 +71,24 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
         threads = {t.rank: t for t in step_threads(index.origin)}
     except MissingDataError:
         return out
-    at, rank, is_late = _compared(index, found, chosen)
+    at, rank, is_late = _compared(index, operations, chosen)
     known = np.isin(rank, list(threads))
     at, rank, is_late = at[known], rank[known], is_late[known]
     ends = {r: t.end_ns for r, t in threads.items()}
-    begin, end = _windows(index, found, chosen[at], rank, ends)
+    begin, end = _windows(index, operations, chosen[at], rank, ends)
     valid = (begin >= 0) & (end >= begin)
     at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
     amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
-    by_rank = RowsBy(rank)
-    for value in by_rank.values.tolist():
-        own = by_rank.rows(value)
+    for value, own in GroupBy(rank).items():
         out.times[value] = rank_times(index, threads[value])
         amounts[own] = out.times[value].within(begin[own], end[own])
 
     # Where the ranks' clocks are too far apart, only lengths can be compared.
-    origin = np.where(found.by_clock[chosen[at]], 0, begin)
+    origin = np.where(operations.by_clock[chosen[at]], 0, begin)
     amounts[:, BEFORE] = begin - origin
     others = np.flatnonzero(~is_late)
     typical = medians(np.column_stack([amounts, end - origin])[others], at[others], count)
-    compared = np.bincount(at[others], minlength=count) > 0
+    compared = GroupBy.numbered(at[others], count).sizes > 0
     late = np.flatnonzero(is_late & compared[at])
     row = at[late]
     longer = amounts[late] - typical[row, :-1]
@@ -107,14 +104,12 @@ def causes(index: TraceIndex, found: Instances, chosen: Int64) -> Causes:
     return out
 
 
-def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
+def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
     """(position in chosen, rank, whether it is the late one), sorted by position."""
-    groups, late = group_table(index.trace), found.late_rank[chosen]
-    sure = (late >= 0) & (found.method[chosen] != UNORDERED)
+    groups, late = group_table(index.trace), operations.late_rank[chosen]
+    sure = (late >= 0) & (operations.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
-    by_group = RowsBy(found.group_hash[chosen])
-    for value in by_group.values.tolist():
-        own = by_group.rows(value)
+    for value, own in GroupBy(operations.group_hash[chosen]).items():
         own = own[sure[own]]
         members = groups[value].members
         # One more than is needed: the late rank itself may be among them.
@@ -129,28 +124,24 @@ def _compared(index: TraceIndex, found: Instances, chosen: Int64) -> tuple[Int64
 
 
 def _windows(
-    index: TraceIndex, found: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
+    index: TraceIndex, operations: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
 ) -> tuple[Int64, Int64]:
     """From when all were level, or the step began, to the entry; of one that never entered, to its end."""
-    row = found.rows_of(instance, rank)
+    row = operations.rows_of(instance, rank)
     last = int64([ends[r] for r in rank.tolist()])
-    never = (row < 0) & (found.method[instance] == HUNG)
-    end = np.where(row >= 0, found.enter_ns[row], np.where(never, last, -1))
-    anchor = found.anchor[instance]
-    before = found.rows_of(anchor, rank)
+    never = (row < 0) & (operations.method[instance] == HUNG)
+    end = np.where(row >= 0, operations.enter_ns[row], np.where(never, last, -1))
+    anchor = operations.anchor[instance]
+    before = operations.rows_of(anchor, rank)
     # A rank that was recorded later lacks it: then all are compared since the step began.
-    shared = np.ones(len(found), dtype=bool)
+    shared = np.ones(len(operations), dtype=bool)
     shared[instance[(before < 0) & (end >= 0)]] = False
     before = np.where(shared[instance], before, -1)
-    begin = np.where(before >= 0, found.level_ns[before], -1)
+    begin = np.where(before >= 0, operations.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
-    steps = index.steps
-    own, by_rank = RowsBy(steps["rank"]), RowsBy(rank[bare])
-    for value in by_rank.values.tolist():
-        rows, mine = bare[by_rank.rows(value)], own.rows(value)
-        if len(mine):
-            at = np.searchsorted(steps["begin_ns"][mine], end[rows], side="right") - 1
-            begin[rows] = np.where(at >= 0, steps["begin_ns"][mine][np.maximum(at, 0)], -1)
+    for value, own in GroupBy(rank[bare]).items():
+        starts = index.steps["begin_ns"][index.steps_by_rank.rows(value)]
+        begin[bare[own]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[own]], side="right") - 1]
     return int64(begin), int64(end)
 
 
@@ -161,8 +152,8 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
         return
     value = amounts[others, out.cause[at[others]]]
     ordered = others[order_by(at[others], value, rank[others])]
-    starts = np.flatnonzero(np.append(True, at[ordered][1:] != at[ordered][:-1]))
-    middle = ordered[starts + (np.diff(np.append(starts, len(ordered))) - 1) // 2]
+    each = GroupBy.runs(at[ordered])
+    middle = ordered[each.first + (each.sizes - 1) // 2]
     where = at[middle]
     out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
 
@@ -171,7 +162,7 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
 #
 #     compute = compute + gc + cpu_contention        other = other + sleep        launch = launch + gc + sleep
 #
-# Used by ``late``: the late rank's window beside those of the others.
+# The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
 #: Kinds of a late rank's time; the first ones are stall kinds. ``before``: its window began later than those of others.
@@ -207,11 +198,10 @@ class RankTimes:
 def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     """Times of a rank by cause, over its whole life."""
     made = rank_layers(index, thread)
-    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in made.layers])
-    kind = np.array([x.kind for x in made.layers], dtype=np.int64)[layer]
-    sets = [TimeSet.of(begin[kind == k], end[kind == k]) for k in _STALLS]
+    time = made.painted_kinds()
+    sets = [TimeSet.of(time.begin[time.tag == k], time.end[time.tag == k]) for k in _STALLS]
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
-    sets[OTHER] = sets[OTHER] | (life - TimeSet.of(begin, end))
+    sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
@@ -243,15 +233,6 @@ def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
 
 
 def medians(values: Int64, group: Int64, count: int) -> Int64:
-    """Median row by column of the rows of each group; rows of a group stand together. 0 where a group has none."""
-    out = np.zeros((count, values.shape[1]), dtype=np.int64)
-    if not len(group):
-        return out
-    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    sizes = np.diff(np.append(starts, len(group)))
-    for column in range(values.shape[1]):
-        if values[:, column].any():
-            ordered = values[order_by(group, values[:, column]), column]
-            low, high = ordered[starts + (sizes - 1) // 2], ordered[starts + sizes // 2]
-            out[group[starts], column] = low + (high - low) // 2
-    return out
+    """Median of each column over the rows of each group, 0 where a group has none."""
+    each = GroupBy.numbered(group, count)
+    return np.column_stack([each.median(column, empty=0) for column in values.T])

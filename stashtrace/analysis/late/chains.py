@@ -18,7 +18,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.stalls.index import Tagged
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import Bools, GroupBy
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -61,31 +61,27 @@ def straggler_roots(trace: Trace) -> Table:
     columns = coded_intervals(trace)
     rows = np.flatnonzero(columns["kind"] == StallKind.STRAGGLER)
     begin, end, step, cause, rank = (columns[c][rows] for c in ("begin_ns", "end_ns", "step", "cause_rank", "rank"))
-    by_rank = RowsBy(rank)
+    by_rank = GroupBy(rank)
     late: dict[int, Tagged] = {}
-    step_of: dict[int, tuple[Int64, Int64]] = {}
-    for value in by_rank.values.tolist():
-        own = by_rank.rows(value)
+    step_of: dict[int, Int64] = {}
+    for value, own in by_rank.items():
         own = own[np.argsort(begin[own], kind="stable")]
-        late[value] = Tagged(begin[own], end[own], cause[own])
-        step_of[value] = begin[own], step[own]
-    parts: list[tuple[Int64, Int64, Int64, Int64]] = []
-    for value, found in roots(late).items():
-        starts, steps = step_of[value]
-        at = steps[np.searchsorted(starts, found.begin, side="right") - 1]
-        parts.append((np.full(len(at), value), at, found.tag, found.end - found.begin))
-    for victim, direct in late.items():
-        parts.append((np.full(len(direct.tag), victim), step_of[victim][1], direct.tag, -(direct.end - direct.begin)))
+        late[value], step_of[value] = Tagged(begin[own], end[own], cause[own]), step[own]
+    parts: list[tuple[Int64, Int64, Int64, Int64, Bools]] = []  # rank, step, whom, length, whether directly
+    for value, root in roots(late).items():
+        direct = late[value]
+        at = step_of[value][np.searchsorted(direct.begin, root.begin, side="right") - 1]
+        parts.append((np.full(len(at), value), at, root.tag, root.end - root.begin, np.zeros(len(at), dtype=bool)))
+        count = len(direct.tag)
+        length = direct.end - direct.begin
+        parts.append((np.full(count, value), step_of[value], direct.tag, length, np.ones(count, dtype=bool)))
     if not parts:
         return Table.empty(STRAGGLER_ROOTS)
-    keys = np.stack([np.concatenate([part[at] for part in parts]) for at in range(3)])
-    length = np.concatenate([part[3] for part in parts])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
-    place = place.reshape(-1)
-    sums = {name: np.zeros(distinct.shape[1], dtype=np.int64) for name in ("stall_ns", "direct_ns")}
-    np.add.at(sums["stall_ns"], place[length > 0], length[length > 0])
-    np.add.at(sums["direct_ns"], place[length < 0], -length[length < 0])
-    return Table(STRAGGLER_ROOTS, {"rank": distinct[0], "step": distinct[1], "root_rank": distinct[2], **sums})
+    rank, step, whom, length, is_direct = (np.concatenate(column) for column in zip(*parts, strict=True))
+    each = GroupBy(rank, step, whom)
+    columns = dict(zip(("rank", "step", "root_rank"), each.keys, strict=True))
+    stall_ns, direct_ns = each.sum(length, where=~is_direct), each.sum(length, where=is_direct)
+    return Table(STRAGGLER_ROOTS, {**columns, "stall_ns": stall_ns, "direct_ns": direct_ns})
 
 
 def roots(late: Mapping[int, Tagged]) -> dict[int, Tagged]:

@@ -3,8 +3,8 @@
     own enter |-- wait --|-- launch skew --|-- expected --|-- excess --| end
                          ^ arrival         ^ last enter
 
-The files behind it: ``instances`` (who, when), ``causes`` (what it did longer), ``names`` (the worker,
-file, kernel or phase), ``late`` (the transfer).
+``instances`` tells who was late and when, ``causes`` what that rank did longer, ``names`` the worker, file, kernel or
+phase behind it. The time of the transfer is told here.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
@@ -33,10 +35,10 @@ from stashtrace.analysis.late.instances import (
 from stashtrace.analysis.late.names import Named, Namer, Window
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
@@ -155,25 +157,25 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     """
     if top < 1:
         raise UsageError(f"late rows: {top} is too few", hint="give --top 1 or more")
-    index, found = _found(trace)
-    if found is None:
+    index, operations = _found(trace)
+    if operations is None:
         return Table.empty(LATE)
-    waited = np.flatnonzero((found.total_wait_ns > 0) | (found.method == METHODS.index("hung")))
+    waited = np.flatnonzero((operations.total_wait_ns > 0) | (operations.method == HUNG))
     # What hangs comes first, whatever it cost until the recording ended.
-    hung = found.method[waited] == METHODS.index("hung")
-    step = _steps(index, found)
+    hung = operations.method[waited] == HUNG
+    step = _steps(index, operations)
     # Starting up is not training: what lies outside the steps comes last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
-    rows = waited[order_by(~hung, outside, -found.total_wait_ns[waited], waited)[:top]]
-    why = causes(index, found, rows)
+    rows = waited[order_by(~hung, outside, -operations.total_wait_ns[waited], waited)[:top]]
+    why = causes(index, operations, rows)
     named = _names(index, why)
-    transfer, expected, source = (x[rows] for x in transfers(index, found, calibration_of(trace, calibration)))
-    skew = launch_skews(index, found)[rows]
-    first = found.row[found.starts[rows]]
+    transfer, expected, source = (x[rows] for x in transfers(index, operations, calibration_of(trace, calibration)))
+    skew = launch_skews(index, operations)[rows]
+    first = operations.row[operations.starts[rows]]
     table = index.trace.collectives
-    hashes = found.group_hash[rows]
+    hashes = operations.group_hash[rows]
     kinds, links = group_kinds(trace), link_names(trace)
-    enter = np.minimum.reduceat(found.enter_ns, found.starts)[rows]
+    enter = operations.each.min(operations.enter_ns)[rows]
     op = np.clip(table["op_code"][first], 0, max(CollectiveOp))
     return Table(
         LATE,
@@ -185,10 +187,10 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
             "op": np.array([o.name.lower() for o in CollectiveOp])[op],
             "bytes": table["message_bytes"][first],
             "begin_ns": enter,
-            "late_rank": found.late_rank[rows],
-            "waiting_ranks": _texts(_waiting(found, rows)),
-            "wait_ns": found.longest_wait_ns[rows] - np.maximum(skew, 0),
-            "total_wait_ns": found.total_wait_ns[rows],
+            "late_rank": operations.late_rank[rows],
+            "waiting_ranks": _texts(_waiting(operations, rows)),
+            "wait_ns": operations.longest_wait_ns[rows] - np.maximum(skew, 0),
+            "total_wait_ns": operations.total_wait_ns[rows],
             "launch_skew_ns": skew,
             "expected_ns": expected,
             "excess_ns": np.where((expected >= 0) & (transfer >= 0), np.maximum(transfer - expected, 0), -1),
@@ -201,7 +203,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
             "cause_worker_id": int64([n.worker for n in named]),
             "cause_name": _texts([n.name for n in named]),
             "named_ns": int64([n.name_ns for n in named]),
-            "method": np.array(METHODS)[found.method[rows]],
+            "method": np.array(METHODS)[operations.method[rows]],
         },
     )
 
@@ -237,26 +239,24 @@ def late_ranks(trace: Trace) -> Table:
     MissingDataError
         If no collective was recorded.
     """
-    index, found = _found(trace)
-    if found is None:
+    index, operations = _found(trace)
+    if operations is None:
         return Table.empty(LATE_RANKS)
-    rows = np.flatnonzero((found.total_wait_ns > 0) & (found.late_rank >= 0) & (found.method != UNORDERED))
-    every_step = _steps(index, found)
-    why, step = causes(index, found, rows), every_step[rows]
-    gap = _behind_second(trace, found)
+    rows = np.flatnonzero(
+        (operations.total_wait_ns > 0) & (operations.late_rank >= 0) & (operations.method != UNORDERED)
+    )
+    every_step = _steps(index, operations)
+    why, step = causes(index, operations, rows), every_step[rows]
+    gap = _behind_second(trace, operations)
     gap[(every_step < 0) & (every_step.max(initial=-1) >= 0)] = 0
-    alone_end, alone = found.last_enter_ns[rows], gap[rows]
+    alone_end, alone = operations.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    by_group = RowsBy(found.group_hash[rows])
-    for value in by_group.values.tolist():
-        own = by_group.rows(value)
-        late_rank, cost = found.late_rank[rows[own]], found.total_wait_ns[rows[own]]
+    for value, own in GroupBy(operations.group_hash[rows]).items():
+        late_rank, cost = operations.late_rank[rows[own]], operations.total_wait_ns[rows[own]]
         guilty = _guilty(step[own], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
-        per_rank = RowsBy(late_rank)
-        for rank in per_rank.values.tolist():
-            mine = per_rank.rows(rank)
+        for rank, mine in GroupBy(late_rank).items():
             times = int((guilty == rank).sum())
             share = times / max(len(guilty), 1)
             members = len(groups[value].members)
@@ -288,47 +288,40 @@ def _texts(values: list[str]) -> np.ndarray:
 
 
 def _names(index: TraceIndex, why: Causes) -> list[Named]:
-    namer, found = Namer(index), []
+    namer, operations = Namer(index), []
     columns = (why.cause, why.begin_ns, why.end_ns, why.late_rank, why.other, why.other_begin_ns, why.other_end_ns)
     for cause, begin, end, rank, other, other_begin, other_end in zip(*(c.tolist() for c in columns), strict=True):
         if cause < 0:
-            found.append(Named())
+            operations.append(Named())
             continue
         beside = Window(why.times[other], other_begin, other_end) if other >= 0 else None
-        found.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
-    return found
+        operations.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
+    return operations
 
 
-def _waiting(found: Instances, rows: Int64) -> list[str]:
-    bounds = np.append(found.starts, len(found.of))
-    texts = []
-    for begin, end, late_rank in zip(
-        bounds[rows].tolist(), bounds[rows + 1].tolist(), found.late_rank[rows].tolist(), strict=True
-    ):
-        waits = (found.wait_ns[begin:end] > 0) | ((late_rank >= 0) & (found.rank[begin:end] != late_rank))
-        texts.append(ranks_text(sorted(set(found.rank[begin:end][waits].tolist()))))
-    return texts
+def _waiting(operations: Instances, rows: Int64) -> list[str]:
+    """Ranks that waited in each of the instances, runs folded."""
+    late_rank = operations.late_rank[operations.each.number]
+    waits = (operations.wait_ns > 0) | ((late_rank >= 0) & (operations.rank != late_rank))
+    bounds = operations.each.bounds
+    members = [slice(begin, end) for begin, end in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
+    return [ranks_text(sorted(set(operations.rank[own][waits[own]].tolist()))) for own in members]
 
 
-def _steps(index: TraceIndex, found: Instances) -> Int64:
+def _steps(index: TraceIndex, operations: Instances) -> Int64:
     """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
-    row = np.where(found.late_row >= 0, found.late_row, found.starts)
-    rank, at = found.rank[row], found.enter_ns[row]
-    try:
-        return step_at(index.steps, rank, at)
-    except MissingDataError:
-        return np.full(len(row), -1, dtype=np.int64)  # collectives without a training loop
+    row = np.where(operations.late_row >= 0, operations.late_row, operations.starts)
+    return step_at_any(index.origin, operations.rank[row], operations.enter_ns[row])
 
 
-def _behind_second(trace: Trace, found: Instances) -> Int64:
-    """How long the late rank of each instance alone was missing; 0 where a member's wait is not known."""
-    sizes = {value: len(group.members) for value, group in group_table(trace).items()}
-    size = int64([sizes[value] for value in found.group_hash.tolist()])
-    of_late = found.rank == found.late_rank[found.of]
-    waits = (found.wait_ns > 0) & ~of_late
-    everybody = np.add.reduceat(waits.astype(np.int64), found.starts) == size - 1
-    gap = np.minimum.reduceat(np.where(of_late, NEVER, found.wait_ns), found.starts)
-    known = everybody & (found.late_row >= 0) & np.isin(found.method, (CLOCK, DURATION))
+def _behind_second(trace: Trace, operations: Instances) -> Int64:
+    """Return how long each instance waited for the late rank alone; 0 where the wait of a member is unknown."""
+    groups = group_table(trace)
+    size = GroupBy(operations.group_hash).map(lambda group: len(groups[group].members))
+    of_late = operations.rank == operations.late_rank[operations.each.number]
+    everybody = operations.each.count((operations.wait_ns > 0) & ~of_late) == size - 1
+    gap = operations.each.min(np.where(of_late, NEVER, operations.wait_ns))
+    known = everybody & (operations.late_row >= 0) & np.isin(operations.method, (CLOCK, DURATION))
     return int64(np.where(known, gap, 0))
 
 
@@ -336,25 +329,21 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     """Rank that cost most in each step that cost something, of equals the lowest; without steps, in each operation."""
     inside = step >= 0
     if inside.any():
-        trial, rank, cost = np.unique(step[inside], return_inverse=True)[1], rank[inside], cost[inside]
+        step, rank, cost = step[inside], rank[inside], cost[inside]
     else:
-        trial = np.arange(len(step))
-    width = int(rank.max(initial=0)) + 1
-    key, inverse = np.unique(trial * width + rank, return_inverse=True)
-    total, per_trial = np.zeros(len(key), dtype=np.int64), np.zeros(int(trial.max(initial=-1)) + 1, dtype=np.int64)
-    np.add.at(total, inverse, cost)
-    np.add.at(per_trial, trial, cost)
-    out = np.full(len(per_trial), -1, dtype=np.int64)
-    order = order_by(total, -key)  # the costliest comes last
-    out[key[order] // width] = key[order] % width
+        step = np.arange(len(step))
+    pairs = GroupBy(step, rank)
+    costliest = GroupBy(pairs.keys[0]).argmax(pairs.sum(cost))
+    per_step = GroupBy(step).sum(cost)
     # Somebody is always last by a few microseconds; that says nothing.
-    return int64(out[per_trial * _MATTERS_DIVISOR * len(per_trial) >= per_trial.sum()])
+    matters = per_step * _MATTERS_DIVISOR * len(per_step) >= per_step.sum()
+    return int64(pairs.keys[1][costliest][matters])
 
 
 def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
     """Cause behind most of the cost, and its share."""
-    total = np.zeros(len(CAUSES) + 1, dtype=np.int64)
-    np.add.at(total, cause, cost)  # -1, unknown, is the last
+    place = np.where(cause >= 0, cause, len(CAUSES))  # what is unknown is the last
+    total = GroupBy.numbered(place, len(CAUSES) + 1).sum(cost)
     most = int(total.argmax())
     return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
 
@@ -367,43 +356,39 @@ SOURCES = ("none", "run", "calibration")
 _BEST_DIVISOR, _ENOUGH = 10, 8
 
 
-def transfers(index: TraceIndex, found: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
+def transfers(index: TraceIndex, operations: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
     """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
     table = index.trace.collectives
-    end = np.maximum.reduceat(found.end_ns, found.starts)
+    end = operations.each.max(operations.end_ns)
     # Entry and end of different hosts are no length where their clocks are too far apart.
-    shortest = np.minimum.reduceat(found.end_ns - found.enter_ns, found.starts)
-    transfer = np.where(found.by_clock, np.maximum(end - found.last_enter_ns, 0), shortest)
-    transfer = int64(np.where(found.method == HUNG, -1, transfer))
-    first = found.row[found.starts]
+    shortest = operations.each.min(operations.end_ns - operations.enter_ns)
+    transfer = np.where(operations.by_clock, np.maximum(end - operations.last_enter_ns, 0), shortest)
+    transfer = int64(np.where(operations.method == HUNG, -1, transfer))
+    first = operations.row[operations.starts]
     payload = int64(np.maximum(table["message_bytes"][first], 0))
     size = np.zeros(len(first), dtype=np.int64)
     size[payload > 0] = np.floor(np.log2(payload[payload > 0])).astype(np.int64) + 1
-    group = int64(np.unique(found.group_hash, return_inverse=True)[1])
-    same, near = (_best(transfer, group, table["op_code"][first], kind) for kind in (payload, size))
+    same, near = (_best(transfer, operations.group_hash, table["op_code"][first], kind) for kind in (payload, size))
     best = np.where(same >= 0, same, near)
     expected, source = np.full(len(first), -1, dtype=np.int64), np.zeros(len(first), dtype=np.int64)
-    found_one = best >= 0
+    known = best >= 0
     # More bytes than those of the best may take longer in proportion; that is not lost by the link.
     more = np.maximum(payload / np.maximum(payload[best], 1), 1.0)
-    expected[found_one], source[found_one] = np.rint(transfer[best] * more).astype(np.int64)[found_one], 1
+    expected[known], source[known] = np.rint(transfer[best] * more).astype(np.int64)[known], 1
     by_calibration = expected_transfers(index.trace, calibration).expected_ns[first]
     known = by_calibration > 0
     expected[known], source[known] = np.rint(by_calibration[known]).astype(np.int64), 2
     return transfer, expected, source
 
 
-def _best(transfer: Int64, *keys: Int64) -> Int64:
+def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
     out = np.full(len(transfer), -1, dtype=np.int64)
     order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
-    if len(order):
-        changed = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])
-        starts = np.flatnonzero(np.append(True, changed))
-        counts = np.diff(np.append(starts, len(order)))
-        best = np.where(counts >= _ENOUGH, order[starts + counts // _BEST_DIVISOR], -1)
-        out[order] = np.repeat(best, counts)
+    alike = GroupBy.runs(*(key[order] for key in keys))
+    best = np.where(alike.sizes >= _ENOUGH, order[alike.first + alike.sizes // _BEST_DIVISOR], -1)
+    out[order] = best[alike.number]
     return out
 
 

@@ -1,7 +1,4 @@
-"""What stands behind the cause of a late rank: its worker and file, its kernel, phase, call, or the rank it waited for.
-
-Used by ``late`` for the rows that it returns, one at a time.
-"""
+"""What stands behind the cause of a late rank: its worker and file, kernel, phase, call, or the rank it waited for."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -18,6 +15,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
 
 BETWEEN_PHASES = "between phases"
@@ -66,7 +64,7 @@ class Namer:
         }
 
     def name(self, cause: int, late: Window, other: Window | None) -> Named:
-        """What the late rank did in the time of one cause."""
+        """Return what the late rank did in the time of one cause."""
         process = late.times.thread.process_id
         way = self._ways.get(CAUSES[cause])
         if way is None:
@@ -110,12 +108,14 @@ class Namer:
         """
         trace = self._index.trace
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
-        code, spent = trace.strings.find(name), [TimeSet.empty()]
+        if not name:
+            return -1
+        code, spent = trace.strings.find(name), []
         for track in np.sort(tracks["track_id"][tracks["process_id"] == process]).tolist():
-            calls = rows_of(table["track_id"], track)
-            on_file = (table["path_code"][calls] == code) & np.isin(table["op_code"][calls], READ_OPS)
-            spent.append(TimeSet.of(table["begin_ns"][calls][on_file], table["end_ns"][calls][on_file]))
-        return (TimeSet.united(*spent) & time).total_ns if name else -1
+            calls = table.take(rows_of(table["track_id"], track))
+            on_file = (calls["path_code"] == code) & np.isin(calls["op_code"], READ_OPS)
+            spent.append(TimeSet.of_rows(calls, on_file))
+        return (TimeSet.united(*spent) & time).total_ns
 
     def _longest_path(self, rows: Int64, time: TimeSet) -> tuple[str, int]:
         io = self._index.io
@@ -161,9 +161,9 @@ class Namer:
         """Phase -> compute of a window inside it; 0 is what lies between phases."""
         phases, rows = self._index.trace.phases, outer_phase_rows(self._index, window.times.thread)
         time = window.times.sets[COMPUTE] & window.time
-        found = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
-        found[0] = time.total_ns - sum(found.values())
-        return found
+        spent = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
+        spent[0] = time.total_ns - sum(spent.values())
+        return spent
 
     def _checkpoint(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         io, rows = self._index.io, self._index.io_by_track.rows(late.times.thread.track_id)
@@ -194,10 +194,8 @@ class Namer:
 
 
 def _sums(key: np.ndarray, spent: Int64) -> dict[int, int]:
-    values, inverse = np.unique(key, return_inverse=True)
-    total = np.zeros(len(values), dtype=np.int64)
-    np.add.at(total, inverse, spent)
-    return dict(zip(values.tolist(), total.tolist(), strict=True))
+    by_key = GroupBy(key)
+    return dict(zip(by_key.values.tolist(), by_key.sum(spent).tolist(), strict=True))
 
 
 def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:

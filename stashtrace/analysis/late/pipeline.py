@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.matching import group_table, process_values
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, int64, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
@@ -78,37 +78,28 @@ def pipeline(trace: Trace) -> Table:
         threads, steps = {}, None
     table, groups = index.trace.collectives, group_table(index.trace)
     rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
-    by_rank = RowsBy(table["rank"][rows])
+    hashes = np.unique(table["group_hash"][rows])
+    name_of = dict(zip(hashes.tolist(), communicator_names(trace, hashes).tolist(), strict=True))
+    by_rank = GroupBy(table["rank"][rows])
     steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
     out: list[tuple[object, ...]] = []
-    for rank in by_rank.values.tolist():
-        own = rows[by_rank.rows(rank)]
+    for rank, at_rank in by_rank.items():
+        own = rows[at_rank]
         begin, wait_end, end, whom = _waits(index, own)
-        alone = None
-        if rank in threads:
-            layers = rank_layers(index, threads[rank]).layers
-            painted = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-            late = np.array([x.kind for x in layers], dtype=np.int64)[painted[2]] == StallKind.STRAGGLER
-            alone = TimeSet.of(painted[0][late], painted[1][late])
+        alone = rank_layers(index, threads[rank]).time_of(StallKind.STRAGGLER) if rank in threads else None
         mine = steps_by.rows(rank)
         spent = _spent(steps, mine, begin, wait_end)
         bubble = alone.within(spent.begin, spent.end) if alone is not None else np.zeros(len(spent), dtype=np.int64)
         # A receive may be posted a step before its data are sent.
         number, length = _step_of(steps, mine, wait_end)
         receives = table["op_code"][own] == CollectiveOp.RECEIVE
-        groups_of = np.unique(table["group_hash"][own], return_inverse=True)[1]
-        key, inverse = np.unique(
-            np.concatenate([[number, groups_of], [spent.step, groups_of[spent.row]]], axis=1),
-            axis=1,
-            return_inverse=True,
-        )
-        at_row, at_piece = np.split(inverse.ravel(), [len(own)])
+        group = table["group_hash"][own]
+        # A row of the result holds what begins in a step of a group: first rows of ``own``, then pieces of waits.
+        cells = GroupBy(np.concatenate([number, spent.step]), np.concatenate([group, group[spent.row]]))
         lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
         lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
-        hashes = np.unique(table["group_hash"][own])
-        for at in range(key.shape[1]):
-            chosen, pieces = np.flatnonzero(at_row == at), np.flatnonzero(at_piece == at)
-            step, value = int(key[0, at]), int(hashes[key[1, at]])
+        for step, value, inside in cells.items():
+            chosen, pieces = inside[inside < len(own)], inside[inside >= len(own)] - len(own)
             members = groups[value].members.tolist()
             step_ns = lengths[step]
             waited = (spent.end - spent.begin)[pieces]
@@ -116,7 +107,7 @@ def pipeline(trace: Trace) -> Table:
             out.append(
                 (
                     step,
-                    str(communicator_names(trace, np.array([value], dtype=np.uint64))[0]),
+                    name_of[value],
                     members.index(rank) if rank in members else -1,
                     rank,
                     int(receives[chosen].sum()),
@@ -136,8 +127,7 @@ def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
     """Entry, end of the wait for the other side, end, and the other side; of what never ended until its process did."""
     table, matched = index.trace.collectives, index.in_flight
     begin, last, end = index.entered_ns[rows], matched.last_enter_ns[rows], matched.end_ns[rows]
-    lives = dict(zip(*(index.trace.processes[n].tolist() for n in ("process_id", "end_ns")), strict=True))
-    alive = int64([lives[p] for p in table["process_id"][rows].tolist()])
+    alive = process_values(index.trace, table["process_id"][rows], "end_ns")
     end = np.where(end == NEVER, np.maximum(alive, begin), end)
     receives = table["op_code"][rows] == CollectiveOp.RECEIVE
     wait_end = np.where(receives & (matched.last_rank[rows] >= 0), np.clip(last, begin, end), begin)
@@ -170,18 +160,14 @@ def _spent(steps: Table | None, mine: Int64, begin: Int64, wait_end: Int64) -> _
 
 def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]:
     """Number and length of the step of each moment; -1 outside."""
-    number, length = np.full(len(at), -1, dtype=np.int64), np.full(len(at), -1, dtype=np.int64)
-    if steps is not None and len(rows):
-        begin, end = steps["begin_ns"][rows], steps["end_ns"][rows]
-        position = np.searchsorted(begin, at, side="right") - 1
-        inside = (position >= 0) & (at < end[np.maximum(position, 0)])
-        found = position[inside]
-        number[inside], length[inside] = steps["step"][rows][found], (end - begin)[found]
-    return number, length
+    if steps is None:
+        return np.full(len(at), -1, dtype=np.int64), np.full(len(at), -1, dtype=np.int64)
+    begin, end, number = (steps[name][rows] for name in ("begin_ns", "end_ns", "step"))
+    window = window_at(at, begin, end)
+    return np.append(number, -1)[window], np.append(end - begin, -1)[window]
 
 
 def _longest(whom: Int64, waited: Int64) -> int:
     """The rank that was waited for longest; of equals the lowest; -1 if none was."""
-    ranks = np.unique(whom[waited > 0])
-    sums = [int(waited[whom == r].sum()) for r in ranks.tolist()]
-    return int(ranks[int(np.argmax(sums))]) if sums else -1
+    by_rank = GroupBy(whom[waited > 0])
+    return int(by_rank.values[by_rank.sum(waited[waited > 0]).argmax()]) if len(by_rank) else -1

@@ -9,10 +9,9 @@ from stashtrace.analysis.collectives.device import on_devices
 from stashtrace.analysis.collectives.matching import match
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes
-from stashtrace.analysis.steps.steps import step_at
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy, order_by
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
 from stashtrace.schema.table import Table
@@ -75,27 +74,24 @@ def stragglers(trace: Trace) -> Table:
     waited = last_ranks(trace)
     last, alone = last_counts(waited), alone_missing(waited)
     ranks = np.unique(np.concatenate([trace.ranks, victim, cause[cause >= 0], last[last >= 0]]))
+
+    def by_rank(rank: Int64) -> GroupBy:
+        return GroupBy.numbered(np.where(rank >= 0, np.searchsorted(ranks, rank), -1), len(ranks))
+
     return Table(
         STRAGGLERS,
         {
             "rank": ranks,
-            "last_count": _per_rank(ranks, last, np.ones(len(last), dtype=np.int64)),
-            "caused_wait_ns": _per_rank(ranks, cause, length),
-            "wait_ns": _per_rank(ranks, victim, length),
+            "last_count": by_rank(last).sizes,
+            "caused_wait_ns": by_rank(cause).sum(length),
+            "wait_ns": by_rank(victim).sum(length),
             "behind_second_ns": int64([alone.get(rank, 0) for rank in ranks.tolist()]),
         },
     )
 
 
-def _per_rank(ranks: Int64, rank: Int64, value: Int64) -> Int64:
-    out = np.zeros(len(ranks), dtype=np.int64)
-    known = rank >= 0
-    np.add.at(out, np.searchsorted(ranks, rank[known]), value[known])
-    return out
-
-
 def last_ranks(trace: Trace) -> Table:
-    """Who entered last, of each operation that needs all of its group; a row for each rank that took part.
+    """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
     operations have no rows.
@@ -104,62 +100,41 @@ def last_ranks(trace: Trace) -> Table:
     -------
     rank, group_hash, sequence, last_rank, step, last_enter_ns, wait_ns, partial
     """
-    table, matched, devices = trace.collectives, match(trace), on_devices(trace)
-    timed, there = devices.timed, devices.matched
-    own = np.where(timed, devices.enter_ns, table["call_ns"])
-    last_enter = np.where(timed, there.last_enter_ns, matched.last_enter_ns)
-    last_rank = np.where(timed, there.last_rank, matched.last_rank)
-    by_clock = np.where(timed, there.by_clock, matched.by_clock)
-    ordered = np.where(timed, there.ordered, matched.ordered)
-    partial = np.where(timed, there.partial, matched.partial)
-    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock & ordered)
+    table, devices = trace.collectives, on_devices(trace)
+    matched = devices.over(match(trace))
+    rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & matched.by_clock & matched.ordered)
     rows = rows[order_by(table["group_hash"][rows], table["sequence"][rows])]
-    never = last_enter[rows] >= NEVER
+    own, last_enter = np.where(devices.timed, devices.enter_ns, table["call_ns"])[rows], matched.last_enter_ns[rows]
+    never = last_enter >= NEVER
     return Table(
         LAST_RANKS,
         {
             **{name: table[name][rows] for name in ("rank", "group_hash", "sequence")},
-            "last_rank": last_rank[rows],
-            "step": _steps_of(trace, table["rank"][rows], own[rows]),
-            "last_enter_ns": np.where(never, -1, last_enter[rows]),
-            "wait_ns": np.where(never, -1, np.maximum(last_enter[rows] - own[rows], 0)),
-            "partial": partial[rows],
+            "last_rank": matched.last_rank[rows],
+            "step": step_at_any(trace, table["rank"][rows], own),
+            "last_enter_ns": np.where(never, -1, last_enter),
+            "wait_ns": np.where(never, -1, np.maximum(last_enter - own, 0)),
+            "partial": matched.partial[rows],
         },
     )
 
 
-def _steps_of(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
-    try:
-        return step_at(find_steps(trace), rank, at_ns)
-    except MissingDataError:
-        return np.full(len(rank), -1, dtype=np.int64)  # this rank's loop was not recorded
-
-
-def last_counts(found: Table) -> Int64:
+def last_counts(entries: Table) -> Int64:
     """The last rank of each operation of ``last_ranks``, once however many waited for it."""
     # Ranks may differ in what they saw; the lowest that waited is believed, in whatever order the rows came.
-    found = found.take(found["wait_ns"] != 0)
-    found = found.sort_by("group_hash", "sequence", "rank", "last_rank")
-    group, sequence = found["group_hash"], found["sequence"]
-    new = np.ones(len(found), dtype=bool)
-    new[1:] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    return int64(found["last_rank"][new])
+    waits = entries.take(entries["wait_ns"] != 0).sort_by("group_hash", "sequence", "rank", "last_rank")
+    return int64(waits["last_rank"][GroupBy.runs(waits["group_hash"], waits["sequence"]).first])
 
 
-def alone_missing(found: Table) -> dict[int, int]:
+def alone_missing(entries: Table) -> dict[int, int]:
     """Time in which each rank alone was missing, by ``last_ranks`` of all ranks; a rank that never was has no entry."""
-    found = found.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
-    group, sequence = found["group_hash"], found["sequence"]
-    new = np.ones(len(found) + 1, dtype=bool)
-    new[1:-1] = (group[1:] != group[:-1]) | (sequence[1:] != sequence[:-1])
-    bounds = np.flatnonzero(new)
-    starts = bounds[:-1][np.diff(bounds) > 1]  # the last one stands first, and then the second latest
-    if not len(starts):
-        return {}
+    entries = entries.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
+    operations = GroupBy.runs(entries["group_hash"], entries["sequence"])
     # Of an operation that somebody never entered, and of one that lacks a row, nothing can be said.
-    whole = (found["wait_ns"][starts] >= 0) & (np.add.reduceat(found["partial"], bounds[:-1])[np.diff(bounds) > 1] == 0)
-    starts = starts[whole & (found["step"][starts + 1] >= 0)]
-    gap, until = found["wait_ns"][starts + 1], found["last_enter_ns"][starts + 1]
-    by_rank = RowsBy(found["last_rank"][starts + 1])
-    rows = {value: by_rank.rows(value) for value in by_rank.values.tolist()}
-    return {value: TimeSet.of(until[at] - gap[at], until[at]).total_ns for value, at in rows.items()}
+    whole = (entries["wait_ns"][operations.first] >= 0) & (operations.sum(entries["partial"]) == 0)
+    second = operations.first[whole & (operations.sizes > 1)] + 1  # the last to enter stands first, then this one
+    second = second[entries["step"][second] >= 0]
+    gap, until = entries["wait_ns"][second], entries["last_enter_ns"][second]
+    by_rank = GroupBy(entries["last_rank"][second])
+    rows = by_rank.items()
+    return {rank: TimeSet.of(until[own] - gap[own], until[own]).total_ns for rank, own in rows}

@@ -76,7 +76,7 @@ class LateSurplus:
 
     @property
     def explains(self) -> str:
-        """The group with the largest surplus if that is a quarter of the wait or more; else empty: nothing does."""
+        """The group with the largest surplus, if that is at least a quarter of the wait; else empty."""
         most = self.of(self.largest)
         return self.largest if most > 0 and most >= EXPLAINS_RATIO * self.wait_ns else ""
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import collective_rows
-from stashtrace.analysis.devices.kernels import grouped, one_key
 from stashtrace.analysis.devices.work import one_of
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.fit import bus_bytes
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -88,39 +88,28 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     size, carried = _carried(times["op"], sizes, times["bytes"])
     duration = times["end_ns"] - times["begin_ns"]
     rank = times["rank"] if by == "rank" else np.full(len(times), -1)
-    names, communicator = np.unique(times["communicator"], return_inverse=True)
-    ops, op = np.unique(times["op"], return_inverse=True)
-    size_class = _size_class(size)
-    keys = rank, int64(communicator), int64(op), sizes, size_class
-    found, moving = grouped(duration, *keys), grouped(times["transfer_ns"], *keys)
-    at = _places(keys, found.first)
-    known = size_class[found.first] >= 0
-
-    def summed(values: Floats) -> Floats:
-        return np.asarray(np.bincount(at, values, minlength=len(found.first)), dtype=np.float64)
-
-    total, taken = summed(size), summed(duration.astype(np.float64))
-    moving_ns = times["transfer_ns"].astype(np.float64)
+    alike = GroupBy(rank, times["communicator"], times["op"], sizes, _size_class(size))
+    rank, communicator, op, group_size, size_class = alike.keys
+    known = size_class >= 0
+    total, taken, transfer = alike.sum(size), alike.sum(duration), times["transfer_ns"]
     # A rank that left as the last one entered, by the ranks' clocks, says nothing about the link.
-    transferred, seen, bus = summed(moving_ns), summed(np.where(moving_ns > 0, carried, 0.0)), summed(carried)
-    best = np.zeros(len(found.first))
-    np.maximum.at(best, at, np.where(times["transfer_ns"] > 0, carried / np.maximum(times["transfer_ns"], 1), 0.0))
-    first = found.first
+    moved = alike.sum(np.where(transfer > 0, carried, 0.0))
+    best = alike.max(np.where(transfer > 0, carried / np.maximum(transfer, 1), 0.0))
     return Table(
         BANDWIDTH,
         {
-            "rank": rank[first],
-            "communicator": names[communicator[first]],
-            "op": ops[op[first]],
-            "group_size": sizes[first],
-            "size_class_bytes": size_class[first],
-            "calls_count": found.counts,
+            "rank": rank,
+            "communicator": communicator,
+            "op": op,
+            "group_size": group_size,
+            "size_class_bytes": size_class,
+            "calls_count": alike.sizes,
             "total_bytes": np.where(known, np.rint(total), -1).astype(np.int64),
-            "duration_ns": found.median_ns,
-            "transfer_ns": moving.median_ns,
+            "duration_ns": alike.median(duration),
+            "transfer_ns": alike.median(transfer),
             "algorithm_bytes_per_s": np.where(known, total / taken, 0.0) * 1e9,
-            "bus_bytes_per_s": np.where(known, bus / taken, 0.0) * 1e9,
-            "transfer_bus_bytes_per_s": np.where(known, seen / np.maximum(transferred, 1), 0.0) * 1e9,
+            "bus_bytes_per_s": np.where(known, alike.sum(carried) / taken, 0.0) * 1e9,
+            "transfer_bus_bytes_per_s": np.where(known, moved / np.maximum(alike.sum(transfer), 1), 0.0) * 1e9,
             "best_bus_bytes_per_s": np.where(known, best, 0.0) * 1e9,
         },
     )
@@ -131,21 +120,17 @@ def _group_sizes(trace: Trace) -> Int64:
     groups = trace.groups
     told = dict(zip(groups["group_hash"].tolist(), groups["group_size"].tolist(), strict=True))
     known = group_table(trace)
-    hashes, inverse = np.unique(trace.collectives["group_hash"], return_inverse=True)
-    return np.array([max(told.get(h, 0), len(known[h].members)) for h in hashes.tolist()], dtype=np.int64)[inverse]
+    return GroupBy(trace.collectives["group_hash"]).map(lambda g: max(told.get(g, 0), len(known[g].members)))
 
 
 def _carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Floats, Floats]:
     """(size as NCCL's tests count it, bytes over the busiest link) of each row."""
     size = np.maximum(message, 0).astype(np.float64)
     carried = np.zeros(len(size))
-    names, place = np.unique(op, return_inverse=True)
-    for number, name in enumerate(names.tolist()):
-        for count in np.unique(ranks[place == number]).tolist():
-            rows = (place == number) & (ranks == count)
-            carried[rows] = bus_bytes(name, count, 1.0) * size[rows]
-            if name in _OF_ALL:
-                size[rows] *= count
+    for name, count, rows in GroupBy(op, ranks).items():
+        carried[rows] = bus_bytes(name, count, 1.0) * size[rows]
+        if name in _OF_ALL:
+            size[rows] *= count
     return size, carried
 
 
@@ -153,9 +138,3 @@ def _size_class(size: Floats) -> Int64:
     """Largest power of two that is not above the size, -1 where there is none."""
     _, exponent = np.frexp(size)
     return np.where(size >= 1, np.int64(1) << np.maximum(exponent.astype(np.int64) - 1, 0), -1)
-
-
-def _places(keys: tuple[Int64, ...], first: Int64) -> Int64:
-    """Group of each row, numbered as ``grouped`` orders the groups."""
-    codes = one_key(*keys)
-    return int64(np.searchsorted(codes[first], codes))

@@ -86,10 +86,10 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
 def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> Table:
     link = rank_layers(index, thread).time_of(*_LINKS) & window
     rows = index.collectives.rows(thread.process_id)
-    found = index.in_flight
-    begin = np.maximum(found.last_enter_ns[rows], index.entered_ns[rows])
+    matched = index.in_flight
+    begin = np.maximum(matched.last_enter_ns[rows], index.entered_ns[rows])
     # What never ended lasts as long as the rank; what somebody never entered did not transfer.
-    end = np.minimum(found.end_ns[rows], thread.end_ns)
+    end = np.minimum(matched.end_ns[rows], thread.end_ns)
     named: list[tuple[str, int, int]] = []
     for code, name in enumerate(REASONS):
         own = (reason[rows] == code) & (end > begin)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.collectives.shares import backends_of_rows
+from stashtrace.analysis.collectives.shares import backends_of_rows, machine_difference
 from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
@@ -19,9 +19,9 @@ from stashtrace.calibration.file import Calibration, find_calibration, load_cali
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
-from stashtrace.groupby import order_by
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
-from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -115,7 +115,7 @@ def link_efficiency(
         "step": times["step"] if by == "step" else nothing,
         "communicator": times["communicator"],
         "op": times["op"],
-        "group_size": _members(trace)[0],
+        "group_size": _sizes_and_links(trace)[0],
         "message_bytes": times["bytes"],
     }
     moved = times["bytes"] > 0
@@ -134,22 +134,19 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
     Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
     """
     if calibration is None:
-        found = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+        measured = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     elif isinstance(calibration, Calibration):
-        found = calibration
+        measured = calibration
     else:
-        found = load_calibration(calibration)
-    if found is not None:
-        processes = trace.processes
-        hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
-        foreign = found.foreign_to(trace.text(code) for code in hosts.tolist())
-        if foreign:
-            warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
-    return found
+        measured = load_calibration(calibration)
+    foreign = machine_difference(trace, measured) if measured is not None else ""
+    if foreign:
+        warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
+    return measured
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
-    """What every collective's transfer should take; for whoever explains a stall on a link.
+    """Return how long the transfer of every collective should take.
 
     Parameters
     ----------
@@ -164,61 +161,48 @@ def expected_transfers(trace: Trace, calibration: Calibration | None) -> Expecte
     if calibration is None or len(table) == 0:
         return ExpectedTransfers(expected, error, method)
     method[:] = _UNCALIBRATED
-    (sizes, links), backends = _members(trace), backends_of_rows(trace)
-    keys = np.stack((table["op_code"], sizes, np.unique(backends, return_inverse=True)[1]), axis=1)
-    for op, ranks, _ in np.unique(keys, axis=0).tolist():
+    sizes, links = _sizes_and_links(trace)
+    for op, ranks, backend, rows in GroupBy(table["op_code"], sizes, backends_of_rows(trace)).items():
         if op not in CollectiveOp.__members__.values() or ranks < 2:
             continue
-        for backend in np.unique(backends[(keys[:, 0] == op) & (keys[:, 1] == ranks)]).tolist():
-            rows = np.flatnonzero((keys[:, 0] == op) & (keys[:, 1] == ranks) & (backends == backend))
-            answer = calibration.expected(
-                CollectiveOp(op).name.lower(), table["message_bytes"][rows], ranks=ranks, backend=backend or None
-            )
-            if answer is not None:
-                expected[rows], error[rows] = answer.time_ns, answer.error_ns
-                method[rows] = np.where(answer.extrapolated, _EXTRAPOLATED, _CALIBRATED)
+        answer = calibration.expected(
+            CollectiveOp(op).name.lower(), table["message_bytes"][rows], ranks=ranks, backend=backend or None
+        )
+        if answer is not None:
+            expected[rows], error[rows] = answer.time_ns, answer.error_ns
+            method[rows] = np.where(answer.extrapolated, _EXTRAPOLATED, _CALIBRATED)
     away = (links != INSIDE) & (method <= _EXTRAPOLATED)
     expected[away] = error[away] = -1.0
     method[away] = _CROSSES
     return ExpectedTransfers(expected, error, method)
 
 
-def _members(trace: Trace) -> tuple[Int64, Int64]:
+def _sizes_and_links(trace: Trace) -> tuple[Int64, Int64]:
     """Number of members of each row's group, and its link."""
-    groups = group_table(trace)
-    hashes, inverse = np.unique(trace.collectives["group_hash"], return_inverse=True)
-    sizes = np.array([len(groups[h].members) for h in hashes.tolist()], dtype=np.int64)
-    links = np.array([groups[h].link for h in hashes.tolist()], dtype=np.int64)
-    return sizes[inverse], links[inverse]
+    groups, by_group = group_table(trace), GroupBy(trace.collectives["group_hash"])
+    return by_group.map(lambda group: len(groups[group].members)), by_group.map(lambda group: groups[group].link)
 
 
 def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
-    codes = [np.unique(values, return_inverse=True)[1] for values in keys.values()]
-    order = order_by(*codes, transfer)
-    stacked = np.stack(codes)[:, order]
-    starts = np.flatnonzero(np.concatenate(([True], (stacked[:, 1:] != stacked[:, :-1]).any(axis=0))))
-    counts = np.diff(np.append(starts, len(order)))
-    middle = order[starts + (counts - 1) // 2]  # rows of a group lie in the order of their transfer
-    upper = order[starts + counts // 2]
-    median = (transfer[middle] + transfer[upper]) // 2
-    first = order[starts]
-    chosen = {name: values[first] for name, values in keys.items()}
+    alike = GroupBy(*keys.values())
+    median = alike.median(transfer)
+    first = alike.argmin(transfer)
+    chosen = dict(zip(keys, alike.keys, strict=True))
     known = expected[first] > 0
-    worst = np.maximum.reduceat(method[order], starts)
     messages = zip(*(chosen[n].tolist() for n in ("op", "group_size", "message_bytes")), strict=True)
-    carried = np.array([bus_bytes(*message) for message in messages])
+    carried = np.array([bus_bytes(*message) for message in messages], dtype=np.float64)
     return Table(
         LINK_EFFICIENCY,
         {
             **chosen,
-            "calls_count": counts,
+            "calls_count": alike.sizes,
             "transfer_ns": median,
             "bus_bytes_per_s": np.where(median > 0, carried / np.maximum(median, 1) * 1e9, 0.0),
             "expected_ns": np.where(known, np.rint(expected[first]), -1).astype(np.int64),
             "error_ns": np.where(known, np.rint(error[first]), -1).astype(np.int64),
             "efficiency_ratio": np.where(known & (median > 0), expected[first] / np.maximum(median, 1), -1.0),
-            "method": np.array(METHODS)[worst],
+            "method": np.array(METHODS)[alike.max(method)],
         },
     )

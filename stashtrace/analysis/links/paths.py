@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table, match
+from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
@@ -54,7 +56,7 @@ _Class = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Found:
+class _Share:
     """One class on one path, over all places."""
 
     expected: list[float] = field(default_factory=list)
@@ -116,21 +118,23 @@ def links(trace: Trace) -> Table:
             hint="run with the collectors nvml and proc, longer than a second",
         )
     expected = expected_traffic(trace)
-    found: dict[tuple[_Class, str], _Found] = {}
+    shares: dict[tuple[_Class, str], _Share] = {}
     for (place, path), samples in sorted(
         paths.items(), key=lambda item: (item[0][0].kind, item[0][0].name, item[0][1])
     ):
-        _join(expected, place, path, samples, found)
+        _add_place(expected, place, path, samples, shares)
     rows = []
-    names = {int(h): trace.text(c) for h, c in zip(trace.groups["group_hash"], trace.groups["name_code"], strict=True)}
-    for ((group, op), path), each in found.items():
+    hashes = np.array([group for (group, _), _ in shares], dtype=np.uint64)
+    for ((_, op), path), name, each in zip(
+        shares, communicator_names(trace, hashes).tolist(), shares.values(), strict=True
+    ):
         total, seen = sum(each.expected), sum(each.seen)
         if path.startswith(("net ", "rdma ")) and seen < _WORTH_A_ROW * total:
             continue
         share, error, confidence = _combined(each)
         rows.append(
             (
-                names.get(group) or f"group {group:x}",
+                name,
                 CollectiveOp(op).name.lower(),
                 path,
                 len(each.expected),
@@ -143,15 +147,13 @@ def links(trace: Trace) -> Table:
                 confidence,
             )
         )
-    rows.sort(key=lambda row: (-row[5], row[0], row[1], row[2]))
-    columns = zip(*rows, strict=True) if rows else [[] for _ in LINKS.names]
-    return Table(LINKS, {name: np.array(list(column)) for name, column in zip(LINKS.names, columns, strict=True)})
+    return Table.from_rows(LINKS, sorted(rows, key=lambda row: (-row[5], row[0], row[1], row[2])))
 
 
-def _join(
-    expected: Expected, place: Place, path: str, samples: Sequence[Samples], found: dict[tuple[_Class, str], _Found]
+def _add_place(
+    expected: Expected, place: Place, path: str, samples: Sequence[Samples], shares: dict[tuple[_Class, str], _Share]
 ) -> None:
-    """Fit one path of one place and add what it says to each class."""
+    """Fit one path of one place and add its result to each class."""
     sampled = [(expected.end_ns > part.edges[0]) & (expected.begin_ns < part.edges[-1]) for part in samples]
     here = expected.at(place) & np.logical_or.reduce(sampled)
     keys = list(zip(expected.group[here].tolist(), expected.op[here].tolist(), strict=True))
@@ -160,7 +162,7 @@ def _join(
     begin, end, amount = expected.begin_ns[here], expected.end_ns[here], expected.sent_bytes[here]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     of_class = np.array([number[key] for key in keys])
-    weight = np.bincount(of_class, weights=amount)
+    weight = GroupBy.numbered(of_class, len(number)).sum(amount)
     own = sorted(number.values(), key=lambda i: -weight[i])[:_MOST_CLASSES]
     columns = [_per_window(samples, begin, end, amount, of_class == i) for i in own]
     rest = ~np.isin(of_class, own)
@@ -176,7 +178,7 @@ def _join(
         at = own.index(i)
         chosen, filled = of_class == i, int((columns[at] > 0).sum())
         busy = TimeSet.of(begin[chosen], end[chosen])
-        each = found.setdefault((key, path), _Found())
+        each = shares.setdefault((key, path), _Share())
         each.expected.append(float(columns[at].sum()))
         each.seen.append(sum(float((part.until(busy.end) - part.until(busy.begin)).sum()) for part in samples))
         each.collectives += int(chosen.sum())
@@ -227,7 +229,7 @@ def _fit(columns: Doubles, moved: Doubles) -> _Fit:
     return _Fit(coefficient / scale, error / scale, (own >= _LEAST_OWN) & full)
 
 
-def _combined(each: _Found) -> tuple[float, float, str]:
+def _combined(each: _Share) -> tuple[float, float, str]:
     """Share over all places, weighted by expected bytes; -1 if most of the bytes have none."""
     expected, share, error = (np.array(values) for values in (each.expected, each.share, each.error))
     known = ~np.isnan(share) & (expected > 0)
@@ -281,13 +283,13 @@ class _Readings:
 
     def both_ways(self) -> list[tuple[Int64, Doubles]]:
         """Whole-device series where there are any, else those of the links; empty if a direction is missing."""
-        found: list[tuple[Int64, Doubles]] = []
+        both: list[tuple[Int64, Doubles]] = []
         for way in ("transmit", "receive"):
             of_way = {link: s for (w, link), s in self.series.items() if w == way}
-            found.extend([of_way[_WHOLE]] if _WHOLE in of_way else of_way.values())
+            both.extend([of_way[_WHOLE]] if _WHOLE in of_way else of_way.values())
             if not of_way:
                 return []
-        return found
+        return both
 
 
 def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
@@ -310,7 +312,7 @@ def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
         if last - first > 1:
             readings = raw.setdefault((place, row["process_id"]), {}).setdefault(path, _Readings())
             readings.series[way, number] = (counters["ts_ns"][first:last], counters["value"][first:last])
-    found: dict[tuple[Place, str], list[Samples]] = {}
+    samples: dict[tuple[Place, str], list[Samples]] = {}
     for (place, _), paths in raw.items():
         # A path that moves nothing has one sample a second; the windows are those of the busiest path of the place.
         densest = max((ts for r in paths.values() for ts, _ in r.both_ways()), key=len, default=int64([]))
@@ -321,8 +323,8 @@ def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
                 edges = np.unique(densest[(densest >= begin) & (densest <= end)])
                 if len(edges) > 1:
                     moved = sum((np.interp(edges, ts, value) - value[0] for ts, value in series), np.zeros(len(edges)))
-                    found.setdefault((place, path), []).append(Samples(edges, moved / 2))
-    return found
+                    samples.setdefault((place, path), []).append(Samples(edges, moved / 2))
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,14 +354,14 @@ class Expected:
     hosts: list[str]
 
     def at(self, place: Place) -> npt.NDArray[np.bool_]:
-        """Which of them a place took part in."""
+        """Return a mask of the collectives that a place took part in."""
         names, column = (self.devices, self.device) if place.kind == "gpu" else (self.hosts, self.host)
         chosen: npt.NDArray[np.bool_] = column == (names.index(place.name) if place.name in names else -2)
         return chosen
 
 
 def expected_traffic(trace: Trace) -> Expected:
-    """What each collective had to move, when and where."""
+    """Return the bytes that each collective had to move, when and where."""
     table, matched = trace.collectives, match(trace)
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= 0)
     begin = np.where(
@@ -368,14 +370,14 @@ def expected_traffic(trace: Trace) -> Expected:
     end = np.where(timed, table["device_end_ns"], matched.end_ns)
     entered = matched.last_enter_ns
     begin = np.where((entered > begin) & (entered < end), entered, begin)
-    sizes = {value: len(group.members) for value, group in group_table(trace).items()}
-    size = int64([sizes[value] for value in table["group_hash"].tolist()])
+    groups = group_table(trace)
+    size = GroupBy(table["group_hash"]).map(lambda group: len(groups[group].members))
     sent = table["message_bytes"] * _factor(trace, size)
     good = (end > begin) & (end < NEVER) & (sent > 0)
     devices, device = _devices(trace)
     names = {row["process_id"]: trace.text(row["host_code"]) for row in trace.processes.rows()}
     hosts = sorted(set(names.values()))
-    host = int64([hosts.index(names[p]) for p in table["process_id"].tolist()])
+    host = GroupBy(table["process_id"]).map(lambda process: hosts.index(names[process]))
     return Expected(
         begin[good],
         end[good],
@@ -425,9 +427,9 @@ def _devices(trace: Trace) -> tuple[list[str], Int64]:
         owned.setdefault(process, set()).add(uuid)
     for track in trace.tracks.take(trace.tracks["kind_code"] == TrackKind.COUNTER).rows():
         # Without the cuda room the sampled devices tell; a process samples only what it uses.
-        found = _DEVICE.match(trace.text(track["name_code"]))
-        if found and not len(rows):
-            owned.setdefault(track["process_id"], set()).add(found.group(3))
+        sampled = _DEVICE.match(trace.text(track["name_code"]))
+        if sampled and not len(rows):
+            owned.setdefault(track["process_id"], set()).add(sampled.group(3))
     stream = {r["track_id"]: uuid_of.get((r["process_id"], r["device_index"]), "") for r in trace.streams.rows()}
     only = {process: next(iter(names)) for process, names in owned.items() if len(names) == 1}
     devices = sorted(set(uuid_of.values()) | {name for names in owned.values() for name in names})

@@ -73,19 +73,23 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     columns = ("begin_ns", "end_ns", "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
     rows = rows[disjoint_rows(*(waits[c][rows] for c in columns))]
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    made = fetches.take(index.fetches.rows(thread.rank))
+    made = index.fetches.rows(thread.rank)
+    made_loader, made_number, made_end = (fetches[name][made] for name in ("loader_id", "batch_index", "end_ns"))
     loader, number, worker = (waits[name][rows] for name in ("loader_id", "batch_index", "worker_id"))
     none = number < 0
-    by_batch = _last_row(GroupBy(made["loader_id"], made["batch_index"]), loader, number)
+    by_batch = _last_row(GroupBy(made_loader, made_number), loader, number)
     by_batch[none] = -1
-    by_worker = _last_row(GroupBy(made["loader_id"], made["worker_id"]), loader, worker)
-    process = np.append(made["process_id"], -1)[np.where(by_batch >= 0, by_batch, by_worker)]
+    maker = by_batch
+    if ((by_batch < 0) & ~none).any():  # batches whose making was not recorded: another one of the worker
+        by_worker = _last_row(GroupBy(made_loader, fetches["worker_id"][made]), loader, worker)
+        maker = np.where(by_batch >= 0, by_batch, by_worker)
+    process = np.append(fetches["process_id"][made], -1)[maker]
     return BatchWaits(
         begin=waits["begin_ns"][rows],
         end=waits["end_ns"][rows],
         worker_id=worker,
         made_by=np.where(none, thread.process_id, process),
-        made_ns=np.where(none, waits["end_ns"][rows], np.append(made["end_ns"], NEVER)[by_batch]),
+        made_ns=np.where(none, waits["end_ns"][rows], np.append(made_end, NEVER)[by_batch]),
         ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
     )
 

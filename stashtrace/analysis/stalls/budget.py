@@ -215,7 +215,7 @@ def bounds_of_groups(
     """
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
-    found: dict[int, dict[str, tuple[int, int]]] = {}
+    bounds: dict[int, dict[str, tuple[int, int]]] = {}
     for thread, own in ranks_and_steps(index.origin, steps):
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
         own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
@@ -225,12 +225,12 @@ def bounds_of_groups(
             for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
             if ns
         ]
-        of_rank = found[thread.rank] = {}
+        of_rank = bounds[thread.rank] = {}
         for name, kinds in members.items():
             low = sum(ns for ns, possible in spent if possible <= kinds)
             high = sum(ns for ns, possible in spent if possible & kinds)
             of_rank[name] = low, high
-    return found
+    return bounds
 
 
 @kept_with_trace
@@ -455,9 +455,8 @@ def _causes(
     of, waited_for = pairs.keys
     stall, least = pairs.sum(length[known]), pairs.sum(length[known], where=sure[known])
     by_row = GroupBy.numbered(of, len(stall_ns))
-    left = stall_ns - by_row.sum(stall)
-    left_low = low_ns - by_row.sum(least)
-    left_high = high_ns - by_row.sum(stall)
+    named = by_row.sum(stall)
+    left, left_low, left_high = stall_ns - named, low_ns - by_row.sum(least), high_ns - named
     nobody = np.flatnonzero(left_high > 0)
     columns = {
         "row": np.concatenate([of, nobody]),
@@ -493,7 +492,8 @@ def stall_totals(counted: Table, by: str) -> Table:
     wall = owners.sum(stall)[owners.number]
     once = GroupBy(counted["rank"], step_kinds.number).first  # each row of a rank and kind of step repeats its steps
     steps_of = GroupBy.numbered(owners.find(rank[once], step_kind[once]), len(owners))
-    cause, of_cause = _heaviest(rows.number, counted["cause_rank"], counted["stall_ns"], len(rows))
+    pairs = GroupBy(rows.number, counted["cause_rank"])
+    cause, of_cause = _heaviest(pairs.keys[0], pairs.keys[1], pairs.sum(counted["stall_ns"]), len(rows))
     columns = {
         "rank": rows.keys[0],
         "kind": _names(rows.keys[2]),
@@ -550,12 +550,9 @@ def _methods(sums: GroupBy, method: npt.NDArray[np.str_]) -> npt.NDArray[np.str_
 
 
 def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> tuple[Int64, Int64]:
-    """Cause with the most weight of each row, of equals the lowest, and that weight; -1 and 0 if there is none."""
-    known = cause >= 0
-    pairs = GroupBy(row[known], cause[known])
-    total = pairs.sum(weight[known])
-    heaviest = GroupBy.numbered(pairs.keys[0], count).argmax(total)
-    return np.append(pairs.keys[1], -1)[heaviest], np.append(total, 0)[heaviest]
+    """Cause with the most weight of each row, of equals the first, and that weight; -1 and 0 if there is none."""
+    heaviest = GroupBy.numbered(np.where(cause >= 0, row, -1), count).argmax(weight)
+    return np.append(cause, -1)[heaviest], np.append(weight, 0)[heaviest]
 
 
 # Which method divides which time of a rank, and the layers it makes. The door between the budget and its methods.
@@ -634,8 +631,8 @@ def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
         layers += [Layer(x.kind, x.time & time, x.doubts) for x in made.layers]
         late.append(only_within(made.late, time))
         segments.append((method, time))
-        for name, found in made.beside.items():
-            beside[name] = beside.get(name, TimeSet.empty()) | (found & time)
+        for name, beside_time in made.beside.items():
+            beside[name] = beside.get(name, TimeSet.empty()) | (beside_time & time)
     begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
     order = np.argsort(begin, kind="stable")
     return RankLayers("host", layers, Tagged(begin[order], end[order], tag[order]), tuple(segments), beside)

@@ -113,7 +113,7 @@ def _unsure(seen: list[Exposed], what: int) -> TimeSet:
 
 
 def _all_waiting(view: DeviceView, whole: TimeSet) -> TimeSet:
-    """Where every compute stream waited, or did not exist yet or any more."""
+    """Return when every compute stream waited, or did not exist."""
     every = whole if view.compute else TimeSet.empty()
     for stream in view.compute:
         begin, end = view.life[stream]

@@ -30,7 +30,7 @@ _UNSEEN = (StallKind.STRAGGLER,)
 
 
 def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """What ran, by the order of the kinds, then why nothing ran."""
+    """Return layers of the work that ran, in the order of the kinds, then of the reasons why nothing ran."""
     kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
     begin, end = kernels["begin_ns"][rows], kernels["end_ns"][rows]
     work, direction = kernels["work_code"][rows], kernels["copy_code"][rows]

@@ -65,7 +65,7 @@ class Blocked:
 
 
 def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
-    """Rows, by begin, without those that start inside an earlier one (waits inside waits of the same thread).
+    """Return rows by begin, without those that start inside an earlier one (waits inside waits of the same thread).
 
     Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
     """
@@ -89,7 +89,7 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
 
 
 def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
-    """Rows of a rank's collectives with call and end; what never ended lasts as long as the rank.
+    """Return rows, calls and ends of a rank's collectives; one that never ended lasts as long as the rank.
 
     An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
     when the last one entered.
@@ -140,8 +140,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
-        found = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
-        parts.append(tuple(c[found[2] >= 0] for c in found))
+        pieces = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
+        parts.append(tuple(c[pieces[2] >= 0] for c in pieces))
     launches, device = (
         np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
     )
@@ -158,7 +158,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
     order = np.argsort(begin, kind="stable")
     begin, stop, row, asked = (column[order] for column in (begin, stop, row, asked))
-    launches, presumed, device = (mask[order] for mask in (launches, presumed, device))
+    launches, presumed, device = (column[order] for column in (launches, presumed, device))
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]

@@ -66,8 +66,8 @@ class Exposed:
     @property
     def waiting(self) -> TimeSet:
         """Exposed for any cause: this stream had nothing to run."""
-        parts = [p for what, found in self.pieces.items() if what != GRAPH for p in found]
-        return joined(parts + [p for found in self.links.values() for p in found])
+        parts = [p for what, exposed in self.pieces.items() if what != GRAPH for p in exposed]
+        return joined(parts + [p for exposed in self.links.values() for p in exposed])
 
 
 def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
@@ -126,22 +126,22 @@ class DeviceView:
         return int(clocks["error_ns"][mine].max(initial=0))
 
     def _exposed(self, stream: int, table: Table) -> Exposed:
-        found = Exposed()
+        exposed = Exposed()
         begin, end, code = table["begin_ns"], table["end_ns"], table["bracket_code"]
         entered, returned = table["call_ns"], table["return_ns"]
-        found.add(BATCH, np.maximum(begin, entered), np.minimum(end, returned), code == Bracket.BATCH_WAIT)
-        self._copies(found, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
-        found.add(GRAPH, begin, end, code == Bracket.GRAPH)
-        found.add(HOST, begin, end, code == Bracket.HOST_FUNCTION)
+        exposed.add(BATCH, np.maximum(begin, entered), np.minimum(end, returned), code == Bracket.BATCH_WAIT)
+        self._copies(exposed, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
+        exposed.add(GRAPH, begin, end, code == Bracket.GRAPH)
+        exposed.add(HOST, begin, end, code == Bracket.HOST_FUNCTION)
         own = code == Bracket.COLLECTIVE
-        found.links.setdefault(stream, []).append((begin[own], end[own]))
+        exposed.links.setdefault(stream, []).append((begin[own], end[own]))
         rows, given = self._index.collectives.rows(self.process_id), self._index.on_devices
         rows = rows[given.timed[rows] & (self._index.trace.collectives["stream_track_id"][rows] == stream)]
-        found.links[stream].append((given.begin_ns[rows], given.end_ns[rows]))
-        self._waits(table.take(code == Bracket.STREAM_WAIT), found)
-        return found
+        exposed.links[stream].append((given.begin_ns[rows], given.end_ns[rows]))
+        self._waits(table.take(code == Bracket.STREAM_WAIT), exposed)
+        return exposed
 
-    def _waits(self, waits: Table, found: Exposed) -> None:
+    def _waits(self, waits: Table, exposed: Exposed) -> None:
         """Stream waits: up to the end of what they were for, where that is known."""
         begin, end = waits["begin_ns"], waits["end_ns"]
         at = GroupBy(self._all["bracket_id"]).row_of(waits["correlation_id"])
@@ -155,20 +155,20 @@ class DeviceView:
         code = waits["awaited_code"]
         of_work = np.where(known, np.append(self._all["copy_code"], 0)[at], 0)
         directions = np.where(waits["copy_code"] > 0, waits["copy_code"], of_work)
-        self._copies(found, directions, code == Awaited.COPY, (begin, sure, stop))
-        found.add(GRAPH, sure, stop, code == Awaited.GRAPH)
+        self._copies(exposed, directions, code == Awaited.COPY, (begin, sure, stop))
+        exposed.add(GRAPH, sure, stop, code == Awaited.GRAPH)
         functions = code == Awaited.HOST_FUNCTION
-        found.add(HOST, sure, stop, functions)
-        found.unsure.setdefault(HOST, []).append((begin[functions], sure[functions]))
+        exposed.add(HOST, sure, stop, functions)
+        exposed.unsure.setdefault(HOST, []).append((begin[functions], sure[functions]))
         links = code == Awaited.COLLECTIVE
         streams = np.where(known, np.append(self._all["track_id"], ANY_STREAM)[at], ANY_STREAM)
         for stream in np.unique(streams[links]).tolist():
             chosen = links & (streams == stream)
-            found.links.setdefault(stream, []).append((sure[chosen], stop[chosen]))
-        found.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
+            exposed.links.setdefault(stream, []).append((sure[chosen], stop[chosen]))
+        exposed.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
 
     @staticmethod
-    def _copies(found: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
+    def _copies(exposed: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
         """Rows of copies by what they are to the budget; the stall may begin at the first, begins at the second time.
 
         A copy inside one device is the device's own work. One that went nobody knows where may be a stall or not.
@@ -178,9 +178,9 @@ class DeviceView:
         unknown = among & np.isin(direction, _NO_DIRECTION)
         over_host = among & ~peer & ~unknown & (direction != CopyDirection.DEVICE_TO_DEVICE)
         for what, chosen in ((COPY, over_host), (PEER, among & peer)):
-            found.add(what, sure, stop, chosen)
-            found.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
-        found.unsure[COPY].append((begin[unknown], stop[unknown]))
+            exposed.add(what, sure, stop, chosen)
+            exposed.unsure.setdefault(what, []).append((begin[chosen], sure[chosen]))
+        exposed.unsure[COPY].append((begin[unknown], stop[unknown]))
 
     def _loaded(self, table: Table) -> TimeSet:
         """From the recording of an event to the moment the stream reached it, there was work before it."""
@@ -190,7 +190,7 @@ class DeviceView:
         return TimeSet.of(recorded[behind], reached[behind])
 
     def busy_on(self, stream: int) -> TimeSet:
-        """Where a stream surely worked: an event stood in it behind something that was no wait for another.
+        """Return when a stream surely worked: an event stood in it behind something other than a wait.
 
         ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
         """
@@ -206,13 +206,13 @@ class DeviceView:
 
     @property
     def working(self) -> TimeSet:
-        """Where some compute stream surely worked, on something that no bracket stands around."""
+        """When any compute stream surely worked on something that no bracket surrounds."""
         return TimeSet.united(
             *(self.busy_on(stream) - exposed.waiting - exposed.of(GRAPH) for stream, exposed in self.exposed.items())
         )
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
-        """Where untimed brackets of the compute streams may lie: between the timed events around them."""
+        """Return when untimed brackets of the compute streams may lie: between the timed events around them."""
         gone = ((self._all["bracket_flags"] & _USELESS) == BracketFlag.UNTIMED) | (
             (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & _USELESS) == 0)
         )

@@ -49,17 +49,17 @@ def link_layers(
     nobody's: what kept it from entering was not seen. Where ``busy`` says that the awaited stream worked meanwhile,
     that was work on a side stream; elsewhere the host may have been on its way.
     """
-    found, table = index.on_devices, index.trace.collectives
+    devices, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(thread.process_id)
-    own = own[found.timed[own]]
+    own = own[devices.timed[own]]
     parts: list[tuple[Int64, Int64, Int64]] = []
     outside: list[TimeSet] = []
     worked: list[TimeSet] = []
-    untimed = bool((found.given & ~found.timed)[index.collectives.rows(thread.process_id)].any())
+    untimed = bool((devices.given & ~devices.timed)[index.collectives.rows(thread.process_id)].any())
     for stream, time in exposed.items():
         rows = own[table["stream_track_id"][own] == stream]
         rows = rows if len(rows) else own
-        begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
+        begin, end, position = in_flight_heads(devices.begin_ns[rows], devices.end_ns[rows])
         cut = time.pieces(begin, end)
         parts.append((cut[0], cut[1], rows[position[cut[2]]]))
         bare = time - TimeSet(begin, end)
@@ -74,7 +74,7 @@ def link_layers(
         return LinkTime([], Tagged(int64([]), int64([]), int64([])), TimeSet.empty())
     begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     known = row >= 0
-    default = int(found.matched.link[own[0]]) if len(own) else INSIDE
+    default = int(devices.matched.link[own[0]]) if len(own) else INSIDE
     bare = TimeSet.of(begin[~known], end[~known])
     begin, end, row = begin[known], end[known], row[known]
     layers, late, estimated = _divided(index, begin, end, row)
@@ -106,16 +106,16 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
 
     It is part of the link's time: the earlier one's.
     """
-    found, table = index.on_devices, index.trace.collectives
+    devices, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(view.process_id)
-    own = own[found.timed[own]]
+    own = own[devices.timed[own]]
     parts: list[TimeSet] = []
     for stream in sorted({s for x in view.exposed.values() for s in x.links} - {ANY_STREAM}):
         rows = own[table["stream_track_id"][own] == stream]
-        begin, end, position = in_flight_heads(found.begin_ns[rows], found.end_ns[rows])
+        begin, end, position = in_flight_heads(devices.begin_ns[rows], devices.end_ns[rows])
         if not len(begin):
             continue
-        entered = np.clip(found.matched.last_enter_ns[rows[position]], begin, end)
+        entered = np.clip(devices.matched.last_enter_ns[rows[position]], begin, end)
         moving = TimeSet.of(entered, end)
         for exposed in view.exposed.values():
             for since, until in exposed.links.get(stream, []):

@@ -84,10 +84,10 @@ def diff(before: Trace, after: Trace) -> Table:
 
 
 def _per_step(trace: Trace) -> _Run:
-    found = find_steps(trace)
-    counted = counted_steps(found)
+    steps = find_steps(trace)
+    counted = counted_steps(steps)
     counted = counted.take(counted["kind"] != "validation")
-    counted = counted if len(counted) else found
+    counted = counted if len(counted) else steps
     by_step = GroupBy(counted["step"])
     ranks = by_step.sizes
     walls = by_step.sum(counted["end_ns"] - counted["begin_ns"])

@@ -86,9 +86,9 @@ def evidence(trace: Trace) -> Table:
         If no rank has steps.
     """
     index = TraceIndex(trace)
-    found = find_steps(trace)
-    counted = counted_steps(found)
-    counted = counted if len(counted) else counted_steps(found, warmup=True)
+    steps = find_steps(trace)
+    counted = counted_steps(steps)
+    counted = counted if len(counted) else counted_steps(steps, warmup=True)
     kinds = stall_intervals(trace)
     by_rank = RowsBy(kinds["rank"])
     rows: list[Row] = []
@@ -136,7 +136,7 @@ def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list
 def _workers_end(
     index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy
 ) -> Iterator[Row]:
-    """What the thread waited for workers of a loader to end: all together, then the longest of these waits."""
+    """Yield the waits of the thread for loader workers to end: all together, then the longest one."""
     ending = index.workers_end(thread.track_id) & window
     if not len(ending):
         return
@@ -186,7 +186,7 @@ def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
 
 
 def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: Table, by_rank: RowsBy) -> Iterator[Row]:
-    """What each rank that this one waited for did in that time."""
+    """Yield what each rank that this one waited for did in that time."""
     late = rank_layers(index, thread).late
     for cause in np.unique(late.tag[late.tag >= 0]).tolist():
         chosen = late.tag == cause
@@ -218,6 +218,8 @@ def _summed(
     rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
 ) -> list[Row]:
     """One row per name, longest first."""
+    if not len(names):
+        return []
     by_name = GroupBy(names)
     total, size = by_name.sum(spent), by_name.sum(moved)
     order = order_by(-total, by_name.values)
@@ -272,12 +274,14 @@ def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
 
 def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
     """Transfers once all ranks were in, by operation and communicator, with their bus bandwidth."""
-    trace, found = index.trace, index.on_devices
+    trace, devices = index.trace, index.on_devices
     table, rows = trace.collectives, index.collectives.rows(thread.process_id)
-    rows = rows[found.timed[rows] & (found.matched.last_enter_ns[rows] < NEVER)]
-    begin, end = np.maximum(found.matched.last_enter_ns[rows], found.enter_ns[rows]), found.end_ns[rows]
+    rows = rows[devices.timed[rows] & (devices.matched.last_enter_ns[rows] < NEVER)]
+    begin, end = np.maximum(devices.matched.last_enter_ns[rows], devices.enter_ns[rows]), devices.end_ns[rows]
     inside = window.within(begin, end)
     rows, inside = rows[inside > 0], inside[inside > 0]
+    if not len(rows):
+        return
     groups = group_table(trace)
     known = np.isin(table["op_code"][rows], list(CollectiveOp))
     rows, inside = rows[known], inside[known]
@@ -286,13 +290,15 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
     names = np.array([f"{op}, {name}" for op, name in zip(ops, communicators, strict=True)], dtype=np.str_)
     messages = zip(ops, hashes.tolist(), table["message_bytes"][rows].tolist(), strict=True)
     moved = np.array([bus_bytes(op, len(groups[group].members), size) for op, group, size in messages], dtype=float)
-    stays = found.matched.link[rows] == INSIDE
+    stays = devices.matched.link[rows] == INSIDE
     for kind, chosen in (("interconnect", stays), ("network", ~stays)):
         yield from _summed(thread.rank, kind, "collective", names[chosen], inside[chosen], moved[chosen])
 
 
 def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
     """Name of each track; ``unknown`` where the trace has no such track."""
+    if not len(track_id):
+        return []
     tracks = trace.tracks
     named = dict(zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True))
     return [trace.text(named[track]) if track in named else unknown for track in track_id.tolist()]

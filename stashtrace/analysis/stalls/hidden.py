@@ -132,7 +132,7 @@ class _Saves:
         self._by_process = RowsBy(self._table["process_id"])
 
     def hidden(self, thread: StepThread) -> TimeSet:
-        """When the rank saved beside its step thread alone."""
+        """Return when the rank saved only in threads beside its step thread."""
         own = self._table.take(self._by_process.rows(thread.process_id))
         aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
         begin, end = own["begin_ns"], own["end_ns"]
@@ -224,10 +224,10 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
         nothing = np.zeros(len(begin), dtype=np.int64)
         return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed, nothing)
     made = rank_layers(index, thread)
-    found, rows = index.on_devices, index.collectives.rows(thread.process_id)
-    rows = rows[found.timed[rows]]
+    devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
+    rows = rows[devices.timed[rows]]
     blocked = made.time_of(*LINK_KINDS)
-    talking = TimeSet.of(found.begin_ns[rows], found.end_ns[rows]) - blocked
+    talking = TimeSet.of(devices.begin_ns[rows], devices.end_ns[rows]) - blocked
     copying = _copying(index, thread) - made.time_of(StallKind.H2D)
     return DeviceHidden(
         True,
@@ -252,7 +252,7 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
 
 def _untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
     """Collectives given to a device without a time of it, by the window of their call."""
-    found, rows = index.on_devices, index.collectives.rows(thread.process_id)
-    rows = rows[found.given[rows] & ~found.timed[rows]]
+    devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
+    rows = rows[devices.given[rows] & ~devices.timed[rows]]
     at = window_at(index.trace.collectives["call_ns"][rows], begin, end)
     return GroupBy.numbered(at, len(begin)).sizes

@@ -132,6 +132,11 @@ def blocked_by_guess(trace: Trace) -> frozenset[int]:
     return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
 
 
+def _rows_by(table: str, column: str) -> cached_property[RowsBy]:
+    """Rows of a table of the index's trace by one of its columns, grouped when they are first asked for."""
+    return cached_property(lambda index: RowsBy(getattr(index.trace, table)[column]))
+
+
 #: Order of collectives in which equal rows are equal in all that the attribution reads.
 _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
 
@@ -189,10 +194,10 @@ class TraceIndex:
     @cached_property
     def network_cuts(self) -> NetworkCuts:
         """Where the network's part of transfers over hosts and inside them ends."""
-        found, timed = self.in_flight, self.timed_on_device
+        matched, timed = self.in_flight, self.timed_on_device
         network = self.on_devices.network_ns if timed.any() else np.full(len(timed), -1, dtype=np.int64)
-        enter = np.maximum(found.last_enter_ns, self.entered_ns)
-        return network_cuts(self.trace, found.link, enter, found.end_ns, network)
+        enter = np.maximum(matched.last_enter_ns, self.entered_ns)
+        return network_cuts(self.trace, matched.link, enter, matched.end_ns, network)
 
     @property
     def steps(self) -> Table:
@@ -223,35 +228,15 @@ class TraceIndex:
         """What was computed of single threads; see :func:`kept_per_thread`."""
         return {}
 
-    @cached_property
-    def brackets(self) -> RowsBy:
-        """Rows of device_brackets by process."""
-        return RowsBy(self.trace.device_brackets["process_id"])
-
-    @cached_property
-    def device_calls(self) -> RowsBy:
-        """Rows of device_calls by process."""
-        return RowsBy(self.trace.device_calls["process_id"])
-
-    @cached_property
-    def kernels(self) -> RowsBy:
-        """Rows of kernels by process."""
-        return RowsBy(self.trace.kernels["process_id"])
-
-    @cached_property
-    def phases(self) -> RowsBy:
-        """Rows of phases by track."""
-        return RowsBy(self.trace.phases["track_id"])
-
-    @cached_property
-    def spans(self) -> RowsBy:
-        """Rows of spans by track."""
-        return RowsBy(self.trace.spans["track_id"])
-
-    @cached_property
-    def waits(self) -> RowsBy:
-        """Rows of waits by track."""
-        return RowsBy(self.trace.waits["track_id"])
+    # Rows of the tables of the trace, by process or by track.
+    brackets = _rows_by("device_brackets", "process_id")
+    device_calls = _rows_by("device_calls", "process_id")
+    kernels = _rows_by("kernels", "process_id")
+    phases = _rows_by("phases", "track_id")
+    spans = _rows_by("spans", "track_id")
+    waits = _rows_by("waits", "track_id")
+    collectives = _rows_by("collectives", "process_id")
+    collective_waits = _rows_by("collective_waits", "track_id")
 
     @cached_property
     def batch_waits(self) -> RowsBy:
@@ -289,16 +274,6 @@ class TraceIndex:
             rows = table.take(table["phase_code"] == phase)
             self._batches[phase] = rows.sort_by("begin_ns", "end_ns", "loader_id", "batch_index", "track_id")
         return self._batches[phase]
-
-    @cached_property
-    def collectives(self) -> RowsBy:
-        """Rows of collectives by process."""
-        return RowsBy(self.trace.collectives["process_id"])
-
-    @cached_property
-    def collective_waits(self) -> RowsBy:
-        """Rows of collective_waits by track."""
-        return RowsBy(self.trace.collective_waits["track_id"])
 
     @cached_property
     def io(self) -> IoRows:

@@ -35,7 +35,7 @@ _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the step thread itself did between its work, by its own records.
+    """Time of the step thread between its work, by its own records.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Standing:
 
 
 def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
-    """Where the step thread stood still for reasons of its own."""
+    """Return when the step thread stood still for reasons of its own."""
     trace = index.trace
     rows = index.phases.rows(thread.track_id)
     rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
@@ -283,7 +283,7 @@ Pieces = tuple[Int64, Int64, Int64]
 
 
 def _split(pieces: Pieces, budget: Int64) -> Int64:
-    """Where each piece changes sides when its gap's budget is spent on the pieces in order."""
+    """Return where each piece is cut when the budget of its gap is spent on the pieces in order."""
     begin, end, gap = pieces
     before = GroupBy.runs(gap).sum_before(end - begin)
     return int64(begin + np.clip(budget[gap] - before, 0, end - begin))

@@ -9,7 +9,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import RowsBy
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -56,18 +56,16 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    found = find_steps(trace)
-    if not len(found):
+    steps = find_steps(trace)
+    if not len(steps):
         raise MissingDataError("no rank has a step")
-    rollout = _rollouts(trace, found)
+    rollout = _rollouts(trace, steps)
     rows = []
     for kind in KINDS:
-        of_kind = np.flatnonzero(found["kind"] == kind)
-        table = found.take(of_kind)
+        of_kind = np.flatnonzero(steps["kind"] == kind)
+        table = steps.take(of_kind)
         counted = _counted(table, warmup)
-        by_rank = RowsBy(table["rank"])
-        for rank in by_rank.values.tolist():
-            mine = by_rank.rows(rank)
+        for rank, mine in GroupBy(table["rank"]).items():
             part, own = table.take(mine), counted[mine]
             wall = (part["end_ns"] - part["begin_ns"])[own]
             rows.append(_row(rank, kind, part, own, int(wall.sum()), rollout[of_kind[mine[own]]]))
@@ -79,11 +77,9 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Rows of one kind that count, per rank at least one."""
+    """Return a mask of the rows of one kind that count; at least one per rank."""
     counted = np.zeros(len(table), dtype=bool)
-    by_rank = RowsBy(table["rank"])
-    for rank in by_rank.values.tolist():
-        own = by_rank.rows(rank)
+    for own in GroupBy(table["rank"]):
         numbers = counted_steps(table.take(own), warmup=warmup)["step"]
         counted[own[np.isin(table["step"][own], numbers)] if len(numbers) else own] = True
     return counted
@@ -108,10 +104,10 @@ def _row(
     )
 
 
-def _rollouts(trace: Trace, found: Table) -> Int64:
-    """Of each step that is an iteration: its time before the first phase that trains, on the host; 0 of the others."""
-    out = np.zeros(len(found), dtype=np.int64)
-    if not (found["kind"] == "iteration").any():
+def _rollouts(trace: Trace, steps: Table) -> Int64:
+    """Return the host time of each iteration before its first phase that trains; 0 for other steps."""
+    out = np.zeros(len(steps), dtype=np.int64)
+    if not (steps["kind"] == "iteration").any():
         return out
     host = host_steps(trace)
     phases = trace.phases
@@ -119,7 +115,7 @@ def _rollouts(trace: Trace, found: Table) -> Int64:
     trains = np.isin(code, _TRAINS) | ((code == Phase.FORWARD) & ((flags & PhaseFlag.NO_GRAD) == 0))
     serious = phases.take(trains & ((flags & PhaseFlag.BACKGROUND) == 0)).sort_by("begin_ns")
     by_track = RowsBy(serious["track_id"])
-    for at in np.flatnonzero(found["kind"] == "iteration").tolist():
+    for at in np.flatnonzero(steps["kind"] == "iteration").tolist():
         begin = serious["begin_ns"][by_track.rows(int(host["track_id"][at]))]
         first = int(np.searchsorted(begin, host["begin_ns"][at]))
         if first < len(begin) and begin[first] < host["end_ns"][at]:

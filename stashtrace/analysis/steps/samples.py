@@ -21,7 +21,7 @@ _KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (
 
 @dataclass(frozen=True, slots=True)
 class LoaderSamples:
-    """What one iterator said: samples of a batch, of an epoch of its process, of the data set; 0 if it did not."""
+    """Samples that an iterator reported: of a batch, of an epoch of its process, of the data set; 0 if unknown."""
 
     batch: int = 0
     epoch: int = 0
@@ -29,14 +29,14 @@ class LoaderSamples:
 
 
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
-    """What the iterators of a run said of their samples, by ``loader_id``; what cannot be read counts as not said."""
-    found = {}
+    """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
+    samples = {}
     for row in trace.metadata.rows():
         key = _KEY.fullmatch(trace.text(row["key_code"]))
         value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
         if key and value:
-            found[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
-    return found
+            samples[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
+    return samples
 
 
 def step_samples(

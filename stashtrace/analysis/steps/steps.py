@@ -186,13 +186,13 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
     return Table(STEPS, columns)
 
 
-def counted_steps(found: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Table:
+def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Table:
     """Steps that totals are made of: those with events, and without warm-up unless that is asked for.
 
     Where the event budget left a rank no step with events, its steps count all the same. With ``kinds`` only steps of
     these kinds count.
     """
-    kept = found if warmup else found.take(found["warmup"] == 0)
+    kept = steps if warmup else steps.take(steps["warmup"] == 0)
     if kinds:
         kept = kept.take(np.isin(kept["kind"], list(kinds)))
     timed = kept["thinned"] == 0
@@ -218,7 +218,7 @@ def _fact(trace: Trace, key: str) -> str:
     return trace.text(values[0]) if len(values) and code >= 0 else ""
 
 
-def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Table]]:
+def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Table]]:
     """Each rank's thread and steps; its life holds its steps even where the process table says less."""
     try:
         threads = step_threads(trace)
@@ -226,16 +226,16 @@ def ranks_and_steps(trace: Trace, found: Table) -> Iterator[tuple[StepThread, Ta
         if _are_numbered(trace):  # one rank of a store: it has no loop, others have
             return
         raise
-    by_rank = RowsBy(found["rank"])
+    by_rank = RowsBy(steps["rank"])
     for thread in threads:
-        own = found.take(by_rank.rows(thread.rank))
+        own = steps.take(by_rank.rows(thread.rank))
         first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
         last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
         yield replace(thread, begin_ns=first, end_ns=last), own
 
 
 class _Rows:
-    """What tokens are made of, grouped by thread once for all ranks."""
+    """Rows that tokens are made of, grouped by thread once for all ranks."""
 
     def __init__(self, trace: Trace) -> None:
         phases, batches, spans = trace.phases, trace.batches, trace.spans

@@ -76,7 +76,7 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
 
 
 def how_to_get_steps(trace: Trace) -> str:
-    """What to do where there are none: record more, or, where the files of another tool have no times, say so."""
+    """Return a hint for a trace without steps: what to record, or that another tool's files have no times."""
     key = trace.strings.find("no_times")
     reasons = trace.metadata["value_code"][trace.metadata["key_code"] == key]
     if len(reasons):

@@ -50,7 +50,7 @@ AMPLIFIED_FROM = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a forecast starts from.
+    """Inputs of a forecast.
 
     Attributes
     ----------
@@ -222,7 +222,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
 
 
 def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed: int = 0) -> Table:
-    """Step time and stalls at these cached shares.
+    """Forecast step time and stalls at these cached shares.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def hit_ratio(cached: Any, policy: str) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LoadingJob:
-    """What the speed of loading depends on.
+    """Times, sizes and rates that the speed of loading depends on.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class LoadingJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class PredictedSteps:
     """Predicted steps, one entry per hit ratio; compute, prep and fetch add up to the step.
 
     Attributes
@@ -123,14 +123,14 @@ class Steps:
     fetch_ns: Floats
 
     def limits(self) -> list[str]:
-        """What limits each: the larger stall, or compute where both are below :data:`SLACK_RATIO`."""
+        """Limit of each step: the larger stall, or compute where both are below :data:`SLACK_RATIO`."""
         slack_ns = SLACK_RATIO * self.step_ns
         larger = np.where(self.fetch_ns > self.prep_ns, FETCH, PREP)
         return list(np.where(np.maximum(self.fetch_ns, self.prep_ns) > slack_ns, larger, COMPUTE).tolist())
 
 
-def predict(job: LoadingJob, hits: Any) -> Steps:
-    """Step time and stalls at these hit ratios, when the queue of prepared batches is never the limit.
+def predict(job: LoadingJob, hits: Any) -> PredictedSteps:
+    """Predict step time and stalls at these hit ratios; the queue of prepared batches is never the limit.
 
     A step takes as long as the slowest of three: compute; a worker's time for a batch, divided by the workers; the
     bytes that storage has to bring for all ranks. ``prep`` and ``fetch`` are the differences that DS-Analyzer measures:
@@ -142,7 +142,7 @@ def predict(job: LoadingJob, hits: Any) -> Steps:
     step, warm = _step_ns(job, ratio), _step_ns(job, np.ones(1))[0]
     step = np.maximum(step, warm)  # storage faster than the page cache is no gain that anybody should count on
     compute = np.full(len(ratio), float(job.compute_ns))
-    return Steps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
+    return PredictedSteps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
 
 
 def _step_ns(job: LoadingJob, hits: Floats) -> Floats:
@@ -180,7 +180,7 @@ def workers_without_prep_stall(job: LoadingJob) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """How fast storage must be.
+    """Rates that storage must have.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What the simulation saw.
+    """Result of a simulation.
 
     Attributes
     ----------
@@ -273,7 +273,7 @@ def simulated_hits(items: int, capacity: int, policy: str, *, epochs: int = 3, s
 def simulate(
     job: LoadingJob, cached: float, policy: str, *, batch_items: int = 32, steps: int = 150, seed: int = 0
 ) -> Played:
-    """Play a job with a cache that holds this share of its data set.
+    """Simulate a job with a cache that holds this share of its data set.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def _mean_step_ns(job: LoadingJob, missed: Flags, seed: int) -> float:
 
 
 def _serial_steps(job: LoadingJob, missed: Floats) -> Floats:
-    """Without workers: all ranks read at once, then prepare, then compute."""
+    """Steps without workers: all ranks read at once, then prepare, then compute."""
     alone = missed * job.batch_bytes / job.reader_bytes_per_s
     together = missed.sum(axis=1, keepdims=True) * job.batch_bytes / job.storage_bytes_per_s
     own = job.prep_ns + job.cached_ns(1.0 - missed) + np.maximum(alone, together) * 1e9
@@ -313,7 +313,7 @@ def _serial_steps(job: LoadingJob, missed: Floats) -> Floats:
 
 
 class _Loader:
-    """Workers, storage and ranks at one instant.
+    """Simulation of workers, storage and ranks, event by event.
 
     Storage gives each of k readers min(reader rate, total rate / k). All of them have the same rate at any time, so one
     running sum of bytes per reader orders their ends: a reader is done when the sum has grown by what it asked for.
@@ -336,7 +336,7 @@ class _Loader:
         self._consumed = 0
 
     def play(self) -> Floats:
-        """Time at which each step ended."""
+        """Run the simulation; return the time at which each step ended."""
         ends: list[float] = []
         for rank in range(self._ranks):
             for batch in range(min(self._job.workers_count, self._steps)):
@@ -368,7 +368,7 @@ class _Loader:
         self._read(rank, batch, 0)
 
     def _read(self, rank: int, batch: int, item: int) -> None:
-        """The worker reads an item from storage, or finds it in the cache."""
+        """Let a worker read an item from storage, or find it in the cache."""
         if self._missed[batch, rank, item]:
             heapq.heappush(self._reading, (self._served + self._item_bytes, rank, batch, item))
         else:

@@ -54,7 +54,7 @@ _GOOD_RATIO = 0.1
 
 
 def answers(inputs: Inputs) -> dict[str, Any]:
-    """The numbers behind the sentences, for scripts."""
+    """Numbers behind the sentences, for JSON."""
     job = inputs.job
     need = storage_without_fetch_stall(job, 0.0)
     return {
@@ -73,7 +73,7 @@ def replayed_ns(inputs: Inputs) -> float:
 
 
 def forecast_lines(inputs: Inputs, rates: Table, table: Table, policy: str) -> list[str]:
-    """Everything that the command says."""
+    """Lines of text about a forecast."""
     return [
         *_input_lines(rates),
         "",
@@ -103,7 +103,7 @@ def _input_lines(rates: Table) -> list[str]:
 
 
 def _statistic(row: dict[str, Any]) -> str:
-    """What the value of a row is, and of what."""
+    """Statistic that a row holds, and its source."""
     if row["quantity"] in _SUMS:
         return f"{_SUMS[row['quantity']]} {row['origin']}"
     kind = "all bytes by all time" if row["quantity"].endswith("_bytes_per_s") else "mean"

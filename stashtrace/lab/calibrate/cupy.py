@@ -42,13 +42,13 @@ class CupyCollectives(LocalEngine):
         self._buffers: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Buffers of zeros."""
+        """Allocate buffers of zeros."""
         count = size_bytes // _FLOAT_BYTES
         out = {"all_gather": count * self._ranks, "reduce_scatter": count // self._ranks}.get(op, count)
         self._buffers[op, size_bytes] = (self._zeros(out), self._zeros(count))
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """One collective between two events."""
+        """Time one collective between two events."""
         out, given = self._buffers[op, size_bytes]
         return 0, _elapsed_ns(self._cupy, self._stream, lambda: self._call(op, out, given))
 
@@ -106,7 +106,7 @@ class CupyCopies(LocalEngine):
         self._buffers: dict[tuple[str, int], tuple[Any, Any, Any]] = {}
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Target pointer, source pointer, and what keeps both alive."""
+        """Allocate target and source; keep their pointers and what keeps them alive."""
         target_index = int(op.rsplit("_", 1)[1]) if op.startswith("p2p") else 0
         source = self._host(op, size_bytes) if op.startswith("h2d") else self._device(0, size_bytes)
         target = self._host(op, size_bytes) if op.startswith("d2h") else self._device(target_index, size_bytes)
@@ -114,7 +114,7 @@ class CupyCopies(LocalEngine):
         self._buffers[op, size_bytes] = (_pointer(target), _pointer(source), (target, source))
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """One copy between two events; the driver finds the direction from the addresses."""
+        """Time one copy between two events; the driver finds the direction from the addresses."""
         target, source, _ = self._buffers[op, size_bytes]
         copy, stream = self._cupy.cuda.runtime.memcpyAsync, self._stream
         kind = self._cupy.cuda.runtime.memcpyDefault

@@ -63,14 +63,14 @@ class TorchCollectives(LocalEngine):
         }
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Buffers of zeros, which never overflow, written once so that their pages are there."""
+        """Allocate buffers of zeros, which never overflow, written once so that their pages are there."""
         count = size_bytes // _FLOAT_BYTES
         outputs = {"all_gather": count * self._ranks, "reduce_scatter": count // self._ranks, "all_to_all": count}
         out = outputs.get(op, 0)
         self._buffers[op, size_bytes] = (self._zeros(out), self._zeros(count))
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """One collective."""
+        """Time one collective."""
         out, given = self._buffers[op, size_bytes]
         call = self._calls[op]
         if not self._on_device:
@@ -80,7 +80,7 @@ class TorchCollectives(LocalEngine):
         return 0, _elapsed_ns(self._torch, lambda: call(out, given))
 
     def barrier(self) -> None:
-        """Over gloo, always."""
+        """Wait for all ranks over gloo, also where NCCL is timed."""
         self._torch.distributed.all_reduce(self._token)
 
     def agree(self, value: bool) -> bool:
@@ -112,7 +112,7 @@ class TorchCopies(LocalEngine):
         self._buffers: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Target and source."""
+        """Allocate target and source."""
         torch = self._torch
 
         def device(index: int = 0) -> Any:
@@ -132,7 +132,7 @@ class TorchCopies(LocalEngine):
         self._buffers[op, size_bytes] = pair
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """One copy on the current stream."""
+        """Time one copy on the current stream."""
         target, source = self._buffers[op, size_bytes]
         return 0, _elapsed_ns(self._torch, lambda: target.copy_(source, non_blocking=True))
 
@@ -214,7 +214,7 @@ class DiskReads(LocalEngine):
             raise ValueError(f"no such read: {op}")
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """Read one range, cold."""
+        """Time one read of a range that was dropped from the cache."""
         blocks = max((self._file_bytes - size_bytes) // _BLOCK_BYTES, 1)
         at = self._random.randrange(blocks) * _BLOCK_BYTES
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Measure what the links of this machine can do: plan, run the workers, fit, and hand back a ``Calibration``.
+"""Measure what the links of this machine can do: plan, run the workers, fit, return a ``Calibration``.
 
 Called by ``stashtrace calibrate``. Nothing heavy is imported here; workers are processes of their own, so a driver
 that crashes takes one of them and not the answer.
@@ -45,8 +45,8 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for.
+class CalibrationRequest:
+    """A calibration that was asked for.
 
     Attributes
     ----------
@@ -86,11 +86,11 @@ class LinkPlan:
     disk: str = ""
 
     def task(self) -> dict[str, Any]:
-        """As ``worker`` reads it."""
+        """The task as ``worker`` reads it."""
         return {"what": "measure", **asdict(self)}
 
 
-def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
+def plan(request: CalibrationRequest, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
     """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
 
     Raises
@@ -120,7 +120,7 @@ def plan(request: Request, facts: Mapping[str, Any], free_bytes: int) -> tuple[L
 
 
 def _chosen(
-    request: Request, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
+    request: CalibrationRequest, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
 ) -> list[str]:
     if request.ranks is not None and request.ranks < 2:
         raise UsageError(f"{request.ranks} rank has nobody to talk to", hint="--ranks 2 or more")
@@ -157,7 +157,7 @@ def _chosen(
     return chosen
 
 
-def _sizes(request: Request, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
+def _sizes(request: CalibrationRequest, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
     low, high = request.sizes_bytes or SIZES[backend]
     if low < 1 or high < low:
         raise UsageError(f"--sizes {low}:{high} is no range", hint="for example --sizes 1K:32M")
@@ -176,7 +176,7 @@ def _sizes(request: Request, backend: str, ranks: int, room_bytes: int, ops_coun
 
 
 def calibrate(
-    request: Request,
+    request: CalibrationRequest,
     *,
     version: str = "",
     command: str = "",
@@ -188,7 +188,7 @@ def calibrate(
 
     Parameters
     ----------
-    request : Request
+    request : CalibrationRequest
         What to measure.
     version, command : str
         Of stashtrace, and what was typed; kept in the result.
@@ -213,21 +213,21 @@ def calibrate(
     plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
     left_out: dict[str, str] = {}
-    for number, one in enumerate(plans):
+    for number, part in enumerate(plans):
         starts: list[dict[str, Points]] = []
         for launch in range(request.launches):
 
-            def tell(seconds: float, one: LinkPlan = one, begun: int = number * request.launches + launch) -> None:
-                share = (begun + min(seconds / one.seconds, 0.99)) / (len(plans) * request.launches)
-                on_progress(share, f"{one.backend}, {len(one.ops)} operations")
+            def tell(seconds: float, part: LinkPlan = part, begun: int = number * request.launches + launch) -> None:
+                share = (begun + min(seconds / part.seconds, 0.99)) / (len(plans) * request.launches)
+                on_progress(share, f"{part.backend}, {len(part.ops)} operations")
 
-            answers = runner(one.task(), one.ranks, one.seconds, on_wait=tell)
-            left_out |= {f"{one.backend} {op}": why for op, why in answers[0]["left_out"].items()}
+            answers = runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+            left_out |= {f"{part.backend} {op}": why for op, why in answers[0]["left_out"].items()}
             starts.append(_points(answers))
-        for op in one.ops:
+        for op in part.ops:
             launches = [points[op] for points in starts if op in points]
             if launches:
-                links.append(Link(one.kind, one.backend, op, one.ranks, fit_launches(launches), pooled(launches)))
+                links.append(Link(part.kind, part.backend, op, part.ranks, fit_launches(launches), pooled(launches)))
     if not links:
         op, why = next(iter(left_out.items()), ("", "no operation"))
         raise MissingDataError(f"nothing could be measured: {op}: {why}", hint="`stashtrace doctor`")
@@ -264,10 +264,10 @@ def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
     """
     table = np.array(stamps, dtype=np.int64)
     if timing == "device":
-        found: Floats = (table[:, :, 1] - table[:, :, 0]).min(axis=0).astype(np.float64)
+        times: Floats = (table[:, :, 1] - table[:, :, 0]).min(axis=0).astype(np.float64)
     else:
-        found = np.median(table[:, :, 1] - table[:, :, 0].max(axis=0), axis=0)
-    return np.maximum(found, 1.0)
+        times = np.median(table[:, :, 1] - table[:, :, 0].max(axis=0), axis=0)
+    return np.maximum(times, 1.0)
 
 
 def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
@@ -297,7 +297,7 @@ def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
 
 
 def pooled(launches: Sequence[Points]) -> Points:
-    """Medians over the starts, of the medians and of the quartiles; all repetitions."""
+    """Pool the points of several starts: medians of their medians and quartiles; all repetitions."""
     middle, low, high = (
         tuple(np.median([getattr(points, name) for points in launches], axis=0).tolist())
         for name in ("median_ns", "low_ns", "high_ns")

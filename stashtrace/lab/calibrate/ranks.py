@@ -1,4 +1,4 @@
-"""Starts the worker processes of ``calibrate``, waits for them, and collects what they measured.
+"""Start the worker processes of ``calibrate``, wait for them, and collect what they measured.
 
 One host, one process per rank; they meet through a file. A worker that fails takes the others with it, and its last
 line becomes the error.
@@ -25,14 +25,14 @@ _PROBE_S = 120.0
 
 
 def probe_machine() -> dict[str, Any]:
-    """What ``worker.probe`` finds, in a process of its own: the caller never imports torch."""
+    """Run ``worker.probe`` in a process of its own: the caller never imports torch."""
     return run_ranks({"what": "probe"}, 1, _PROBE_S)[0]
 
 
 def run_ranks(
     task: Mapping[str, Any], ranks: int, seconds: float, *, on_wait: Callable[[float], None] = lambda seconds: None
 ) -> list[dict[str, Any]]:
-    """Answers of ``ranks`` workers that were given the same task.
+    """Run workers with the same task, and return their answers.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def run_ranks(
 
 
 def untraced(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what makes the tracer record, and with one thread per rank, as launchers set it."""
+    """Remove what makes the tracer record from an environment; one thread per rank, as launchers set it."""
     kept = {k: v for k, v in environment.items() if not k.startswith("STASHTRACE_")}
     if "libstashtrace" in kept.get("LD_PRELOAD", ""):
         del kept["LD_PRELOAD"]

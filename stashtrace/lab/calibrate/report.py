@@ -22,7 +22,7 @@ _FAR_OFF = 0.5
 
 
 def calibration_lines(calibration: Calibration) -> list[str]:
-    """Lines of at most 80 columns."""
+    """Lines of text about a calibration, at most 80 columns."""
     machine = calibration.machine
     what = list(machine.get("devices", ())) or [f"{machine.get('cpu', '?')}, {machine.get('cores_count', '?')} cores"]
     out = [f"stashtrace calibrate  {'; '.join(dict.fromkeys(what))}", ""]
@@ -132,7 +132,7 @@ def _draw(above: Any, below: Any, links: list[Link]) -> None:
 
 
 def _limit_residuals(axes: Any, links: list[Link]) -> None:
-    """A single wild point must not flatten all others: those beyond are clipped and counted in the corner."""
+    """Limit the axis so that a single outlier does not flatten the others; count those beyond in the corner."""
     off = np.concatenate([np.abs(link.fit.residuals(link.points.sizes_bytes, link.points.median_ns)) for link in links])
     limit = 100 * max(3 * float(np.percentile(off, 75)), 0.05)
     axes.set_ylim(-limit, limit)

@@ -1,4 +1,4 @@
-"""The loop that measures: every operation at every size, round by round, until the time is up.
+"""The measuring loop: every operation at every size, round by round, until the time is up.
 
 Runs inside a worker process. An *engine* knows how to do the operations (``engines``, ``cupy``); nothing here knows
 what it measures. Rounds interleave all sizes, in another order each time, so that a machine that slows down for a while
@@ -21,7 +21,7 @@ _WARM_ROUNDS = 2
 
 
 class Engine(Protocol):
-    """What the loop asks of whoever does the work. All ranks of an engine make the same calls in the same order.
+    """Interface of what does the operations. All ranks of an engine make the same calls in the same order.
 
     Attributes
     ----------
@@ -32,10 +32,10 @@ class Engine(Protocol):
     timing: str
 
     def prepare(self, op: str, size_bytes: int) -> None:
-        """Make the buffers of one case; raise if this cannot be done here."""
+        """Allocate the buffers of one case; raise if that is not possible here."""
 
     def timed(self, op: str, size_bytes: int) -> tuple[int, int]:
-        """Do it once, between a begin and an end in ns."""
+        """Do the operation once; return begin and end in ns."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -47,26 +47,26 @@ class Engine(Protocol):
         """Raise MissingDataError if what was timed is not what it should be."""
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Release what the engine holds."""
 
 
 class LocalEngine:
-    """What an engine of a single process has: nobody to agree with."""
+    """Base of engines of a single process."""
 
     def agree(self, value: bool) -> bool:
         """Return the value: one process agrees with itself."""
         return value
 
     def check(self) -> None:
-        """Accept everything that was timed."""
+        """Do nothing: everything that was timed counts."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What one rank measured.
+    """Stamps of one rank.
 
     Attributes
     ----------

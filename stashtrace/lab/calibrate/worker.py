@@ -20,7 +20,7 @@ from stashtrace.whole_files import write_whole
 
 
 def main(argv: list[str]) -> int:
-    """Do one task."""
+    """Do the task of a file, and write the answer beside it."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     answer = probe() if task["what"] == "probe" else asdict(run(task))
     write_whole(Path(task["answer"]), json.dumps(answer))
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def probe() -> dict[str, Any]:
-    """What is installed and which devices there are."""
+    """Find which libraries are installed and which devices there are."""
     torch = optional("torch", "torch.distributed")
     if torch is not None:
         from stashtrace.lab.calibrate.engines import torch_facts

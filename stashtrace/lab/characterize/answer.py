@@ -62,14 +62,14 @@ class ConfigurationRun:
     cache: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept."""
+        """Entry of the run in ``characterization.json``."""
         out: dict[str, Any] = {"step": self.configuration}
         out |= {name: getattr(self, name) for name in ("repeat", "status", "directory", "why", "cache")}
         return out if self.figures is None else out | asdict(self.figures)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ConfigurationRun:
-        """The reverse."""
+        """Read such an entry."""
         figures = None
         if "step_ns" in data:
             values = {name: data[name] for name in Figures.__slots__ if name in data}
@@ -81,7 +81,7 @@ class ConfigurationRun:
 
 @dataclass(slots=True)
 class Characterization:
-    """Runs so far, and what they say.
+    """Runs so far, and the stalls they show.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class Characterization:
         return stalls(self.times_ns())
 
     def cache(self, configuration: int) -> str:
-        """What was done to the page cache before the last measured run, and what was in it then; "" if nothing."""
+        """State of the page cache before the last measured run, as a sentence; empty if none was prepared."""
         runs = reversed(self.runs_of(configuration))
         return next((run.cache for run in runs if run.cache and run.figures is not None), "")
 
@@ -157,7 +157,7 @@ class Characterization:
         return out
 
     def attributed_difference_ns(self, stall: str) -> Interval | None:
-        """What the attribution of the same two configurations makes of a stall; None if one is missing."""
+        """A stall as difference of two attributions, ns per step; None if a configuration is missing."""
         sides = [self.attributed_ns(configuration) for configuration in SIDES[stall]]
         if not all(sides):
             return None
@@ -171,7 +171,7 @@ class Characterization:
     # Files --------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as in ``characterization.json``."""
+        """Content of ``characterization.json``."""
         times = self.step_times()
         steps: dict[str, Any] = {}
         for configuration in CONFIGURATIONS:
@@ -243,7 +243,7 @@ def _stall_json(stall: Stall) -> dict[str, Any]:
 
 
 def read_characterization(path: Path) -> Characterization:
-    """Read a file, or the one in a directory.
+    """Read ``characterization.json``, or the one in a directory.
 
     Raises
     ------

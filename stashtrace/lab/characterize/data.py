@@ -33,7 +33,7 @@ _NO_DATA = ("no such file or directory", "not a regular file")
 
 
 class DataStates:
-    """Brings the files of a data set into a state.
+    """Bring the files of a data set into a state of the page cache.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class DataStates:
         return cls(whole, seen, drop_caches=drop_caches)
 
     def facts(self) -> dict[str, Any]:
-        """For the answer."""
+        """Size of the data set, for the answer."""
         return {"files_count": len(self._whole.paths), "bytes": self._whole.bytes}
 
     def prepare(self, state: str) -> CacheState:
@@ -131,7 +131,7 @@ class DataStates:
         )
 
     def reread_note(self, state: CacheState, trace: Trace, first_step: int) -> str | None:
-        """What a reader must know of a cold run that read its data more than once, so that it ended up warm."""
+        """Note for a cold run that read its data again, from memory then; None if it did not."""
         if state.state != COLD:
             return None
         share = reading(trace, first_step).again_ratio

@@ -144,23 +144,6 @@ def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
     return out
 
 
-def scaling_efficiency(single: float, all_together: float, devices: int) -> float:
-    """Throughput of all devices over ``devices`` times that of one; 1 is perfect.
-
-    Parameters
-    ----------
-    single, all_together : float
-        Samples per second (or any rate) of one device and of all.
-    devices : int
-
-    Examples
-    --------
-    >>> round(scaling_efficiency(253.1, 6884.0, 32), 3)
-    0.85
-    """
-    return all_together / (single * devices)
-
-
 def _lost(stall: str, times: Mapping[int, Floats]) -> Floats:
     less, more = SIDES[stall]
     return np.asarray(times[more] - times[less])
@@ -181,8 +164,8 @@ def _estimate(runs: Mapping[int, Floats], statistic: Callable[[Mapping[int, Floa
     if fewest < 2:
         return Estimate(value, np.nan, np.nan, fewest)
     drawn = np.random.default_rng(_SEED).integers(0, count, (_RESAMPLES, count))
-    found = statistic(_medians(runs, table[:, drawn]))
-    deviation = _both_sides(np.nanpercentile(found, (2.5, 97.5)) - value)
+    resampled = statistic(_medians(runs, table[:, drawn]))
+    deviation = _both_sides(np.nanpercentile(resampled, (2.5, 97.5)) - value)
     student = STUDENT[min(fewest - 1, len(STUDENT)) - 1]
     low, high = value + deviation * (student / _NORMAL * np.sqrt(fewest / (fewest - 1)))
     return Estimate(value, min(float(low), value), max(float(high), value), fewest)

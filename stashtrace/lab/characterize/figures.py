@@ -147,7 +147,7 @@ def _messages(trace: Trace, steps: Table) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """How much a job trains on; 0 for what its loaders do not say.
+    """Samples of a job; 0 for what its loaders do not say.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ class JobSamples:
 
 
 def job_samples(trace: Trace) -> JobSamples:
-    """Samples of the training steps of a run.
+    """Find the samples of the training steps of a run.
 
     A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
     said where a loader gives samples one by one, or ranks differ.
@@ -210,7 +210,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """What is known of the batches of a run.
+    """Ranks of a run that replayed batches.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ class SyntheticData:
 
     @property
     def sentence(self) -> str:
-        """For a report."""
+        """The same as a sentence."""
         if self.complete:
             said = "synthetic data: batches replayed"
         elif self.ranks:

@@ -248,7 +248,7 @@ _COMPLAINT = re.compile(r"can't|cannot|not found|No such|denied|Killed|refused|u
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that tells most of a failure: the last one that names an error, else the job's last."""
+    """Find the line of a log that explains a failure: the last that names an error, else the job's last."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - 65536))
@@ -259,13 +259,13 @@ def last_words(log: Path) -> str:
     errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line and "Signal" not in line]
     complaints = [line for line in lines if _COMPLAINT.search(line)]
     cause = next((at for at, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
-    signals = [found[0] for line in lines[cause:] if (found := _SIGNAL.search(line))]
+    signals = [match[0] for line in lines[cause:] if (match := _SIGNAL.search(line))]
     begin = next((at for at, line in enumerate(lines) if _LAUNCHER.search(line)), len(lines))
     return (errors or complaints or signals or lines[:begin] or lines or [""])[-1][:200]
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
-    """End what still runs: ask, wait, make it; who interrupts the waiting wants no more of it."""
+    """End what still runs: SIGTERM, wait, SIGKILL; an interruption ends the waiting."""
     left = any(process.poll() is None for process in started)
     interrupted = False
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -303,7 +303,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """Find a port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

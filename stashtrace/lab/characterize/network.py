@@ -33,7 +33,7 @@ _LEAST_BURST_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the link between the two hosts is like.
+    """Rate and delay of the link between the two hosts.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def text(self) -> str:
-        """As a person would say it."""
+        """Rate and delay in words."""
         rate = "unlimited"
         for unit, scale in reversed(_UNITS.items()):
             if self.rate_bits_per_s >= scale:
@@ -59,7 +59,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedHost:
-    """One namespace."""
+    """A network namespace that stands for a host."""
 
     name: str
     namespace: str
@@ -102,7 +102,7 @@ def parsed_shape(text: str) -> Shape:
 
 @contextlib.contextmanager
 def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
-    """Make the two hosts, and take them away again.
+    """Make two hosts, and remove them at the end.
 
     Raises
     ------

@@ -48,7 +48,7 @@ th { font-weight: 600; color: var(--soft) } .soft { color: var(--soft) } code { 
 
 
 def characterization_page(answer: Characterization) -> str:
-    """The page."""
+    """HTML of the page."""
     words = title(answer)
     heading = words[0].upper() + words[1:]
     stall_head = ("stall", "share of the step", "as published by Stash", "costs", "the attribution says")
@@ -142,7 +142,7 @@ def stacks(answer: Characterization) -> list[tuple[str, list[tuple[str, float]]]
 
 
 def _stacks(answer: Characterization) -> list[str]:
-    """Bars of equal scale; a negative stall has no width."""
+    """Bars of the parts of a step, on one scale; a negative stall has no width."""
     columns = stacks(answer)
     longest = max((sum(max(ns, 0.0) for _, ns in parts) for _, parts in columns), default=0.0)
     if not longest:
@@ -161,7 +161,7 @@ def _stacks(answer: Characterization) -> list[str]:
 
 
 def _shares(answer: Characterization) -> list[str]:
-    """A bar per stall; where an interval reaches below nothing, the scale begins there."""
+    """A bar per stall; if an interval reaches below zero, the scale begins there."""
     stalls = answer.stalls()
     clean = {name: stalls[name].clean for name in CURES if name in stalls}
     ends = [0.0, 1.0, *(x for c in clean.values() for x in ((c.value, c.low, c.high) if c.known else (c.value,)))]

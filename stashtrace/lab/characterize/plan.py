@@ -1,4 +1,4 @@
-"""What a characterisation was asked for, and the directory that it goes to."""
+"""The request for a characterisation, and the directory that it goes to."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stashtrace.record.directory import file_rights
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for.
+class CharacterizationRequest:
+    """A characterisation that was asked for.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Request:
     version: str = ""
 
     def plan(self) -> dict[str, Any]:
-        """What must be the same for runs to be of one characterisation; more repetitions are welcome."""
+        """Settings that all runs of one characterisation share; the number of repetitions may grow."""
         shape = self.emulated
         return {
             "command": list(self.command),
@@ -90,7 +90,7 @@ class Request:
         }
 
 
-def open_characterization(request: Request) -> Characterization:
+def open_characterization(request: CharacterizationRequest) -> Characterization:
     """Read what is in the directory already, or begin a new characterisation there.
 
     Raises

@@ -40,7 +40,7 @@ _RANKS, _HOSTS, _HOST_RANK, _ADDRESS, _PORT = "{ranks}", "{hosts}", "{host_rank}
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the hosts of one start meet.
+    """Where the ranks of several hosts meet.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class RankCommand:
 
 
 def rank_command(words: Sequence[str], ranks: int | None = None) -> RankCommand:
-    """Understand a command.
+    """Parse a command.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def _after_launcher(words: Sequence[str], kind: str) -> int:
 
 
 def _options(words: Sequence[str], kind: str) -> range:
-    """Where the options of the launcher can stand: before the script."""
+    """Positions of the launcher's options: before the script."""
     begin = _after_launcher(words, kind)
     script = (at for at in range(begin, len(words)) if words[at].endswith(".py"))
     return range(begin, next(script, len(words)))
@@ -233,7 +233,7 @@ def _with_count(words: Sequence[str], kind: str, ranks: int) -> list[str]:
 
 
 def _without(words: Sequence[str], names: Mapping[str, int]) -> list[str]:
-    """Leave out options of the launcher, in either spelling, with their values."""
+    """Remove options of the launcher, in either spelling, with their values."""
     kind = _kind(words)
     own = _options(words, kind)
     keep, skip = list(words[: own.start]), 0

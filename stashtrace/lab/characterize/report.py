@@ -30,13 +30,13 @@ CURES = {
 
 
 def title(answer: Characterization) -> str:
-    """What was characterised."""
+    """Title of text and page."""
     kind = "GPU" if answer.facts.get("device") == "gpu" else "CPU rank"
     return f"five configurations of a job on {counted(answer.facts['devices_count'], kind)}"
 
 
 def characterization_lines(answer: Characterization, *, as_published: bool = False) -> list[str]:
-    """Everything, for a terminal of 80 columns."""
+    """Lines of text about a characterisation, for 80 columns."""
     quick = "   (quick: fewer and shorter runs)" if answer.facts.get("quick") else ""
     lines = ["", f"stashtrace  {title(answer)}{quick}", "", *_configuration_lines(answer)]
     lines += ["", *_stall_lines(answer, as_published), "", *_wrapped(bottleneck_text(answer), "  ▶ ")]
@@ -48,7 +48,7 @@ def characterization_lines(answer: Characterization, *, as_published: bool = Fal
 
 
 def emulation_text(answer: Characterization) -> str:
-    """What must stand beside every figure of a network that was emulated; empty if none was."""
+    """Warning that the network was emulated; empty if it was not."""
     network = answer.facts.get("network")
     if not network or not network.get("emulated") or answer.status(5)[0] != MEASURED:
         return ""
@@ -80,7 +80,7 @@ def _configuration_lines(answer: Characterization) -> list[str]:
 
 
 def state_texts(answer: Characterization) -> list[str]:
-    """What is known of the page cache in each configuration, and of the samples of a step and an epoch."""
+    """Sentences about the page cache in each configuration, and the samples of a step and an epoch."""
     texts = [answer.cache(configuration) for configuration in CONFIGURATIONS]
     batch, epoch = (int(answer.facts.get(name) or 0) for name in ("batch_samples", "epoch_samples"))
     if batch:
@@ -123,7 +123,7 @@ def published_text(stall: Stall) -> str:
 
 
 def share_text(share: Interval) -> str:
-    """Share and interval, signs and all."""
+    """Share and its interval."""
     value = _percent(share.value)
     return f"{value} ({_percent(share.low)} to {_percent(share.high)})" if share.known else value
 
@@ -133,13 +133,13 @@ def _percent(ratio: float) -> str:
 
 
 def bottleneck(answer: Characterization) -> tuple[str, Stall] | None:
-    """The stall that costs most and is surely there; None if none is."""
+    """The most expensive stall whose interval excludes zero; None if there is none."""
     sure = {name: stall for name, stall in answer.stalls().items() if stall.lost_ns.low > 0 < stall.clean.low}
     return max(sure.items(), key=lambda item: item[1].lost_ns.value, default=None)
 
 
 def bottleneck_text(answer: Characterization) -> str:
-    """What holds the job up most, and what a step would take without it."""
+    """Sentence about the bottleneck, and what a step would take without it."""
     most = bottleneck(answer)
     if most is None:
         known = answer.stalls()
@@ -162,7 +162,7 @@ def _wrapped(text: str, mark: str) -> list[str]:
 
 
 def characterized_lines(run: str, stall: Estimate | None) -> list[str]:
-    """Which run of a characterisation is modelled, and what its differences say."""
+    """Lines of text about the run that is modelled, and the interconnect stall beside it."""
     known = "its interconnect stall was not measured"
     if stall is not None:
         interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if stall.known else ""
@@ -171,7 +171,7 @@ def characterized_lines(run: str, stall: Estimate | None) -> list[str]:
 
 
 def characterized_json(run: str, stall: Estimate | None) -> dict[str, Any]:
-    """The same for scripts."""
+    """The same as content for JSON."""
     difference = None
     if stall is not None:
         difference = {"value_ns": stall.value, "low_ns": stall.low, "high_ns": stall.high}

@@ -34,7 +34,7 @@ from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.figures import Figures, job_samples, step_figures, synthetic_data
 from stashtrace.lab.characterize.hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
-from stashtrace.lab.characterize.plan import Request, open_characterization
+from stashtrace.lab.characterize.plan import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.ranks import SINGLE, TORCHRUN, Rendezvous, rank_command
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
@@ -54,7 +54,7 @@ _EPOCHS_STEPS = 10
 _THIS_HOST = ("localhost", "127.0.0.1")
 
 
-def characterize(request: Request, *, on_progress: ProgressCallback = no_progress) -> Characterization:
+def characterize(request: CharacterizationRequest, *, on_progress: ProgressCallback = no_progress) -> Characterization:
     """Make the runs that are missing, and return all.
 
     Raises
@@ -72,7 +72,7 @@ class Characterizer:
 
     Parameters
     ----------
-    request : Request
+    request : CharacterizationRequest
     on_progress : callable
         Told the share that is done, and what is going on.
 
@@ -82,7 +82,7 @@ class Characterizer:
         What is known so far; kept in its file after each run.
     """
 
-    def __init__(self, request: Request, on_progress: ProgressCallback) -> None:
+    def __init__(self, request: CharacterizationRequest, on_progress: ProgressCallback) -> None:
         self.request = request
         self.command = rank_command(request.command, request.ranks)
         self.answer = open_characterization(request)
@@ -240,7 +240,7 @@ class Characterizer:
         )
 
     def _require_synthetic_data(self, trace: Trace) -> None:
-        """Raise RunInvalidError unless every rank replayed batches; note what makes them dearer than synthetic ones."""
+        """Raise RunInvalidError unless every rank replayed batches; note what makes their steps longer."""
         data = synthetic_data(trace)
         if not data.complete:
             raise RunInvalidError(data.sentence)
@@ -350,7 +350,7 @@ def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list
 
 
 def _address(host: str) -> str:
-    """Where the other hosts find the first one."""
+    """Address at which the other hosts find the first one."""
     return os.uname().nodename if host in _THIS_HOST else host
 
 

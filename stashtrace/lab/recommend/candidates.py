@@ -35,7 +35,7 @@ class Work:
     iterations: float = 0.0
 
     def steps(self, batch_samples: int, devices: int, first: Profile) -> float:
-        """Steps of a candidate, a whole epoch's last one in part."""
+        """Number of steps of a candidate; the last step of an epoch counts in part."""
         if self.iterations:
             scale = first.batch_samples / batch_samples if first.batch_samples and batch_samples else 1.0
             return self.iterations * scale * first.devices_count / devices
@@ -119,7 +119,7 @@ class Candidate:
         return max(lost, key=lambda kind: lost[kind]) if lost else ""
 
     def share(self, kind: str) -> float:
-        """Part of the step."""
+        """Part of the step that a kind takes, 0 to 1."""
         return self.parts_ns.get(kind, 0.0) / self.step.value
 
     @property
@@ -130,23 +130,23 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent; None: as much as it takes."""
+    """Hours and cost that may be spent; None for no limit."""
 
     hours: float | None = None
     cost: float | None = None
 
-    def met_by(self, one: Candidate) -> bool:
-        """Whether all of it is kept; an unknown cost keeps no cost budget."""
-        in_time = self.hours is None or one.hours.value <= self.hours
-        return in_time and (self.cost is None or one.cost.value <= self.cost)
+    def met_by(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps both; an unknown cost keeps no cost budget."""
+        in_time = self.hours is None or candidate.hours.value <= self.hours
+        return in_time and (self.cost is None or candidate.cost.value <= self.cost)
 
-    def overshoot(self, one: Candidate) -> float:
-        """Factor by which the worse of the two is missed; 1 and less is kept."""
+    def overshoot(self, candidate: Candidate) -> float:
+        """Factor by which a candidate misses the worse of the two; 1 or less if both are kept."""
         over = [0.0]
         if self.hours is not None:
-            over.append(one.hours.value / self.hours)
+            over.append(candidate.hours.value / self.hours)
         if self.cost is not None:
-            over.append(_ratio(one.cost.value, self.cost) if one.priced else math.inf)
+            over.append(_ratio(candidate.cost.value, self.cost) if candidate.priced else math.inf)
         return max(over)
 
 
@@ -155,14 +155,14 @@ def several_text(instance: str, count: int) -> str:
     return instance if count == 1 else f"{count}x {instance}"
 
 
-def cheaper(one: Candidate) -> tuple[float, float]:
-    """Sorts by cost, then by time."""
-    return (one.cost.value if one.priced else math.inf, one.hours.value)
+def cheaper(candidate: Candidate) -> tuple[float, float]:
+    """Sort key: cost, then time."""
+    return (candidate.cost.value if candidate.priced else math.inf, candidate.hours.value)
 
 
-def faster(one: Candidate) -> tuple[float, float]:
-    """Sorts by time, then by cost."""
-    return (one.hours.value, one.cost.value if one.priced else math.inf)
+def faster(candidate: Candidate) -> tuple[float, float]:
+    """Sort key: time, then cost."""
+    return (candidate.hours.value, candidate.cost.value if candidate.priced else math.inf)
 
 
 def same_price(one: Candidate, other: Candidate) -> bool:
@@ -172,7 +172,7 @@ def same_price(one: Candidate, other: Candidate) -> bool:
 
 
 def pareto_marked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The same candidates; those with a price that no other beats in time and cost together are marked."""
+    """Mark the candidates with a price that no other beats in time and cost together."""
     every = list(candidates)
 
     def beats(one: Candidate, other: Candidate) -> bool:

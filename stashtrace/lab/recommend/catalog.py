@@ -28,7 +28,7 @@ _OF_PRICE = ("priced_on", "source", "region")
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One row of a catalog; 0 and the empty text are "not known".
+    """One row of a catalog; 0 and the empty text mean "not known".
 
     Attributes
     ----------
@@ -87,11 +87,11 @@ class Catalog:
     notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Instance | None:
-        """The instance of that name, if there is one."""
+        """Instance of a name; None if there is none."""
         return self.instances.get(name)
 
     def with_price(self, name: str, price: float, source: str = "the command line") -> Catalog:
-        """The same catalog with one price of the user's own; an unknown name becomes an instance with nothing else."""
+        """Return the catalog with another price; an unknown name becomes an instance with nothing else."""
         known = self._raw(name)
         known.update(dict.fromkeys(_OF_PRICE, ""), price_per_hour=price, source=source)
         known["currency"] = known.get("currency") or self.currency
@@ -99,7 +99,7 @@ class Catalog:
 
     @property
     def currency(self) -> str:
-        """That of the first price; USD if there is none."""
+        """Currency of the first price; USD if there is none."""
         return next((i.currency for i in self.instances.values() if i.currency), "USD")
 
     def _raw(self, name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Catalog:
 
 
 def load_catalog(paths: Iterable[str | os.PathLike[str]] = (), *, shipped: bool = True) -> Catalog:
-    """The shipped instances, with the files of the user laid over them in turn.
+    """Load the shipped instances, and lay the user's files over them in turn.
 
     Parameters
     ----------

@@ -66,10 +66,12 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
         Says which instances have the same device.
     """
     alone = _alone(profiles, catalog)
-    every = [
-        one
-        for one in candidates
-        if one.batch_samples and not math.isnan(one.synthetic.value) and _device(one.instance, catalog) in alone
+    known = [
+        candidate
+        for candidate in candidates
+        if candidate.batch_samples
+        and not math.isnan(candidate.synthetic.value)
+        and _device(candidate.instance, catalog) in alone
     ]
     ran = {
         (p.instance, 1, p.devices_count, p.batch_samples)
@@ -82,13 +84,17 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
         if 5 in p.step_ns and not p.network_emulated
     }
     rows = []
-    for one in every:
-        best = alone[_device(one.instance, catalog)]
-        place = (one.instance, one.count, one.devices_count)
-        rows.append(_row(place, one.batch_samples, one.synthetic, best, (*place, one.batch_samples) in ran))
+    for candidate in known:
+        best = alone[_device(candidate.instance, catalog)]
+        place = (candidate.instance, candidate.count, candidate.devices_count)
+        rows.append(
+            _row(place, candidate.batch_samples, candidate.synthetic, best, (*place, candidate.batch_samples) in ran)
+        )
     places: dict[tuple[str, int, int], dict[int, Interval]] = {}
-    for one in every:
-        places.setdefault((one.instance, one.count, one.devices_count), {})[one.batch_samples] = one.synthetic
+    for candidate in known:
+        places.setdefault((candidate.instance, candidate.count, candidate.devices_count), {})[
+            candidate.batch_samples
+        ] = candidate.synthetic
     totals = sorted({row.total_batch_samples for row in rows})
     for place, steps in places.items():
         for total in totals:
@@ -99,45 +105,33 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
     return sorted(rows, key=lambda row: (row.devices_count, row.instance, row.count, row.total_batch_samples))
 
 
-def throughput(batch_samples: float, processing_ns: float, communication_ns: float) -> float:
-    """``T(b, k)``: samples per second of a batch whose parts take so long, and whose gradients take so long.
-
-    Examples
-    --------
-    >>> round(throughput(256, 252.9e6, 0.0), 1)
-    1012.3
-    """
-    step_ns = processing_ns + communication_ns
-    return batch_samples / step_ns * 1e9 if step_ns else math.inf
-
-
 def _device(instance: str, catalog: Catalog) -> str:
     return (catalog.get(instance) or Instance("")).device or instance
 
 
 def _alone(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
-    """Device -> samples per second of one, with the batch that suits it best."""
-    found: dict[str, float] = {}
-    for one in profiles:
-        step = one.step_ns.get(1)
-        if step is not None and one.batch_samples:
-            rate = throughput(one.batch_samples, step.value, 0.0)
-            for name in {one.instance, one.network_instance}:
+    """Device -> samples per second of one device with its best batch."""
+    best: dict[str, float] = {}
+    for profile in profiles:
+        step = profile.step_ns.get(1)
+        if step is not None and profile.batch_samples:
+            rate = profile.batch_samples / step.value * 1e9
+            for name in {profile.instance, profile.network_instance}:
                 device = _device(name, catalog)
-                found[device] = max(found.get(device, 0.0), rate)
-    return found
+                best[device] = max(best.get(device, 0.0), rate)
+    return best
 
 
 def _row(place: tuple[str, int, int], batch: int, step: Interval, best: float, measured: bool) -> Scaling:
     instance, count, devices = place
     total = batch * devices
-    rate = Interval(*(throughput(total, ns, 0.0) for ns in (step.value, step.high, step.low)))
+    rate = Interval(*(total / ns * 1e9 if ns else math.inf for ns in (step.value, step.high, step.low)))
     factor = rate.value / best
     return Scaling(instance, count, devices, batch, total, step, rate, factor, factor / devices, measured)
 
 
 def _between(steps: dict[int, Interval], batch: int) -> Interval:
-    """Step of a batch between two that are known, on the line through them."""
+    """Interpolate the step of a batch between the two nearest known batches."""
     low, high = max(b for b in steps if b < batch), min(b for b in steps if b > batch)
     part = (batch - low) / (high - low)
     return steps[low].times(1 - part) + steps[high].times(part)

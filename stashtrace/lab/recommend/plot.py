@@ -33,43 +33,43 @@ def plot_recommendation(answer: Recommendation, path: str) -> None:
         If no candidate has a price, so that there is no second axis.
     """
     check_plot_file(path)
-    some = [one for one in answer.candidates if one.priced]
-    if not some:
+    priced = [candidate for candidate in answer.candidates if candidate.priced]
+    if not priced:
         raise UsageError("no candidate has a price, so there is nothing to plot", hint="give one: --price NAME=VALUE")
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
-    front = sorted((one for one in some if one.pareto), key=faster)
-    hours, costs = [one.hours.value for one in front], [one.cost.value for one in front]
+    front = sorted((candidate for candidate in priced if candidate.pareto), key=faster)
+    hours, costs = [candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front]
     axes.plot(hours, costs, color="#999999", lw=1.2, zorder=1, label="Pareto front")
-    for one in some:
-        _draw(axes, one)
-    _scales(axes, some)
+    for candidate in priced:
+        _draw(axes, candidate)
+    _scales(axes, priced)
     _budgets(axes, answer)
     axes.set_xlabel("time, hours")
-    axes.set_ylabel(f"cost, {some[0].currency}".rstrip(", "))
+    axes.set_ylabel(f"cost, {priced[0].currency}".rstrip(", "))
     axes.set_title("filled: measured    hollow: predicted    colour: what limits the step", fontsize=8, loc="left")
-    axes.legend(handles=_legend(axes, some), frameon=False, fontsize=8)
+    axes.legend(handles=_legend(axes, priced), frameon=False, fontsize=8)
     plain_axes(axes)
     axes.grid(True, which="minor", color="#EEEEEE", lw=0.6)
-    _names(figure, axes, answer, some)
+    _names(figure, axes, answer, priced)
     save_figure(figure, path)
 
 
-def _draw(axes: Any, one: Candidate) -> None:
-    colour = _COLOURS[one.limited_by]
-    x, y = one.hours.value, one.cost.value
-    for ends in _error_lines([one]):
+def _draw(axes: Any, candidate: Candidate) -> None:
+    colour = _COLOURS[candidate.limited_by]
+    x, y = candidate.hours.value, candidate.cost.value
+    for ends in _error_lines([candidate]):
         axes.plot(*ends, color=colour, lw=1.0, alpha=0.45, solid_capstyle="butt", zorder=2)
-    fill = colour if one.measured else "#FFFFFF"
-    axes.plot(x, y, "o", ms=8 if one.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
+    fill = colour if candidate.measured else "#FFFFFF"
+    axes.plot(x, y, "o", ms=8 if candidate.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
 
 
-def _error_lines(some: Sequence[Candidate]) -> list[tuple[Any, Any]]:
+def _error_lines(candidates: Sequence[Candidate]) -> list[tuple[Any, Any]]:
     """Ends of each interval. Cost is time times price: one error, drawn along the line through the origin."""
     return [
-        ([one.hours.low, one.hours.high], [one.cost.low, one.cost.high])
-        for one in some
-        if one.hours.known and one.cost.known
+        ([candidate.hours.low, candidate.hours.high], [candidate.cost.low, candidate.cost.high])
+        for candidate in candidates
+        if candidate.hours.known and candidate.cost.known
     ]
 
 
@@ -80,13 +80,13 @@ def _budgets(axes: Any, answer: Recommendation) -> None:
         axes.axhline(answer.budget.cost, color="#000000", lw=0.9, ls="--", label="budget")
 
 
-def _scales(axes: Any, some: Sequence[Candidate]) -> None:
-    """Both logarithmic where one spans more than a factor of four: then one price is one straight line."""
+def _scales(axes: Any, candidates: Sequence[Candidate]) -> None:
+    """Make both axes logarithmic where one spans more than a factor of four: one price is then one straight line."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     every = [
-        [bound for one in some for bound in _bounds(one.hours)],
-        [bound for one in some for bound in _bounds(one.cost)],
+        [bound for candidate in candidates for bound in _bounds(candidate.hours)],
+        [bound for candidate in candidates for bound in _bounds(candidate.cost)],
     ]
     if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
         axes.margins(0.12)
@@ -101,27 +101,35 @@ def _scales(axes: Any, some: Sequence[Candidate]) -> None:
     axes.margins(0.12)
 
 
-def _names(figure: Any, axes: Any, answer: Recommendation, some: Sequence[Candidate]) -> None:
-    """The front chooses its places first."""
-    front = sorted((one for one in some if one.pareto), key=faster)
-    lines: list[tuple[Any, Any]] = [([one.hours.value for one in front], [one.cost.value for one in front])]
-    lines += _error_lines(some)
+def _names(figure: Any, axes: Any, answer: Recommendation, candidates: Sequence[Candidate]) -> None:
+    """Write the names beside the points, those of the front first."""
+    front = sorted((candidate for candidate in candidates if candidate.pareto), key=faster)
+    lines: list[tuple[Any, Any]] = [
+        ([candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front])
+    ]
+    lines += _error_lines(candidates)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if answer.budget.hours is not None:
         lines.append(([answer.budget.hours] * 2, [low, high]))
     if answer.budget.cost is not None:
         lines.append(([left, right], [answer.budget.cost] * 2))
     names = [
-        Name(one.hours.value, one.cost.value, one.name, 8 if one.pareto else 7, "#000000" if one.pareto else FAINT)
-        for one in sorted(some, key=lambda c: (not c.pareto, c.hours.value, c.cost.value))
+        Name(
+            candidate.hours.value,
+            candidate.cost.value,
+            candidate.name,
+            8 if candidate.pareto else 7,
+            "#000000" if candidate.pareto else FAINT,
+        )
+        for candidate in sorted(candidates, key=lambda c: (not c.pareto, c.hours.value, c.cost.value))
     ]
     place_names(figure, axes, names, lines)
 
 
-def _legend(axes: Any, some: Sequence[Candidate]) -> list[Any]:
+def _legend(axes: Any, candidates: Sequence[Candidate]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    kinds = {one.limited_by for one in some}
+    kinds = {candidate.limited_by for candidate in candidates}
     own = [Line2D([], [], marker="o", ls="", color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
     lines, seen = axes.get_legend_handles_labels()
     first = {name: line for line, name in zip(lines, seen, strict=True)}
@@ -129,5 +137,5 @@ def _legend(axes: Any, some: Sequence[Candidate]) -> list[Any]:
 
 
 def _bounds(span: Interval) -> tuple[float, ...]:
-    """Value and ends; an interval that begins at nothing has no place on a logarithmic axis, and runs out of it."""
+    """Value and ends; an end at zero has no place on a logarithmic axis."""
     return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))

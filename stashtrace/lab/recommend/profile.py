@@ -1,4 +1,4 @@
-"""What ``stashtrace characterize`` measured on one machine, read back: the file ``characterization.json``.
+"""The measurements of ``stashtrace characterize`` on one machine, read from ``characterization.json``.
 
 A file of a quick, emulated or partly failed characterization is read too; what it lacks is absent here, and what it
 says of itself goes along as notes. A reader takes every file of its format and ignores keys that it does not know.

@@ -28,7 +28,7 @@ _HOUR_NS = 3600e9
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The answer.
+    """Candidates, and those that fit the budgets.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class Recommendation:
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
-        """Those that nothing beats in both, cheapest first."""
-        return tuple(one for one in self.candidates if one.pareto)
+        """Candidates that no other beats in time and cost together, cheapest first."""
+        return tuple(candidate for candidate in self.candidates if candidate.pareto)
 
 
 #: Devices of a catalog's entry that are processors: ranks that used no GPU are at home there.
@@ -74,7 +74,7 @@ def recommend(
     data: str = "auto",
     max_count: int = 8,
 ) -> Recommendation:
-    """All candidates for the work, and those that fit the budgets.
+    """Find all candidates for the work, and those that fit the budgets.
 
     Parameters
     ----------
@@ -97,23 +97,23 @@ def recommend(
         If there is no candidate at all, not even what was measured.
     """
     budget = budget or Budget()
-    if work.samples and not all(one.batch_samples for one in profiles):
-        where = next(one.path for one in profiles if not one.batch_samples)
+    if work.samples and not all(profile.batch_samples for profile in profiles):
+        where = next(profile.path for profile in profiles if not profile.batch_samples)
         raise UsageError(f"{where} does not know its batch, so samples are no steps", hint="give --batch-size N")
-    found, unknown, partly = _every(profiles, catalog, work, data, max_count)
-    if not found:
+    possible, unknown, partly = _possible(profiles, catalog, work, data, max_count)
+    if not possible:
         raise MissingDataError(
             f"nothing can be said of any instance: {next(iter(unknown.values()))}",
             hint="run `stashtrace characterize` again, with --steps 1,2 at least",
         )
-    currencies = sorted({one.currency for one in found if one.priced})
+    currencies = sorted({candidate.currency for candidate in possible if candidate.priced})
     if len(currencies) > 1:
         what = " and ".join(currencies)
         raise UsageError(f"prices in {what} cannot be compared", hint="give some with --catalog FILE")
-    candidates = _sorted(pareto_marked(found))
-    in_time = [one for one in candidates if Budget(hours=budget.hours).met_by(one)]
-    in_cost = [one for one in candidates if Budget(cost=budget.cost).met_by(one)]
-    met = any(budget.met_by(one) for one in candidates)
+    candidates = _sorted(pareto_marked(possible))
+    in_time = [candidate for candidate in candidates if Budget(hours=budget.hours).met_by(candidate)]
+    in_cost = [candidate for candidate in candidates if Budget(cost=budget.cost).met_by(candidate)]
+    met = any(budget.met_by(candidate) for candidate in candidates)
     return Recommendation(
         candidates=tuple(candidates),
         not_measured=unknown,
@@ -126,20 +126,19 @@ def recommend(
     )
 
 
-def _every(
+def _possible(
     profiles: Sequence[Profile], catalog: Catalog, work: Work, data: str, max_count: int
 ) -> tuple[list[Candidate], dict[str, str], list[str]]:
-    """Candidates; instances of which nothing is said, and why; why of some nothing is said in some counts."""
-    found: dict[tuple[str, int, int, int], Candidate] = {}
+    """Find all candidates; instances that cannot be predicted, and why; notes on counts that cannot be."""
+    candidates: dict[tuple[str, int, int, int], Candidate] = {}
     reasons: dict[str, str] = {}
     counts: dict[tuple[str, str], list[int]] = {}
-    own = [name for one in profiles for name in (one.instance, one.network_instance) if name]
-    instances = dict.fromkeys([*own, *catalog.instances])
-    for batch in dict.fromkeys(one.batch_samples for one in profiles):
-        alike = [one for one in profiles if one.batch_samples == batch]
-        for name in instances:
+    own = [name for profile in profiles for name in (profile.instance, profile.network_instance) if name]
+    for batch in dict.fromkeys(profile.batch_samples for profile in profiles):
+        alike = [profile for profile in profiles if profile.batch_samples == batch]
+        for name in dict.fromkeys([*own, *catalog.instances]):
             instance = catalog.get(name) or Instance(name)
-            near = [one for one in alike if _same_device(one, instance, catalog)]
+            near = [profile for profile in alike if _same_device(profile, instance, catalog)]
             if not near:
                 reasons.setdefault(name, f"no characterization on {instance.device or 'its device'}")
                 continue
@@ -151,17 +150,17 @@ def _every(
                     counts.setdefault((name, str(error)), []).append(target.hosts_count)
                     continue
                 key = (name, target.hosts_count, target.devices_per_host, batch)
-                found[key] = _candidate(profile, prediction, target, work, data, profiles[0])
-    names = {one.instance for one in found.values()}
+                candidates[key] = _candidate(profile, prediction, target, work, data, profiles[0])
+    told = {candidate.instance for candidate in candidates.values()}
     left_out: dict[tuple[str, int], list[str]] = {}
-    for (name, why), some in counts.items():
-        if name in names:
-            left_out.setdefault((why, min(some)), []).append(name)
+    for (name, why), hosts_counts in counts.items():
+        if name in told:
+            left_out.setdefault((why, min(hosts_counts)), []).append(name)
     partly = [
-        f"nothing is said of {f'{least} and more' if least > 1 else 'a single'} {', '.join(some)}: {why}"
-        for (why, least), some in left_out.items()
+        f"nothing is said of {f'{least} and more' if least > 1 else 'a single'} {', '.join(names)}: {why}"
+        for (why, least), names in left_out.items()
     ]
-    return list(found.values()), {name: why for name, why in reasons.items() if name not in names}, partly
+    return list(candidates.values()), {name: why for name, why in reasons.items() if name not in told}, partly
 
 
 def _same_device(profile: Profile, instance: Instance, catalog: Catalog) -> bool:
@@ -175,14 +174,18 @@ def _targets(near: Sequence[Profile], instance: Instance, max_count: int) -> lis
     """1, 2, 4, ... instances with all devices, and what was run."""
     out: dict[tuple[int, int], Target] = {}
     full = {instance.devices_count} if instance.devices_count else set()
-    for one in near:
-        if one.instance == instance.name:
-            out[1, one.devices_count] = Target(instance, 1, one.devices_count)
-            full = full or {one.devices_count}
-        if one.network_instance == instance.name and one.network_hosts_count > 1 and not one.network_emulated:
-            each = one.network_devices_count // one.network_hosts_count
-            if each * one.network_hosts_count == one.network_devices_count:
-                out[one.network_hosts_count, each] = Target(instance, one.network_hosts_count, each)
+    for profile in near:
+        if profile.instance == instance.name:
+            out[1, profile.devices_count] = Target(instance, 1, profile.devices_count)
+            full = full or {profile.devices_count}
+        if (
+            profile.network_instance == instance.name
+            and profile.network_hosts_count > 1
+            and not profile.network_emulated
+        ):
+            each = profile.network_devices_count // profile.network_hosts_count
+            if each * profile.network_hosts_count == profile.network_devices_count:
+                out[profile.network_hosts_count, each] = Target(instance, profile.network_hosts_count, each)
                 full = full or {each}
     for each in full:
         count = 1
@@ -201,35 +204,37 @@ def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Pr
         If no characterization tells; by the nearest one.
     """
 
-    def distance(one: Profile) -> tuple[bool, bool, float]:
+    def distance(profile: Profile) -> tuple[bool, bool, float]:
         between = target.hosts_count > 1
-        count = one.network_devices_count if between else one.devices_count
+        count = profile.network_devices_count if between else profile.devices_count
         return (
-            between and one.network_emulated,
-            one.instance != target.instance.name,
+            between and profile.network_emulated,
+            profile.instance != target.instance.name,
             abs(math.log(max(count, 1) / target.devices_count)),
         )
 
     refusals, predicted = [], []
-    for one in sorted(near, key=distance):
+    for profile in sorted(near, key=distance):
         try:
-            prediction = predict(one, target, catalog, [other for other in near if other is not one])
+            prediction = predict(profile, target, catalog, [other for other in near if other is not profile])
         except UnpredictableError as error:
             refusals.append(error)
             continue
         if prediction.ran:
-            return one, prediction
-        predicted.append((one, prediction))
+            return profile, prediction
+        predicted.append((profile, prediction))
     if not predicted:
         raise refusals[0]
     return predicted[0]
 
 
-def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, data: str, first: Profile) -> Candidate:
-    step, warm, cold, notes = _mean_step(found, work, data)
-    parts = dict.fromkeys(KINDS, 0.0) | dict(found.parts_ns)
-    parts["prep"] = max((warm or found.synthetic).value - found.synthetic.value, 0.0)
-    parts["fetch"] = max(step.value - (warm or found.synthetic).value, 0.0)
+def _candidate(
+    profile: Profile, prediction: Prediction, target: Target, work: Work, data: str, first: Profile
+) -> Candidate:
+    step, warm, cold, notes = _mean_step(prediction, work, data)
+    parts = dict.fromkeys(KINDS, 0.0) | dict(prediction.parts_ns)
+    parts["prep"] = max((warm or prediction.synthetic).value - prediction.synthetic.value, 0.0)
+    parts["fetch"] = max(step.value - (warm or prediction.synthetic).value, 0.0)
     # A step with data that is shorter than the one without (noise) has no room for what the latter lost.
     over = sum(parts.values()) / step.value
     parts = {kind: time / max(over, 1.0) for kind, time in parts.items()}
@@ -238,9 +243,9 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
     hours = step.times(work.steps(profile.batch_samples, devices, first) / _HOUR_NS)
     unit = target.instance.price_per_hour
     price = None if unit is None else unit * target.hosts_count
-    some = target.instance.devices_count
-    if 0 < target.devices_per_host < some:
-        notes = (*notes, f"{target.devices_per_host} of {some} devices of each are in use")
+    devices_there = target.instance.devices_count
+    if 0 < target.devices_per_host < devices_there:
+        notes = (*notes, f"{target.devices_per_host} of {devices_there} devices of each are in use")
     return Candidate(
         instance=target.instance.name,
         count=target.hosts_count,
@@ -248,30 +253,30 @@ def _candidate(profile: Profile, found: Prediction, target: Target, work: Work, 
         batch_samples=profile.batch_samples,
         step=step,
         hours=hours,
-        synthetic=Interval(math.nan) if found.loaded else found.synthetic,
+        synthetic=Interval(math.nan) if prediction.loaded else prediction.synthetic,
         cost=hours.times(math.nan if price is None else price),
         price_per_hour=price,
         currency=target.instance.currency,
         priced_on=target.instance.priced_on,
         source=target.instance.source,
         parts_ns=parts,
-        measured=found.ran_with_data if real else found.ran and not found.loaded,
-        emulated=found.emulated,
+        measured=prediction.ran_with_data if real else prediction.ran and not prediction.loaded,
+        emulated=prediction.emulated,
         basis=profile.path,
-        told_apart=found.told_apart,
-        notes=(*found.notes, *notes),
+        told_apart=prediction.told_apart,
+        notes=(*prediction.notes, *notes),
     )
 
 
 def _mean_step(
-    found: Prediction, work: Work, data: str
+    prediction: Prediction, work: Work, data: str
 ) -> tuple[Interval, Interval | None, Interval | None, tuple[str, ...]]:
-    """Mean step, and of what it is made: (step, warm, cold, what else was assumed)."""
-    warm, cold, epochs = found.warm, found.cold, work.epochs if work.samples else 0.0
+    """Mean step of the work: (step, warm step, cold step, what else was assumed)."""
+    warm, cold, epochs = prediction.warm, prediction.cold, work.epochs if work.samples else 0.0
     if data == "auto":
         data = "first-cold" if epochs and warm is not None and cold is not None else "warm"
     if data == "synthetic":
-        return found.synthetic, None, None, ()
+        return prediction.synthetic, None, None, ()
     if data == "first-cold" and warm is not None and cold is not None and epochs:
         part = min(1.0 / epochs, 1.0)
         return cold.times(part) + warm.times(1 - part), warm, cold, ()
@@ -282,32 +287,34 @@ def _mean_step(
         return warm, warm, None, ("storage left out: the cold step was not measured",) if data != "warm" else ()
     if cold is not None:
         return cold, None, cold, ("all epochs from storage: the warm step was not measured",)
-    return found.synthetic, None, None, ("loading of data left out: it was not measured",)
+    return prediction.synthetic, None, None, ("loading of data left out: it was not measured",)
 
 
 def _sorted(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda one: (*cheaper(one), one.instance, one.count, one.devices_count))
+    return sorted(
+        candidates,
+        key=lambda candidate: (*cheaper(candidate), candidate.instance, candidate.count, candidate.devices_count),
+    )
 
 
 def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    notes = [note for one in profiles for note in one.notes]
-    notes += catalog.notes
+    notes = [*(note for profile in profiles for note in profile.notes), *catalog.notes]
     seen: dict[tuple[str, int, int], str] = {}
-    for one in profiles:
-        first = seen.setdefault((one.instance, one.devices_count, one.batch_samples), one.path)
-        if first != one.path:
-            notes.append(f"{one.path} measured what {first} did: where both answer, the first is taken")
+    for profile in profiles:
+        first = seen.setdefault((profile.instance, profile.devices_count, profile.batch_samples), profile.path)
+        if first != profile.path:
+            notes.append(f"{profile.path} measured what {first} did: where both answer, the first is taken")
     if not catalog.instances:
         notes.append("the catalog is empty: times without costs, and no instance but the measured ones")
-    for one in profiles:
-        known = catalog.get(one.instance)
+    for profile in profiles:
+        name, known = profile.instance, catalog.get(profile.instance)
+        says = f"{profile.path} names {name}, which has {known.device if known else ''}, but"
         if known is None:
-            notes.append(f"{one.instance} is in no catalog: no price, and nothing is said of its other sizes")
-        elif known.device and one.device == "cpu" and not _PROCESSORS.search(known.device):
-            notes.append(f"{one.path} names {one.instance}, which has {known.device}, but its ranks used no device")
-        elif known.device and one.machine_devices and not _named_alike(known.device, one.machine_devices):
-            ran = one.machine_devices[0]
-            notes.append(f"{one.path} names {one.instance}, which has {known.device}, but ran on {ran}")
+            notes.append(f"{name} is in no catalog: no price, and nothing is said of its other sizes")
+        elif known.device and profile.device == "cpu" and not _PROCESSORS.search(known.device):
+            notes.append(f"{says} its ranks used no device")
+        elif known.device and profile.machine_devices and not _named_alike(known.device, profile.machine_devices):
+            notes.append(f"{says} ran on {profile.machine_devices[0]}")
     unpriced = sorted({one.instance for one in candidates if not one.priced and catalog.get(one.instance)})
     if unpriced:
         notes.append(f"no price for {', '.join(unpriced)}: give one with --price NAME=VALUE")
@@ -315,8 +322,8 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
 
 
 def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
-    """Steps of an unknown number of samples beside steps of a known one."""
-    unknown = [one.path for one in profiles if not one.batch_samples]
+    """Note that some profiles do not know their batch while others do."""
+    unknown = [profile.path for profile in profiles if not profile.batch_samples]
     if not work.iterations or len(unknown) in (0, len(profiles)):
         return []
     which = ", ".join(dict.fromkeys(unknown))
@@ -327,6 +334,6 @@ def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
 
 
 def _named_alike(device: str, names: Sequence[str]) -> bool:
-    """Whether the machine's own names hold the device's, as a word: an L40S is no L4."""
+    """Whether one of the machine's device names holds the catalog's, as a word: an L40S is no L4."""
     model = re.escape(device.partition("-")[0].lower())
     return any(re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name.lower()) for name in names)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stashtrace.lab.intervals import Interval, finite_or_none
@@ -18,12 +18,18 @@ from stashtrace.units import duration_text, percent_text
 
 #: Of numbers in JSON and CSV.
 _DIGITS = 7
+_STALL_WORDS = {
+    "interconnect": "the links between its devices",
+    "network": "the network",
+    "prep": "preparing batches",
+    "fetch": "reading from storage",
+}
 #: Differences below this are not worth a sentence.
 _SMALL = 0.02
 
 
 def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
-    """Everything that the command says.
+    """Lines of text about a recommendation.
 
     Parameters
     ----------
@@ -40,7 +46,11 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
         lines += [line for one in ASSUMPTIONS for line in wrapped(one)]
     if answer.not_measured:
         lines += ["", "not measured, so nothing is said of:"]
-        lines += [line for one in grouped(answer.not_measured) for line in wrapped(one)]
+        lines += [
+            line
+            for why, names in grouped(answer.not_measured.items()).items()
+            for line in wrapped(f"{_listed(names)}: {why}")
+        ]
     doubts = [*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)]
     if doubts:
         lines += ["", "to know:"]
@@ -49,7 +59,7 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
 
 
 def choices(answer: Recommendation) -> list[list[str]]:
-    """For each question that was asked the answer, and behind it the reasons, as sentences."""
+    """Sentences for each question that was asked: the answer, then its reasons."""
     out: list[list[str]] = []
     budget = answer.budget
     if budget.hours is not None:
@@ -73,7 +83,7 @@ def choices(answer: Recommendation) -> list[list[str]]:
 
 
 def answer_object(answer: Recommendation, work: Mapping[str, Any], elastic: Sequence[Scaling] | None) -> dict[str, Any]:
-    """The answer for scripts; numbers that nobody knows are null."""
+    """Content of a recommendation for JSON; unknown numbers are null."""
     whole: dict[str, Any] = {
         "format": 1,
         "work": dict(work),
@@ -92,82 +102,81 @@ def answer_object(answer: Recommendation, work: Mapping[str, Any], elastic: Sequ
     return whole
 
 
-def grouped(reasons: Mapping[str, str]) -> list[str]:
-    """``why: names`` for each reason, once."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        by_reason.setdefault(why, []).append(name)
-    return [f"{_listed(names)}: {why}" for why, names in by_reason.items()]
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names by what is said of them, from pairs of a name and a sentence."""
+    by_sentence: dict[str, list[str]] = {}
+    for name, sentence in pairs:
+        by_sentence.setdefault(sentence, []).append(name)
+    return by_sentence
 
 
-def _chosen(answer: Recommendation, one: Candidate | None, what: str, limit: str, budget: Budget) -> list[str]:
-    if one is None:
+def _chosen(answer: Recommendation, candidate: Candidate | None, what: str, limit: str, budget: Budget) -> list[str]:
+    if candidate is None:
         key = faster if budget.hours is not None else cheaper
         nearest = min(answer.candidates, key=key)
         return [f"nothing is done {limit}: {_missed(nearest, budget)}"]
-    what = what if one.priced else "fastest, of those without a price,"
-    out = [f"{what} {limit}: {_facts(one)}"]
-    if budget.hours is not None and one.hours.high > budget.hours:
-        out.append(f"its interval reaches to {hours_text(one.hours.high)}, beyond the budget")
-    if budget.cost is not None and one.cost.high > budget.cost:
-        out.append(f"its interval reaches to {cost_text(one.cost.high, one.currency)}, beyond the budget")
-    return [*out, *_reasons(answer, one)]
+    what = what if candidate.priced else "fastest, of those without a price,"
+    out = [f"{what} {limit}: {_facts(candidate)}"]
+    if budget.hours is not None and candidate.hours.high > budget.hours:
+        out.append(f"its interval reaches to {hours_text(candidate.hours.high)}, beyond the budget")
+    if budget.cost is not None and candidate.cost.high > budget.cost:
+        out.append(f"its interval reaches to {cost_text(candidate.cost.high, candidate.currency)}, beyond the budget")
+    return [*out, *_reasons(answer, candidate)]
 
 
 def _both_missed(answer: Recommendation) -> list[str]:
-    one = answer.nearest
-    if one is None or (answer.cheapest_within_time is None and answer.fastest_within_cost is None):
+    candidate = answer.nearest
+    if candidate is None or (answer.cheapest_within_time is None and answer.fastest_within_cost is None):
         return []
-    return [f"nothing keeps both budgets: nearest is {one.name}, {_missed(one, answer.budget)}"]
+    return [f"nothing keeps both budgets: nearest is {candidate.name}, {_missed(candidate, answer.budget)}"]
 
 
-def _missed(one: Candidate, budget: Budget) -> str:
-    out = []
-    if budget.hours is not None and one.hours.value > budget.hours:
-        over = one.hours.value - budget.hours
-        part = percent_text(over / budget.hours)
-        out.append(f"{hours_text(one.hours.value)} is {hours_text(over)} ({part}) too long")
-    if budget.cost is not None and not one.priced:
+def _missed(candidate: Candidate, budget: Budget) -> str:
+    hours, cost, out = candidate.hours.value, candidate.cost.value, []
+    if budget.hours is not None and hours > budget.hours:
+        over = hours - budget.hours
+        out.append(f"{hours_text(hours)} is {hours_text(over)} ({percent_text(over / budget.hours)}) too long")
+    if budget.cost is not None and not candidate.priced:
         out.append("its price is not known")
-    elif budget.cost is not None and one.cost.value > budget.cost:
-        over = one.cost.value - budget.cost
+    elif budget.cost is not None and cost > budget.cost:
+        over, unit = cost - budget.cost, candidate.currency
         part = f" ({percent_text(over / budget.cost)})" if budget.cost else ""
-        out.append(f"{cost_text(one.cost.value, one.currency)} is {cost_text(over, one.currency)}{part} too dear")
-    what = "" if budget.hours is not None and budget.cost is not None else f"{one.name} comes nearest, "
+        out.append(f"{cost_text(cost, unit)} is {cost_text(over, unit)}{part} too dear")
+    what = "" if budget.hours is not None and budget.cost is not None else f"{candidate.name} comes nearest, "
     return what + " and ".join(out)
 
 
-def _facts(one: Candidate) -> str:
-    cost = cost_text(one.cost.value, one.currency) if one.priced else "price unknown"
-    out = f"{one.name}, {hours_text(one.hours.value)}, {cost} ({'measured' if one.measured else 'predicted'})"
-    stall = one.worst_stall
-    if not stall or one.share(stall) < _SMALL:
-        return f"{out}; " + ("it computes all the time" if one.told_apart else "what it loses was not measured")
-    return f"{out}; it loses {percent_text(one.share(stall))} of its step to {_stall_words(stall)}"
-
-
-def _stall_words(kind: str) -> str:
-    return {
-        "interconnect": "the links between its devices",
-        "network": "the network",
-        "prep": "preparing batches",
-        "fetch": "reading from storage",
-    }[kind]
+def _facts(candidate: Candidate) -> str:
+    cost = cost_text(candidate.cost.value, candidate.currency) if candidate.priced else "price unknown"
+    how = "measured" if candidate.measured else "predicted"
+    out = f"{candidate.name}, {hours_text(candidate.hours.value)}, {cost} ({how})"
+    stall = candidate.worst_stall
+    if not stall or candidate.share(stall) < _SMALL:
+        return f"{out}; " + ("it computes all the time" if candidate.told_apart else "what it loses was not measured")
+    return f"{out}; it loses {percent_text(candidate.share(stall))} of its step to {_STALL_WORDS[stall]}"
 
 
 def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
-    """Why this one: those of the same price, what more money buys, what it cannot be told from."""
+    """Why this one: others of the same price, what more money buys, which intervals overlap."""
     out: list[str] = []
-    others = [one for one in answer.candidates if one is not best]
+    others = [candidate for candidate in answer.candidates if candidate is not best]
     # The same instances with another batch are no other thing to rent.
-    unlike = [one for one in others if one.name != best.name and abs(one.step.value / best.step.value - 1) > _SMALL]
-    out += [_pair(best, one) for one in unlike if same_price(one, best)]
-    alike = [one.name for one in others if one.cost.overlaps(best.cost)]
-    same = [one.name for one in others if one.name in alike and one.hours.overlaps(best.hours)]
+    unlike = [
+        candidate
+        for candidate in others
+        if candidate.name != best.name and abs(candidate.step.value / best.step.value - 1) > _SMALL
+    ]
+    out += [_pair(best, candidate) for candidate in unlike if same_price(candidate, best)]
+    alike = [candidate.name for candidate in others if candidate.cost.overlaps(best.cost)]
+    same = [candidate.name for candidate in others if candidate.name in alike and candidate.hours.overlaps(best.hours)]
     if same and best.measured:
         names = _listed(same)
         out.append(f"the intervals of {names} overlap with its own: measure before renting many")
-    quicker = [one for one in others if one.hours.value < best.hours.value * (1 - _SMALL) and one.priced]
+    quicker = [
+        candidate
+        for candidate in others
+        if candidate.hours.value < best.hours.value * (1 - _SMALL) and candidate.priced
+    ]
     if quicker and best.cost.value > 0:
         next_one = min(quicker, key=cheaper)
         out.append(
@@ -175,7 +184,9 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
             f" {_more(next_one.cost.value / best.cost.value - 1)}"
         )
     if not best.measured:
-        measured = [one for one in answer.candidates if one.measured and answer.budget.met_by(one)]
+        measured = [
+            candidate for candidate in answer.candidates if candidate.measured and answer.budget.met_by(candidate)
+        ]
         what = "cheapest" if best.priced else "fastest"
         word = f"; the {what} that was measured is {min(measured, key=cheaper).name}" if measured else ""
         span = ""
@@ -193,21 +204,21 @@ def _more(ratio: float) -> str:
 
 
 def _pairs(candidates: Sequence[Candidate]) -> list[str]:
-    """Sets of as many devices that cost the same an hour, one of which was run: what the network makes of the money."""
+    """Compare sets of as many devices at the same price, one of which was run: what the network costs."""
     return [
-        _pair(one, other)
-        for at, one in enumerate(candidates)
+        _pair(first, other)
+        for at, first in enumerate(candidates)
         for other in candidates[at + 1 :]
-        if one.devices_count == other.devices_count > 1
-        and one.batch_samples == other.batch_samples
-        and (one.measured or other.measured)
-        and same_price(one, other)
-        and abs(one.step.value / other.step.value - 1) > _SMALL
+        if first.devices_count == other.devices_count > 1
+        and first.batch_samples == other.batch_samples
+        and (first.measured or other.measured)
+        and same_price(first, other)
+        and abs(first.step.value / other.step.value - 1) > _SMALL
     ]
 
 
 def _pair(best: Candidate, other: Candidate) -> str:
-    """Two of one price: what an hour buys."""
+    """Compare what an hour of two candidates of one price buys."""
     same_steps = best.devices_count == other.devices_count and best.batch_samples == other.batch_samples
     done, slow = (best, other) if best.hours.value <= other.hours.value else (other, best)
     if not same_steps:
@@ -215,33 +226,36 @@ def _pair(best: Candidate, other: Candidate) -> str:
         return f"an hour of {done.name} costs the same as one of {slow.name} and does {_times(ratio)} as much"
     ratio = slow.step.value / done.step.value
     lost = slow.worst_stall
-    word = f": {slow.name} loses {percent_text(slow.share(lost))} to {_stall_words(lost)}" if lost else ""
+    word = f": {slow.name} loses {percent_text(slow.share(lost))} to {_STALL_WORDS[lost]}" if lost else ""
     return f"{done.name} costs the same as {slow.name} but its steps are {_times(ratio)} shorter{word}"
 
 
 def _times(ratio: float) -> str:
-    """A factor above one; of a small one its digits behind the point are all that it says."""
+    """Factor above one; a factor close to one gets more digits."""
     return f"{ratio:.2g}x" if ratio >= 1.095 else f"{ratio:.3g}x"
 
 
 def _table(candidates: Sequence[Candidate]) -> list[str]:
-    batches = len({one.batch_samples for one in candidates}) > 1
+    batches = len({candidate.batch_samples for candidate in candidates}) > 1
     head = ["", "instances", "devices", "step", "time", "at least", "at most", "cost", "limited by", "lost", ""]
     lines = [head + (["batch"] if batches else [])]
-    for one in candidates:
-        lost = one.worst_stall
+    for candidate in candidates:
+        lost = candidate.worst_stall
         lines.append(
             [
-                "*" if one.pareto else "",
-                one.name,
-                str(one.devices_count),
-                duration_text(one.step.value),
-                *(_known(bound, _padded) for bound in (one.hours.value, one.hours.low, one.hours.high)),
-                _known(one.cost.value, lambda x: cost_text(x, "")),
-                one.limited_by,
-                f"{percent_text(one.share(lost))} {lost}" if lost else "-",
-                "measured" if one.measured else "emulated" if one.emulated else "predicted",
-                *([str(one.batch_samples)] if batches else []),
+                "*" if candidate.pareto else "",
+                candidate.name,
+                str(candidate.devices_count),
+                duration_text(candidate.step.value),
+                *(
+                    _known(bound, _padded)
+                    for bound in (candidate.hours.value, candidate.hours.low, candidate.hours.high)
+                ),
+                _known(candidate.cost.value, lambda x: cost_text(x, "")),
+                candidate.limited_by,
+                f"{percent_text(candidate.share(lost))} {lost}" if lost else "-",
+                "measured" if candidate.measured else "emulated" if candidate.emulated else "predicted",
+                *([str(candidate.batch_samples)] if batches else []),
             ]
         )
     unit = _currency(candidates)
@@ -256,10 +270,7 @@ def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _own_notes(candidates: Sequence[Candidate]) -> list[str]:
-    by_note: dict[str, list[str]] = {}
-    for one in candidates:
-        for note in one.notes:
-            by_note.setdefault(note, []).append(one.name)
+    by_note = grouped((candidate.name, note) for candidate in candidates for note in candidate.notes)
     every = len(candidates)
     return [note if len(names) == every else f"{_listed(names)}: {note}" for note, names in by_note.items()]
 
@@ -269,11 +280,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _currency(candidates: Sequence[Candidate]) -> str:
-    return next((one.currency for one in candidates if one.priced), "")
+    return next((candidate.currency for candidate in candidates if candidate.priced), "")
 
 
-def _row_or_none(one: Candidate | None) -> dict[str, Any] | None:
-    return None if one is None else candidate_row(one)
+def _row_or_none(candidate: Candidate | None) -> dict[str, Any] | None:
+    return None if candidate is None else candidate_row(candidate)
 
 
 def _padded(hours: float) -> str:
@@ -287,107 +298,107 @@ def _known(value: float, text: Any) -> str:
 # What ``stashtrace recommend`` says in rows: candidates for scripts, elasticity, the catalog.
 
 
-def candidate_row(one: Candidate) -> dict[str, Any]:
+def candidate_row(candidate: Candidate) -> dict[str, Any]:
     """One candidate, for JSON and CSV."""
-    low, high = (finite_or_none(bound) for bound in (one.step.low, one.step.high))
+    low, high = (finite_or_none(bound) for bound in (candidate.step.low, candidate.step.high))
     return {
-        "instance": one.instance,
-        "count": one.count,
-        "devices_count": one.devices_count,
-        "batch_samples": one.batch_samples or None,
-        "step_ns": round(one.step.value),
+        "instance": candidate.instance,
+        "count": candidate.count,
+        "devices_count": candidate.devices_count,
+        "batch_samples": candidate.batch_samples or None,
+        "step_ns": round(candidate.step.value),
         "step_low_ns": None if low is None else round(low),
         "step_high_ns": None if high is None else round(high),
-        **_numbers("hours", one.hours),
-        **_numbers("cost", one.cost),
-        "currency": one.currency,
-        "price_per_hour": one.price_per_hour,
-        "priced_on": one.priced_on,
-        "price_source": one.source,
-        "limited_by": one.limited_by,
-        **{f"{kind}_ns": round(time) for kind, time in one.parts_ns.items()},
-        "measured": one.measured,
-        "emulated": one.emulated,
-        "pareto": one.pareto,
-        "basis": one.basis,
+        **_numbers("hours", candidate.hours),
+        **_numbers("cost", candidate.cost),
+        "currency": candidate.currency,
+        "price_per_hour": candidate.price_per_hour,
+        "priced_on": candidate.priced_on,
+        "price_source": candidate.source,
+        "limited_by": candidate.limited_by,
+        **{f"{kind}_ns": round(time) for kind, time in candidate.parts_ns.items()},
+        "measured": candidate.measured,
+        "emulated": candidate.emulated,
+        "pareto": candidate.pareto,
+        "basis": candidate.basis,
     }
 
 
-def scaling_row(one: Scaling) -> dict[str, Any]:
+def scaling_row(row: Scaling) -> dict[str, Any]:
     """One row of the elasticity table, for JSON."""
     return {
-        "instance": one.instance,
-        "count": one.count,
-        "devices_count": one.devices_count,
-        "batch_samples": one.batch_samples,
-        "total_batch_samples": one.total_batch_samples,
-        "step_ns": round(one.step.value),
-        **_numbers("samples_per_s", one.samples_per_s),
-        "scaling_factor": finite_or_none(one.scaling_factor, _DIGITS),
-        "efficiency_ratio": finite_or_none(one.efficiency, _DIGITS),
-        "measured": one.measured,
+        "instance": row.instance,
+        "count": row.count,
+        "devices_count": row.devices_count,
+        "batch_samples": row.batch_samples,
+        "total_batch_samples": row.total_batch_samples,
+        "step_ns": round(row.step.value),
+        **_numbers("samples_per_s", row.samples_per_s),
+        "scaling_factor": finite_or_none(row.scaling_factor, _DIGITS),
+        "efficiency_ratio": finite_or_none(row.efficiency, _DIGITS),
+        "measured": row.measured,
     }
 
 
-def _numbers(name: str, one: Interval) -> dict[str, float | None]:
-    """Value and bounds under the names that they have in JSON and CSV."""
-    bounds = {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+def _numbers(name: str, interval: Interval) -> dict[str, float | None]:
+    """Value and bounds by their names in JSON and CSV."""
+    bounds = {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return {key: finite_or_none(number, _DIGITS) for key, number in bounds.items()}
 
 
 def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
-    """Throughput and efficiency, as a table."""
+    """Table of throughput and efficiency."""
     if not rows:
         return ["elasticity: configuration 1 or the batch was not measured (--batch-size N gives the batch)"]
     head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
     cells = [
         (
-            several_text(one.instance, one.count),
-            str(one.devices_count),
-            str(one.batch_samples),
-            str(one.total_batch_samples),
-            _rate(one.samples_per_s.value),
-            _rate(one.samples_per_s.low),
-            _rate(one.samples_per_s.high),
-            f"{one.scaling_factor:.2f}",
-            f"{one.efficiency:.3f}",
-            "measured" if one.measured else "predicted",
+            several_text(row.instance, row.count),
+            str(row.devices_count),
+            str(row.batch_samples),
+            str(row.total_batch_samples),
+            _rate(row.samples_per_s.value),
+            _rate(row.samples_per_s.low),
+            _rate(row.samples_per_s.high),
+            f"{row.scaling_factor:.2f}",
+            f"{row.efficiency:.3f}",
+            "measured" if row.measured else "predicted",
         )
-        for one in rows
+        for row in rows
     ]
     what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
     return [what, *aligned([head, *cells], {0, 9}, drop_silent=True)]
 
 
 def catalog_lines(catalog: Catalog) -> list[str]:
-    """The catalog, with day and source of each price."""
+    """Table of the catalog, with day and source of each price."""
     if not catalog.instances:
         return ["the catalog is empty"]
     head = ("instance", "device", "devices", "joined by", "network", "vCPUs", "price/h", "", "of", "region")
-    sources = list(dict.fromkeys(one.source for one in catalog.instances.values() if one.source))
+    sources = list(dict.fromkeys(instance.source for instance in catalog.instances.values() if instance.source))
     cells = [
         (
-            one.name,
-            one.device or "-",
-            str(one.devices_count or "-"),
-            one.interconnect or "-",
-            _network(one),
-            str(one.vcpus_count or "-"),
-            "-" if one.price_per_hour is None else f"{one.price_per_hour:.5g}",
-            "" if one.price_per_hour is None else one.currency,
-            one.priced_on or "-",
-            f"{one.region or '-'}" + (f" [{sources.index(one.source) + 1}]" if one.source else ""),
+            instance.name,
+            instance.device or "-",
+            str(instance.devices_count or "-"),
+            instance.interconnect or "-",
+            _network(instance),
+            str(instance.vcpus_count or "-"),
+            "-" if instance.price_per_hour is None else f"{instance.price_per_hour:.5g}",
+            "" if instance.price_per_hour is None else instance.currency,
+            instance.priced_on or "-",
+            f"{instance.region or '-'}" + (f" [{sources.index(instance.source) + 1}]" if instance.source else ""),
         )
-        for one in catalog.instances.values()
+        for instance in catalog.instances.values()
     ]
     notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
-    if any(one.network_burst for one in catalog.instances.values()):
+    if any(instance.network_burst for instance in catalog.instances.values()):
         notes.append("* for short times")
     return [*aligned([head, *cells], {0, 1, 3, 7, 8, 9}, drop_silent=True), "", *notes]
 
 
 def hours_text(hours: float, *, padded: bool = False) -> str:
-    """Time that a job takes, as a person says it; ``padded``: always three digits, as in a column.
+    """Hours in a suitable unit; ``padded``: always three digits, as in a column.
 
     Examples
     --------
@@ -404,7 +415,7 @@ def hours_text(hours: float, *, padded: bool = False) -> str:
 
 
 def cost_text(cost: float, currency: str) -> str:
-    """Money with the digits that matter.
+    """Cost with as many digits as matter.
 
     Examples
     --------
@@ -415,10 +426,10 @@ def cost_text(cost: float, currency: str) -> str:
     return f"{digits} {currency}".rstrip()
 
 
-def _network(one: Instance) -> str:
-    if not one.network_bits_per_s:
+def _network(instance: Instance) -> str:
+    if not instance.network_bits_per_s:
         return "-"
-    return f"{one.network_bits_per_s / 1e9:g} Gb/s{'*' if one.network_burst else ''}"
+    return f"{instance.network_bits_per_s / 1e9:g} Gb/s{'*' if instance.network_burst else ''}"
 
 
 def _rate(value: float) -> str:

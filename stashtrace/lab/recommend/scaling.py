@@ -10,7 +10,6 @@ a guess, and a device of another type is never predicted. Pure.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,7 +40,7 @@ _BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A step, by data: none, cached, from storage.
+    """Predicted step: without data, with cached data, with data from storage.
 
     Attributes
     ----------
@@ -97,7 +96,7 @@ class Target:
 
     @property
     def devices_count(self) -> int:
-        """In all."""
+        """Devices of all hosts."""
         return self.hosts_count * self.devices_per_host
 
 
@@ -284,7 +283,7 @@ def _between_hosts(
 
 
 def _with_data(step: Prediction, profile: Profile, target: Target, home: Instance) -> Prediction:
-    """Add the loaders: measured where the target was, else by their rates."""
+    """Add the loaders: as measured if the target was run, else by their rates."""
     t2, t3, t4 = (profile.step_ns.get(k) for k in (2, 3, 4))
     if step.ran and target.hosts_count == 1:
         return replace(step, warm=t4, cold=t3, ran_with_data=t3 is not None or t4 is not None)
@@ -306,7 +305,7 @@ def _with_data(step: Prediction, profile: Profile, target: Target, home: Instanc
 
 
 def _lagging(step: Interval, measured: Interval, without: Interval | None, share: float) -> Interval:
-    """A step that waits for loaders which have ``share`` times as much to do as in the measured one.
+    """Predict a step whose loaders have ``share`` times as much to do as in the measured one.
 
     Loaders work beside the step, so one of the two sets the pace: the measured step is theirs if it was longer than the
     one without them, and else only a bound on theirs. What was lost need not be the loaders' pace but a cost of its own
@@ -402,18 +401,6 @@ class Ring:
         wide = point.widened([*others, surfaced.at_least(0.0)])
         return Interval(wide.value, wide.low * (1 - MODEL_ERROR), wide.high * (1 + MODEL_ERROR))
 
-    def alpha_ns(self, messages: int) -> float:
-        """Time of one hop of one message, NaN if nobody counted them."""
-        n = self.base.devices_count
-        return self.latency_share * self.base.time_ns.value / (messages * 2 * (n - 1)) if messages else math.nan
-
-    def beta_ns_per_byte(self, size_bytes: int) -> float:
-        """Time of one byte over one link, NaN if nobody counted them."""
-        if not size_bytes:
-            return math.nan
-        moved = size_bytes * bytes_factor(self.base.devices_count)
-        return (1 - self.latency_share) * self.base.time_ns.value / moved
-
     def _growth(self, share: float, devices: int, rate: float) -> float:
         n = self.base.devices_count
         by_bytes = bytes_factor(devices) / bytes_factor(n) * self.base.rate / rate
@@ -421,7 +408,7 @@ class Ring:
 
 
 def fit_ring(observed: Sequence[Exposed], base: Exposed, hidden_ns: float = 0.0) -> Ring:
-    """A ring that starts from ``base``, with latency and bytes told apart if ``observed`` holds two counts.
+    """Fit a ring that starts from ``base``; two counts in ``observed`` tell latency and bytes apart.
 
     Parameters
     ----------
@@ -456,7 +443,7 @@ def _positive(one: Exposed) -> Exposed:
 
 
 def _share(observed: Sequence[Exposed], times: Sequence[float], base: Exposed) -> float:
-    """Latency's part of ``base`` by non-negative least squares."""
+    """Latency share of ``base``, by non-negative least squares."""
     hops = np.array([one.devices_count - 1 for one in observed], dtype=np.float64)
     moved = np.array([bytes_factor(one.devices_count) * base.rate / one.rate for one in observed])
     time = np.asarray(times, dtype=np.float64)

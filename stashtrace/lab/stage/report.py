@@ -11,7 +11,7 @@ from stashtrace.units import bytes_text, duration_text
 
 
 def staging_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Everything, for a terminal."""
+    """Lines of text about what was staged and what it brought."""
     count, all_count = answer["files_count"], answer["files_in_all_count"]
     already = count - answer["copied_count"]
     lines = [

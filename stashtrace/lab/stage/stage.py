@@ -51,7 +51,7 @@ class _FileRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What lies on the tier.
+    """Files that lie on the tier.
 
     Attributes
     ----------
@@ -70,13 +70,13 @@ class Staged:
 
     @property
     def bytes(self) -> int:
-        """Of all copies."""
+        """Size of all copies."""
         return sum(copy.size_bytes for copy in self.copies.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What staging brought.
+    """Measured gain of staging.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ def stage(
 
 
 def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Files that can be copied and how large they are; the others, and why not."""
+    """Find sizes of the files that can be copied; and the others, each with the reason."""
     sizes: dict[str, int] = {}
     left: list[tuple[str, str]] = []
     total = 0
@@ -201,7 +201,7 @@ def _nothing_copied(left: Sequence[tuple[str, str]]) -> CaptureError:
 
 
 def held_bytes(tier: Path) -> int:
-    """What the copies of an earlier call take in a folder; 0 if there are none."""
+    """Bytes that the copies of an earlier call take in a folder; 0 if there are none."""
     try:
         copies = read_staged_list(tier / LIST_NAME)
     except FormatError:
@@ -210,7 +210,7 @@ def held_bytes(tier: Path) -> int:
 
 
 def _remove_others(wanted: Mapping[str, int], tier: Path) -> None:
-    """What an earlier call copied here and its list will no longer name."""
+    """Remove what an earlier call copied here and the new list will not name."""
     with suppress(FormatError):
         for path, copy in read_staged_list(tier / LIST_NAME).items():
             if path not in wanted and copy.path == str(tier.absolute() / _name_of(path)):

@@ -57,8 +57,8 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a study found about one variant.
+class VariantResult:
+    """Results of one variant.
 
     Attributes
     ----------
@@ -91,14 +91,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """All variants and what explains them.
+class LayersStudy:
+    """All variants and the fits to their stalls.
 
     Attributes
     ----------
     settings : mapping
         ``ranks``, ``device``, ``iterations``, ``batch_samples``.
-    outcomes : tuple of Outcome
+    results : tuple of VariantResult
         By messages, then bytes.
     fits : tuple of LinearFit
         Those of :data:`MODELS` that the variants carry, the one to predict with first.
@@ -107,7 +107,7 @@ class Study:
     """
 
     settings: Mapping[str, Any]
-    outcomes: tuple[Outcome, ...]
+    results: tuple[VariantResult, ...]
     fits: tuple[LinearFit, ...]
     notes: tuple[str, ...]
 
@@ -117,7 +117,7 @@ class Study:
         return self.fits[0] if self.fits else None
 
     def predict(self, messages: int, sent_bytes: int) -> tuple[float, float]:
-        """Stall in ns of a variant that was not measured, and its standard error.
+        """Predict the stall in ns of a variant that was not measured, and its standard error.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Study:
         return self.best.predict(**_chosen(self.best.names, messages=float(messages), bytes=float(sent_bytes)))
 
 
-def study_of(content: Mapping[str, Any]) -> Study:
+def study_of(content: Mapping[str, Any]) -> LayersStudy:
     """Evaluate the content of a study file.
 
     Raises
@@ -151,25 +151,25 @@ def study_of(content: Mapping[str, Any]) -> Study:
         missing = [name for name in _SETTINGS if name not in settings]
         if missing:
             raise FormatError(f"this is no study: its settings lack {', '.join(missing)}")
-        outcomes, notes = [], []
+        results, notes = [], []
         for variant in variants:
             try:
-                outcomes.append(_outcome(variant, runs, int(settings["ranks"])))
+                results.append(_result(variant, runs, int(settings["ranks"])))
             except MissingDataError as error:
                 notes.append(f"{variant['name']}: {error}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"this is no study: {type(error).__name__} {error}") from error
-    if not outcomes:
+    if not results:
         raise MissingDataError(
             "no variant was measured on one rank and on all", hint=notes[0] if notes else "run the sweep again"
         )
-    outcomes.sort(key=lambda o: (o.messages_count, o.message_bytes, o.name))
-    fits, said = _fits(outcomes)
-    return Study(settings, tuple(outcomes), fits, (*notes, *said))
+    results.sort(key=lambda o: (o.messages_count, o.message_bytes, o.name))
+    fits, said = _fits(results)
+    return LayersStudy(settings, tuple(results), fits, (*notes, *said))
 
 
-def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], ranks: int) -> Outcome:
-    """What the runs of a variant say; raise MissingDataError if none of one rank, or of all, worked."""
+def _result(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], ranks: int) -> VariantResult:
+    """Evaluate the runs of a variant; raise MissingDataError if none of one rank, or of all, worked."""
     singles = {r["repeat"]: r for r in runs if r["name"] == variant["network_name"] and r["ranks"] == 1}
     several = {r["repeat"]: r for r in runs if r["name"] == variant["name"] and r["ranks"] == ranks}
     t1, tn = ([_step_ns(runs_of.get(k)) for k in sorted({*singles, *several})] for runs_of in (singles, several))
@@ -179,7 +179,7 @@ def _outcome(variant: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], rank
             raise MissingDataError(f"no run of {what}: {why}")
     stall = stalls({1: t1, 2: tn})["interconnect"]
     good = [r for r in several.values() if not r.get("failed")]
-    return Outcome(
+    return VariantResult(
         name=variant["name"],
         tensors_count=int(variant["tensors_count"]),
         messages_count=round(_median(good, "messages_count")),
@@ -204,13 +204,13 @@ def _median(runs: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(np.median(values)) if values else float("nan")
 
 
-def _fits(outcomes: Sequence[Outcome]) -> tuple[tuple[LinearFit, ...], list[str]]:
+def _fits(results: Sequence[VariantResult]) -> tuple[tuple[LinearFit, ...], list[str]]:
     """Fits of all models, the one to predict with first, and what is doubtful about them."""
     columns = {
-        "messages": [float(o.messages_count) for o in outcomes],
-        "bytes": [float(o.message_bytes) for o in outcomes],
+        "messages": [float(o.messages_count) for o in results],
+        "bytes": [float(o.message_bytes) for o in results],
     }
-    target = [o.stall.value for o in outcomes]
+    target = [o.stall.value for o in results]
     fits, notes = [], []
     for names in MODELS:
         try:

@@ -24,7 +24,7 @@ from stashtrace.lab.plot import (
     save_figure,
     scale_links,
 )
-from stashtrace.lab.sweep.fit import Study
+from stashtrace.lab.sweep.fit import LayersStudy
 from stashtrace.replay.communication.model import CommunicationModel, LinkFit
 from stashtrace.units import bytes_text, duration_text
 
@@ -41,10 +41,10 @@ def plot_model(model: CommunicationModel, path: str) -> None:
     save_figure(figure, path)
 
 
-def plot_study(study: Study, path: str) -> None:
+def plot_study(study: LayersStudy, path: str) -> None:
     """Draw the stalls of a study against messages and bytes; the suffix chooses the format."""
-    messages = np.array([o.messages_count for o in study.outcomes], dtype=np.float64)
-    sent = np.array([o.message_bytes for o in study.outcomes], dtype=np.float64)
+    messages = np.array([o.messages_count for o in study.results], dtype=np.float64)
+    sent = np.array([o.message_bytes for o in study.results], dtype=np.float64)
     # A bucket sweep has one number of bytes, a width sweep one of messages: nothing to draw against.
     columns = [(x, title) for x, title in ((messages, "messages of a step"), (sent, _BYTES_AXIS)) if np.ptp(x) > 0]
     figure, axes = _figure(path, max(len(columns), 1))
@@ -120,12 +120,12 @@ def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
         duration_axis(axes.yaxis)
 
 
-def _name_variants(figure: Any, axes: Any, study: Study, x: Any) -> None:
+def _name_variants(figure: Any, axes: Any, study: LayersStudy, x: Any) -> None:
     """Names beside the measured points, off the intervals and the fit."""
     lines: list[tuple[Any, Any]] = [
-        ([at, at], [o.stall.low, o.stall.high]) for at, o in zip(x, study.outcomes, strict=True)
+        ([at, at], [o.stall.low, o.stall.high]) for at, o in zip(x, study.results, strict=True)
     ]
-    names = [Name(float(at), o.stall.value, o.name) for at, o in zip(x, study.outcomes, strict=True)]
+    names = [Name(float(at), o.stall.value, o.name) for at, o in zip(x, study.results, strict=True)]
     names.sort(key=lambda name: -name.y)  # of two points at one place the upper one takes the upper place
     if study.best is not None:
         order = np.argsort(x, kind="stable")
@@ -133,9 +133,9 @@ def _name_variants(figure: Any, axes: Any, study: Study, x: Any) -> None:
     place_names(figure, axes, names, lines)
 
 
-def _draw_study(above: Any, below: Any, study: Study, x: Any) -> None:
-    stall = np.array([o.stall.value for o in study.outcomes])
-    low, high = (np.array([getattr(o.stall, side) for o in study.outcomes]) for side in ("low", "high"))
+def _draw_study(above: Any, below: Any, study: LayersStudy, x: Any) -> None:
+    stall = np.array([o.stall.value for o in study.results])
+    low, high = (np.array([getattr(o.stall, side) for o in study.results]) for side in ("low", "high"))
     bars = np.nan_to_num(np.maximum(np.stack((stall - low, high - stall)), 0))
     # With few repetitions an interval may be wider than the picture.
     reach = max(float(np.nanmax(high, initial=0.0)), float(stall.max()), 1.0)

@@ -18,7 +18,7 @@ _WORKER = "stashtrace.lab.sweep.worker"
 
 
 def main(argv: list[str]) -> int:
-    """Run the ranks of one task; the exit code of the first that failed."""
+    """Run the ranks of one task; return the exit code of the first that failed."""
     task = Path(argv[0])
     ranks = int(json.loads(task.read_text(encoding="utf-8"))["ranks"])
     with rank_processes(_WORKER, [task] * ranks, rank_logs(task, ranks), os.environ) as workers:
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def rank_logs(task: Path, ranks: int) -> list[Path]:
-    """Where the output of each rank goes."""
+    """Files for the output of each rank."""
     return [task.with_name(f"{task.stem}.rank{rank}.txt") for rank in range(ranks)]
 
 

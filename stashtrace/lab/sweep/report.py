@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.calibration.lines import LinearFit
-from stashtrace.lab.sweep.fit import Outcome, Study
+from stashtrace.lab.sweep.fit import LayersStudy, VariantResult
 from stashtrace.lab.wording import aligned, wrapped
 from stashtrace.units import bytes_text, duration_text, percent_text
 
@@ -19,12 +19,12 @@ _EXPLAINED = ("variant", "stall", "by the fit", "off", "fit without it", "off", 
 _SCALES = {"messages": 1.0, "bytes": 1e6}
 
 
-def study_lines(study: Study) -> list[str]:
-    """Everything that a sweep says."""
+def study_lines(study: LayersStudy) -> list[str]:
+    """Lines of text about a study."""
     ranks = study.settings["ranks"]
     rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
-    rows += [_measured(outcome) for outcome in study.outcomes]
-    repeats = sorted({outcome.stall.runs_count for outcome in study.outcomes})
+    rows += [_measured(result) for result in study.results]
+    repeats = sorted({result.stall.runs_count for result in study.results})
     made = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
     lines = [
         f"interconnect stall, step of {ranks} ranks minus step of one: {study.settings['backend']} on"
@@ -41,8 +41,8 @@ def study_lines(study: Study) -> list[str]:
     return lines
 
 
-def study_json(study: Study) -> dict[str, Any]:
-    """The same for scripts."""
+def study_json(study: LayersStudy) -> dict[str, Any]:
+    """Content of a study for JSON."""
     best = study.best
     return {
         "settings": dict(study.settings),
@@ -63,7 +63,7 @@ def study_json(study: Study) -> dict[str, Any]:
                 "left_out_ns": float(best.left_out[at]) if best else math.nan,
                 "left_out_error_ratio": float(best.left_out_errors[at]) if best else math.nan,
             }
-            for at, o in enumerate(study.outcomes)
+            for at, o in enumerate(study.results)
         ],
         "fits": [
             {
@@ -81,12 +81,14 @@ def study_json(study: Study) -> dict[str, Any]:
     }
 
 
-def prediction_lines(name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: Study) -> list[str]:
-    """A variant that was not measured."""
+def prediction_lines(
+    name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: LayersStudy
+) -> list[str]:
+    """Lines of text about the predicted stall of a variant that was not measured."""
     assert study.best is not None
     typical = typical_error(study.best)
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
-    largest = max(o.message_bytes for o in study.outcomes)
+    largest = max(o.message_bytes for o in study.results)
     beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest > 0 else ""
     return wrapped(
         f"{name}: {messages} messages of {bytes_text(sent)} in all: stall {duration_text(stall_ns)}"
@@ -95,36 +97,36 @@ def prediction_lines(name: str, messages: int, sent: int, stall_ns: float, error
 
 
 def typical_error(fit: LinearFit) -> float:
-    """Median of the sizes of the relative errors of variants left out."""
+    """Median absolute relative error of the predictions of variants that were left out of the fit."""
     known = fit.left_out_errors[np.isfinite(fit.left_out_errors)]
     return float(np.median(np.abs(known))) if len(known) else math.nan
 
 
-def _measured(outcome: Outcome) -> tuple[str, ...]:
-    stall = outcome.stall
+def _measured(result: VariantResult) -> tuple[str, ...]:
+    stall = result.stall
     interval = f"{duration_text(stall.low)} to {duration_text(stall.high)}" if stall.known else "one run"
     return (
-        outcome.name,
-        str(outcome.tensors_count),
-        str(outcome.messages_count),
-        bytes_text(outcome.message_bytes),
-        duration_text(outcome.t1.value),
-        duration_text(outcome.tn.value),
-        duration_text(outcome.stall.value),
+        result.name,
+        str(result.tensors_count),
+        str(result.messages_count),
+        bytes_text(result.message_bytes),
+        duration_text(result.t1.value),
+        duration_text(result.tn.value),
+        duration_text(result.stall.value),
         interval,
-        percent_text(outcome.share.value),
+        percent_text(result.share.value),
     )
 
 
-def _explained_lines(study: Study) -> list[str]:
+def _explained_lines(study: LayersStudy) -> list[str]:
     rows: list[tuple[str, ...]] = [_EXPLAINED]
-    for at, outcome in enumerate(study.outcomes):
-        stall, fit = outcome.stall.value, study.best
+    for at, result in enumerate(study.results):
+        stall, fit = result.stall.value, study.best
         fitted = float(fit.fitted[at]) if fit is not None else math.nan
         left_out = float(fit.left_out[at]) if fit is not None else math.nan
-        cells = [outcome.name, duration_text(stall), _time(fitted), _off(fitted, stall)]
-        cells += [_time(left_out), _off(left_out, stall), _time(outcome.exposed_ns), _time(outcome.predicted_ns)]
-        rows.append((*cells, _off(outcome.predicted_ns, outcome.exposed_ns)))
+        cells = [result.name, duration_text(stall), _time(fitted), _off(fitted, stall)]
+        cells += [_time(left_out), _off(left_out, stall), _time(result.exposed_ns), _time(result.predicted_ns)]
+        rows.append((*cells, _off(result.predicted_ns, result.exposed_ns)))
     name = " + ".join(study.best.names) if study.best is not None else "nothing"
     return [
         f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:",
@@ -132,7 +134,7 @@ def _explained_lines(study: Study) -> list[str]:
     ]
 
 
-def _fit_lines(study: Study) -> list[str]:
+def _fit_lines(study: LayersStudy) -> list[str]:
     if not study.fits:
         return ["no fit"]
     rows: list[tuple[str, ...]] = [("stall =", "a message costs", "a MB costs", "R2", "scatter", "left out, typical")]

@@ -58,7 +58,7 @@ TensorShape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One variant.
+    """One network of the study.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Network:
 
     @property
     def name(self) -> str:
-        """What a person calls it, as in ``resnet18-w32-nores-nobn``; :func:`named` reads it."""
+        """Name of the network, as in ``resnet18-w32-nores-nobn``; :func:`named` reads it."""
         parts = [f"{self.family}{self.depth}"]
         if self.width != WIDTHS[self.family]:
             parts.append(f"w{self.width}")
@@ -101,12 +101,12 @@ class Network:
 
     @property
     def tensors_count(self) -> int:
-        """Gradient tensors."""
+        """Number of gradient tensors."""
         return sum(1 for _ in gradient_shapes(self))
 
     @property
     def parameters_count(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(math.prod(shape) for shape in gradient_shapes(self))
 
     @property
@@ -208,7 +208,7 @@ def heads_count(width: int) -> int:
 
 
 def _convolution(net: Network, inputs: int, outputs: int, kernel: int) -> Iterator[TensorShape]:
-    """Weight, and scale and shift of its batch norm, or a bias where there is none."""
+    """Shapes of a convolution: weight, and scale and shift of its batch norm, or a bias where there is none."""
     yield (outputs, inputs, kernel, kernel)
     yield (outputs,)
     if net.batch_norm:

@@ -59,7 +59,7 @@ Runner = Callable[[Path, Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class StudyRequest:
-    """What to measure.
+    """A sweep to measure.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class StudyRequest:
 
 
 def variants_of(request: StudyRequest) -> list[Variant]:
-    """Variants of a sweep, smallest first.
+    """List the variants of a sweep, smallest first.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def run_study(
 
 
 def settings_of(request: StudyRequest, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What all runs of a study have in common.
+    """Choose what all runs of a study have in common: ranks, device, backend, sizes.
 
     Raises
     ------
@@ -252,7 +252,7 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_facts(trace: Trace, ranks: int) -> dict[str, Any]:
-    """Step time of a run, and of several ranks what was sent in a step and what of it was exposed."""
+    """Read the step time of a run; of several ranks also what a step sent, and what of it was exposed."""
     known = counted_steps(steps(trace))
     facts: dict[str, Any] = {
         "step_ns": float(np.median(known["end_ns"] - known["begin_ns"])),
@@ -278,7 +278,7 @@ def run_facts(trace: Trace, ranks: int) -> dict[str, Any]:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """Content of the study file of a folder.
+    """Read the study file of a folder.
 
     Raises
     ------
@@ -354,7 +354,7 @@ def _open_study(out: Path, settings: Mapping[str, Any], version: str, facts: Map
 def _missing_runs(
     variants: Sequence[Variant], ranks: int, repeat: int, runs: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Variant, int, int]]:
-    """Runs to make: (variant, ranks, repetition). One rank is the same for all buckets of a network."""
+    """Runs that are missing: (variant, ranks, repetition). One rank is the same for all buckets of a network."""
     have = {_key(r) for r in runs if not r.get("failed")}
     missing = []
     for number in range(repeat):
@@ -385,5 +385,5 @@ def _task(variant: Variant, ranks: int, settings: Mapping[str, Any]) -> dict[str
 
 
 def _weight(variant: Variant, ranks: int) -> float:
-    """What a run takes, roughly: starting, then the network and its messages."""
+    """Rough time of a run, for the progress: starting, then the network and its messages."""
     return 3.0 + variant.network.tensors_count * (0.02 if ranks == 1 else 0.06)

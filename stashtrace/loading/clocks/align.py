@@ -112,13 +112,13 @@ def lifes_of(host_of: Int64, begins: Sequence[int], ends: Sequence[int]) -> Int6
     return lifes
 
 
-def alignment_losses(found: Alignment, names: Sequence[str]) -> list[LossRow]:
+def alignment_losses(alignment: Alignment, names: Sequence[str]) -> list[LossRow]:
     """What did not fit, as rows of ``losses``."""
     rows: list[LossRow] = []
-    if found.rejected_count:
+    if alignment.rejected_count:
         text = "times of operations that two hosts shared contradict the others; they were left out of the clocks"
-        rows.append(("core", "clock_limits_rejected", int(Severity.INFO), found.rejected_count, text))
-    for host in found.stepped:
+        rows.append(("core", "clock_limits_rejected", int(Severity.INFO), alignment.rejected_count, text))
+    for host in alignment.stepped:
         text = f"the clock of {names[host]} seems to have been set during the run; the error of alignment covers it"
         rows.append(("core", "clock_stepped", int(Severity.ERROR), 1, text))
     return rows

@@ -64,13 +64,13 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
     step = _step(device, clock)
     narrow = _not_wide(common, half)
-    found = _mapping(device, common, half, narrow, step)
+    best = _mapping(device, common, half, narrow, step)
     if len(narrow) == len(half):
-        return found
+        return best
     # A few narrow readings close together know the rate, and what is far from them, worse than all do.
     every = _mapping(device, common, half, np.arange(len(half)), step)
-    knows_more = found.anchors_count == 1 < every.anchors_count or every.error_ns < found.error_ns
-    return every if knows_more and every.rejected_count <= found.rejected_count else found
+    knows_more = best.anchors_count == 1 < every.anchors_count or every.error_ns < best.error_ns
+    return every if knows_more and every.rejected_count <= best.rejected_count else best
 
 
 def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int) -> DeviceTime:
@@ -195,44 +195,24 @@ def device_times(
             if code == DeviceClock.GLOBALTIMER and uuid:
                 shared.setdefault((domain, uuid), []).append(readings)
             else:
-                found = own[index][device, code] = device_time(readings, DeviceClock(code))
-                _note(losses, index, device, code, found)
+                time = own[index][device, code] = device_time(readings, DeviceClock(code))
+                _note(losses, index, device, code, time)
     for key, parts in shared.items():
-        found = device_time(DeviceReadings.concat(parts), DeviceClock.GLOBALTIMER)
+        time = device_time(DeviceReadings.concat(parts), DeviceClock.GLOBALTIMER)
         for index, device in users[key]:
-            own[index][device, int(DeviceClock.GLOBALTIMER)] = found
-        _note(losses, *users[key][0], int(DeviceClock.GLOBALTIMER), found)
+            own[index][device, int(DeviceClock.GLOBALTIMER)] = time
+        _note(losses, *users[key][0], int(DeviceClock.GLOBALTIMER), time)
     return own, losses
 
 
-def _note(losses: list[tuple[int, LossRow]], index: int, device: int, code: int, found: DeviceTime) -> None:
+def _note(losses: list[tuple[int, LossRow]], index: int, device: int, code: int, time: DeviceTime) -> None:
     name = f"the {DeviceClock(code).name.lower()} clock of GPU {device}"
-    if found.anchors_count == 1:
-        losses.append(
-            (
-                index,
-                (
-                    "cuda",
-                    "device_drift_unknown",
-                    int(Severity.INFO),
-                    1,
-                    f"{name} was read once: its drift is unknown, and its error grows with time",
-                ),
-            )
-        )
-    if found.rejected_count:
-        losses.append(
-            (
-                index,
-                (
-                    "cuda",
-                    "device_clock_readings_rejected",
-                    int(Severity.ERROR),
-                    found.rejected_count,
-                    f"some readings of {name} contradict the others",
-                ),
-            )
-        )
+    if time.anchors_count == 1:
+        text = f"{name} was read once: its drift is unknown, and its error grows with time"
+        losses.append((index, ("cuda", "device_drift_unknown", int(Severity.INFO), 1, text)))
+    if time.rejected_count:
+        text, count = f"some readings of {name} contradict the others", time.rejected_count
+        losses.append((index, ("cuda", "device_clock_readings_rejected", int(Severity.ERROR), count, text)))
 
 
 def _uuids(raw: RawProcess) -> dict[int, str]:
@@ -255,8 +235,8 @@ def _readings(raw: RawProcess, clock: TickClock) -> dict[tuple[int, int], Device
     sound &= (before <= after) & (after - before < _MAX_WIDTH_NS)
     rows, before, after = rows[sound], before[sound], after[sound]
     middle, half = before + (after - before) // 2, (after - before + 1) // 2
-    found = {}
+    readings = {}
     for device, code in sorted(set(zip(rows["device_index"].tolist(), rows["clock_code"].tolist(), strict=True))):
         mine = (rows["device_index"] == device) & (rows["clock_code"] == code)
-        found[device, code] = DeviceReadings(rows["device_ns"][mine].astype(np.int64), middle[mine], half[mine])
-    return found
+        readings[device, code] = DeviceReadings(rows["device_ns"][mine].astype(np.int64), middle[mine], half[mine])
+    return readings

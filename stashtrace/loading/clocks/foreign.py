@@ -73,11 +73,12 @@ class ImportedClocks:
         code = strings.code
         rows = []
         for clock in sorted(set(self.clock_of)):
-            found = self.offsets.get(clock)
-            if found is not None:
-                at = origin_ns - int(found.offset_ns[0])
-                shift = int(found.moved(np.array([at]))[0]) - at
-                worth = (shift, found.drift_ppb, int(found.error_ns.max()), found.touch_error_ns, code(found.method))
+            offset = self.offsets.get(clock)
+            if offset is not None:
+                at = origin_ns - int(offset.offset_ns[0])
+                shift = int(offset.moved(np.array([at]))[0]) - at
+                error = int(offset.error_ns.max())
+                worth = (shift, offset.drift_ppb, error, offset.touch_error_ns, code(offset.method))
             elif clock and clock != self.reference:
                 worth = (0, 0, REALTIME_ERROR_NS, REALTIME_ERROR_NS, code("realtime"))
             else:
@@ -118,7 +119,7 @@ def imported_clocks(
     seen = sorted(firsts_ns)
     lifes = lifes_of(host_of[seen], [firsts_ns[p] for p in seen], [lasts_ns[p] for p in seen])
     own_error = np.full(len(order), _STAMP_ERROR_NS, dtype=np.int64)
-    found = align_tables(tables["collectives"], tables["groups"], host_of, own_error, lifes)
-    clocks.offsets = {order[host]: offset for host, offset in found.offsets.items()}
-    clocks.losses = alignment_losses(found, order)
+    alignment = align_tables(tables["collectives"], tables["groups"], host_of, own_error, lifes)
+    clocks.offsets = {order[host]: offset for host, offset in alignment.offsets.items()}
+    clocks.losses = alignment_losses(alignment, order)
     return clocks

@@ -142,11 +142,11 @@ def _pairs(meetings: Meetings, hosts: int, reference: int) -> dict[tuple[int, in
     order = np.argsort(key, kind="stable")
     lead, follow, key = lead[order], follow[order], key[order]
     bounds = np.append(np.flatnonzero(np.diff(key, prepend=-1)), len(key))
-    found = {}
+    limits = {}
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         pair = divmod(int(key[first]), hosts)
-        found[pair] = _limits(meetings, lead[first:last], follow[first:last])
-    return found
+        limits[pair] = _limits(meetings, lead[first:last], follow[first:last])
+    return limits
 
 
 def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[Limits, CommonEnds]:
@@ -235,23 +235,23 @@ def _tree(
     begin, end = lifes_ns[reference].tolist()
     zero = np.zeros(2, dtype=np.int64)
     start = HostOffset(np.array([begin, max(end, begin + 1)]), zero, zero, "", (0, 1))
-    found: dict[int, HostOffset] = {}
+    offsets: dict[int, HostOffset] = {}
     used: list[tuple[int, int]] = []
     queue: list[tuple[int, int, int, tuple[int, int] | None]] = [(0, reference, -1, None)]
     while queue:
         error, host, parent, way = heapq.heappop(queue)
-        if host in found:
+        if host in offsets:
             continue
         if way is None:
-            found[host] = start
+            offsets[host] = start
         else:
-            found[host] = _chained(_toward(edges[way], way[1] == host), found[parent], edges[way])
+            offsets[host] = _chained(_toward(edges[way], way[1] == host), offsets[parent], edges[way])
             used.append(way)
         for other, edge in near.get(host, ()):
-            if other not in found:
+            if other not in offsets:
                 heapq.heappush(queue, (error + int(edges[edge].error_ns.max()), other, host, edge))
-    del found[reference]
-    return found, used
+    del offsets[reference]
+    return offsets, used
 
 
 def _toward(fit: OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:

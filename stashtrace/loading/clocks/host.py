@@ -369,10 +369,10 @@ def _rate_of(raw: RawProcess) -> float:
 
 
 def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
-    found = []
+    readings = []
     start = [raw.metadata.get(n) for n in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
     if all(isinstance(v, int) and 0 < v <= HIGHEST for v in start):
-        found.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
+        readings.append(Readings(*(np.array([v], dtype=np.int64) for v in (*start, -1))))
     rows = raw.records.get("clock_sync")
     if rows is not None and len(rows.rows):
         r = rows.rows
@@ -382,7 +382,7 @@ def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
             r = r[is_possible(values) & (values >= 0)]
         bracket = np.ceil(r["bracket_ticks"] * (1e9 / hz)).astype(np.int64)
         if len(r):
-            found.append(
+            readings.append(
                 Readings(
                     r["ticks"].astype(np.int64),
                     r["monotonic_ns"].astype(np.int64),
@@ -390,4 +390,4 @@ def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
                     bracket,
                 )
             )
-    return found
+    return readings

@@ -141,10 +141,10 @@ def fit_offset(
     reach = float(limits.at_ns[-1] - limits.at_ns[0])
     points = _Points(time, value, limits.upper)
     bow = _WANDER * reach / 4 + bend.bow_ns
-    found = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), bow)
-    if found is None:
+    settled = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), bow)
+    if settled is None:
         return None
-    lines, kept = found
+    lines, kept = settled
     knots, touch = _knots(first, int(limits.at_ns[0]), int(limits.at_ns[-1]), last)
     at = (knots - base_at).astype(np.float64)
     low, high = _reach(lines, points, kept, at, bow, bend.rate_ratio)
@@ -211,10 +211,10 @@ class _Points:
             up, down = kept[self.upper[kept]], kept[~self.upper[kept]]
             if not len(up) or not len(down):
                 return None
-            found = band(self.time[up], self.value[up] + slack, self.time[down], self.value[down] - slack)
-            if isinstance(found, Band):
-                return found, kept
-            against = np.concatenate([up[found[0]], down[found[1]]])
+            lines = band(self.time[up], self.value[up] + slack, self.time[down], self.value[down] - slack)
+            if isinstance(lines, Band):
+                return lines, kept
+            against = np.concatenate([up[lines[0]], down[lines[1]]])
             # One of them is wrong, most likely the one that the rough line violates most.
             self.alive[against[np.argmax(violation[against])]] = False
         return None

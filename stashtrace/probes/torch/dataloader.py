@@ -41,21 +41,17 @@ _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def install(dataloader: ModuleType) -> None:
     """Patch the iterators, the fetchers and, for later children, the worker loop."""
-    base = dataloader._BaseDataLoaderIter
-    multi = dataloader._MultiProcessingDataLoaderIter
+    base, multi, tools = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter, dataloader._utils
     patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", timed_iter)
     patching.replace(COLLECTOR, base, "__next__", _next)
     patching.replace(COLLECTOR, multi, "_reset", counted_reset)
     patching.replace(COLLECTOR, multi, "_shutdown_workers", timed_shutdown)
-    patching.replace(
-        COLLECTOR, dataloader._utils.signal_handling, "_error_if_any_worker_fails", _named_failure, needed=False
-    )
+    patching.replace(COLLECTOR, tools.signal_handling, "_error_if_any_worker_fails", _named_failure, needed=False)
     global _worker_is_known
     process_data = getattr(multi, "_process_data", None)
     _worker_is_known = process_data is not None and len(inspect.signature(process_data).parameters) > 2
     patching.replace(COLLECTOR, multi, "_process_data", told_worker)
     patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
-    tools = dataloader._utils
     patching.replace(COLLECTOR, tools.pin_memory, "pin_memory", _pin_memory)
     patching.replace(COLLECTOR, tools.pin_memory, "_pin_memory_loop", _pin_memory_loop)
     dataloader_worker.install(tools.worker)

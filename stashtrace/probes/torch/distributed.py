@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -69,7 +70,7 @@ def install(c10d: ModuleType) -> None:
     """Patch the functions that make and destroy groups; operators are watched from the first group on."""
     global _world
     _world = c10d
-    package = _package(c10d)
+    package = sys.modules.get(c10d.__name__.rpartition(".")[0])
     for name, make in (("init_process_group", _init), ("destroy_process_group", _destroy)):
         if patching.replace(COLLECTOR, c10d, name, make) and hasattr(package, name):
             setattr(package, name, getattr(c10d, name))
@@ -77,12 +78,6 @@ def install(c10d: ModuleType) -> None:
     process.before_end(_end)
     process.in_forked_child(torch_work.forget)
     process.in_forked_child(clock_ping.forget)
-
-
-def _package(c10d: ModuleType) -> Any:
-    import sys
-
-    return sys.modules.get(c10d.__name__.rpartition(".")[0])
 
 
 # Groups -----------------------------------------------------------------------------------------

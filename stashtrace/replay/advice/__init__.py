@@ -1,4 +1,4 @@
-"""Advice for overlapping, fusing and splitting communication: CoCoNeT's four transformations, looked for in a trace."""
+"""Advice on overlapping, fusing and splitting communication: CoCoNeT's four transformations, found in a trace."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

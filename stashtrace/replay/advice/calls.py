@@ -1,9 +1,9 @@
-"""The collectives of the counted steps beside the computation around them; read by the patterns.
+"""Collectives of the counted steps, and the computation around them.
 
 host     [ forward ][ backward   (call)        ](call)[ optimizer (call) ]
 position             backward                   after_backward    update
 device    ~~~~~~~~~~~~~~####[ kernel of the collective ]####
-                            |exposed|                           nothing computes beside it
+                            |exposed|                           nothing computes meanwhile
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,6 +23,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -33,7 +34,7 @@ POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", 
 FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
 _COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _SKIPPED = (CollectiveOp.OTHER, CollectiveOp.BARRIER)
-#: Of an element where no kernel names its type: of 16 bit ones there are twice as many.
+#: Size of an element where no kernel names its type; a message has twice as many of 16 bits.
 ELEMENT_BYTES = 4
 _WORDS = re.compile(r"[a-z0-9]+")
 #: Types as NCCL and RCCL name them in their kernels.
@@ -43,7 +44,7 @@ _TYPES = {
     **dict.fromkeys(("f16", "half", "bf16", "bfloat16"), 2),
     **dict.fromkeys(("i8", "u8", "f8e4m3", "f8e5m2"), 1),
 }
-#: How a rank's computation was seen: its device's kernels, its step thread, or neither.
+#: How a rank's computation was recorded: by kernels of its device, by its step thread, or not at all.
 DEVICE, HOST, UNSEEN = range(3)
 
 
@@ -55,15 +56,13 @@ class RankWork:
     ----------
     rank, process_id : int
     seen : int
-        ``DEVICE``, ``HOST`` or ``UNSEEN``: it has a device, and no kernel was recorded.
-    steps_count : int
-        Counted steps.
+        ``DEVICE``, ``HOST``, or ``UNSEEN`` for a rank with a device of which no kernel was recorded.
     step : int64 array
-        Their numbers, ascending.
+        Numbers of the counted steps, ascending.
     forward, backward, update : TimeSet
         Phases, on the host's clock.
     computing : TimeSet
-        When its device computed, or its step thread was not blocked on a collective nor on a batch.
+        When its device computed, or its step thread was blocked neither on a collective nor on a batch.
     kernels : int64 array
         Rows of ``trace.kernels`` that compute, by begin; none on hosts.
     """
@@ -80,7 +79,7 @@ class RankWork:
 
     @property
     def steps_count(self) -> int:
-        """Counted steps."""
+        """Number of counted steps."""
         return len(self.step)
 
 
@@ -95,13 +94,14 @@ class Calls:
     rank, step, process_id, op, message_bytes, position : int64 array
     group_hash : uint64 array
     enter_ns, begin_ns, end_ns : int64 array
-        This rank entered; every rank had, and the group's collective before it was done; it was done.
+        When this rank entered, when the transfer began (all ranks had entered, and the group's collective before was
+        done), and when it was done.
     exposed_ns : int64 array
-        Of the time from begin to end, that in which the rank did not compute; -1 if unknown.
+        Part of the time from begin to end in which the rank did not compute; -1 if unknown.
     partial : bool array
-        A member's row is missing, so waiting for it cannot be told from the transfer.
+        A member's row is missing, so waiting for it counts as transfer.
     element_bytes : int64 array
-        Size of an element by the name of the kernel; 4 where no kernel tells.
+        Size of an element by the name of the kernel; 4 if unknown.
     """
 
     row: Int64
@@ -130,7 +130,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that the patterns look at.
+    """Everything that the patterns are looked for in.
 
     Attributes
     ----------
@@ -150,12 +150,12 @@ class Scene:
     step_ns: float
 
     def size(self, group_hash: int) -> int:
-        """Ranks of a group, -1 if nobody says."""
+        """Return the number of ranks of a group, -1 if unknown."""
         return self.groups[group_hash].size
 
 
 def scene(trace: Trace) -> Scene:
-    """Collectives of the counted steps, where they stand in their step, and what they leave exposed.
+    """Gather the collectives of the counted steps, their positions in the step, and their exposed time.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def scene(trace: Trace) -> Scene:
 
 
 def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankWork, tuple[Int64, Int64, Int64]]:
-    """Computation of a rank, and the pieces in which its thread was blocked on a collective: begin, end, row."""
+    """Return the computation of a rank, and when its thread was blocked on a collective: begin, end, row."""
     trace = index.trace
     phases, mine = trace.phases, trace.phases["process_id"] == thread.process_id
     mine &= (phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0
@@ -261,14 +261,14 @@ def _calls(
 
 
 def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
-    """Size of an element of each row, from the kernel that ran it: the one that began when it did."""
+    """Return the size of an element of each row, by the name of the kernel that began when it did."""
     element_bytes = np.full(len(rows), ELEMENT_BYTES, dtype=np.int64)
     kernels, began = index.trace.kernels, index.on_devices.begin_ns[rows]
     talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
     if not len(talks):
         return element_bytes
-    codes, of = np.unique(kernels["name_code"][talks], return_inverse=True)
-    sizes = int64([element_bytes_of(index.trace.text(code)) for code in codes.tolist()])[of]
+    names = GroupBy(kernels["name_code"][talks])
+    sizes = int64([element_bytes_of(index.trace.text(code)) for code in names.values.tolist()])[names.number]
     by_process, own = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
     for process in own.values.tolist():
         mine, ran = own.rows(process), by_process.rows(process)
@@ -283,7 +283,7 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
 
 
 def element_bytes_of(kernel_name: str) -> int:
-    """Size of the elements that a communication kernel names, 0 if it names none.
+    """Return the size of the elements that a communication kernel names, 0 if it names none.
 
     Examples
     --------
@@ -299,20 +299,18 @@ def element_bytes_of(kernel_name: str) -> int:
 
 
 def _after_earlier(process: Int64, group: npt.NDArray[np.uint64], begin: Int64, end: Int64) -> Int64:
-    """Begins, but none before the end of what the same group of the same process had in flight earlier."""
-    order = np.lexsort((end, begin, group, process))
+    """Return begins, none before the end of what the same group of the same process had in flight earlier."""
+    order = order_by(begin, end)
     out = begin.copy()
-    keys, place = np.unique(np.stack([process.astype(np.uint64), group], axis=1), axis=0, return_inverse=True)
-    bounds = np.searchsorted(place.reshape(-1)[order], np.arange(len(keys) + 1))
-    for first, after in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        own = order[first:after]
+    for rows in GroupBy(process[order], group[order]):
+        own = order[rows]
         done = np.concatenate([[-NEVER], np.maximum.accumulate(end[own])[:-1]])
         out[own] = np.minimum(np.maximum(begin[own], done), end[own])
     return int64(out)
 
 
 def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
-    """Where each call stands: inside a phase, else behind the backward or the update that began last."""
+    """Return the position of each call: inside a phase, else after the backward or the update that began last."""
     inside = {
         phase: time.within(call, call + 1) > 0
         for phase, time in ((FORWARD, work.forward), (BACKWARD, work.backward), (UPDATE, work.update))
@@ -320,7 +318,7 @@ def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
     begun = np.stack([_last_begin(time, call) for time in (work.forward, work.backward, work.update)])
     latest = np.where(begun.max(axis=0) >= 0, begun.argmax(axis=0), -1)
     position = np.where(latest == 1, AFTER_BACKWARD, np.where(latest == 2, AFTER_UPDATE, ELSEWHERE))
-    # Activation checkpointing runs forwards in backward, and a closure runs both in the update.
+    # Activation checkpointing runs forward in backward, and a closure runs both in the update.
     for phase, chosen in ((UPDATE, inside[UPDATE]), (FORWARD, inside[FORWARD]), (BACKWARD, inside[BACKWARD] | flagged)):
         position = np.where(chosen, phase, position)
     return int64(position)
@@ -332,12 +330,9 @@ def _last_begin(time: TimeSet, call: Int64) -> Int64:
 
 
 def _blocked_on(pieces: tuple[Int64, Int64, Int64], rows: Int64, begin: Int64, count: int) -> Int64:
-    """Time that the step thread was blocked on each of these rows, from its begin on."""
+    """Return how long the step thread was blocked on each of these rows from its begin on."""
     at = np.full(count + 1, -1, dtype=np.int64)
     at[rows] = np.arange(len(rows))
-    of = at[pieces[2]]
-    known = of >= 0
-    blocked_ns = np.zeros(len(rows), dtype=np.int64)
-    since = np.maximum(pieces[0][known], begin[of[known]])
-    np.add.at(blocked_ns, of[known], np.maximum(pieces[1][known] - since, 0))
-    return blocked_ns
+    call = at[pieces[2]]
+    since = np.maximum(pieces[0], np.append(begin, 0)[call])
+    return GroupBy.numbered(call, len(rows)).sum(np.maximum(pieces[1] - since, 0))

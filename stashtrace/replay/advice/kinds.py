@@ -1,4 +1,4 @@
-"""Repeated kinds of collectives, and sums a step of what was seen of them; the update that follows, rank by rank."""
+"""Repeated kinds of collectives with their sums per step, and the update that follows, rank by rank."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.calibration.lines import Floats
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.advice.calls import DEVICE, HOST, RankWork, Scene
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
@@ -18,7 +19,7 @@ from stashtrace.schema.table import Table
 #: Work of an update on a device: its kernels, and copies and fills that it launches.
 _UPDATE_WORK = (DeviceWork.KERNEL, DeviceWork.GRAPH, DeviceWork.COPY, DeviceWork.MEMSET)
 
-#: A kernel is beside a collective if this much of it is; so many places tell something of contention.
+#: A kernel is beside a collective if this part of it is; this many places tell something about contention.
 _BESIDE, _FEWEST_PAIRS = 0.9, 10
 
 
@@ -50,49 +51,42 @@ class Kind:
 
 
 def kinds_of(scene: Scene) -> list[Kind]:
-    """All kinds, by communicator, operation, size, position and type."""
+    """Group calls by communicator, operation, size, position and type."""
     calls = scene.calls
     if not len(calls):
         return []
-    columns = (calls.group_hash, calls.op, calls.message_bytes, calls.position, calls.element_bytes)
-    places = np.stack([np.unique(column, return_inverse=True)[1].reshape(-1) for column in columns], axis=1)
-    known, first, of = np.unique(places, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(of.reshape(-1), kind="stable")
-    bounds = np.searchsorted(of.reshape(-1)[order], np.arange(len(known) + 1))
+    groups = GroupBy(calls.group_hash, calls.op, calls.message_bytes, calls.position, calls.element_bytes)
     kinds = []
-    for number, entry in enumerate(first.tolist()):
-        group, op, size, position, element = (int(column[entry]) for column in columns)
-        entries = int64(order[bounds[number] : bounds[number + 1]])
-        kinds.append(Kind(number, group, op, size, position, element, entries))
+    for number, entries in enumerate(groups):
+        group, op, size, position, element = (int(column[number]) for column in groups.keys)
+        kinds.append(Kind(number, group, op, size, position, element, int64(entries)))
     return kinds
 
 
 def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> dict[int, float]:
-    """Sum a step of some calls' values, on each rank that has any.
+    """Return the sum per step of some calls' values, for each rank that has any.
 
-    The median over the counted steps if every one of them has such a call, else the mean.
+    It is the median over the counted steps if every step has such a call, else the mean.
     """
     calls = scene.calls
     sums_of = {}
-    for rank in np.unique(calls.rank[entries]).tolist():
-        own = entries[calls.rank[entries] == rank]
-        steps = scene.ranks[rank].step
-        at = np.searchsorted(steps, calls.step[own])
-        amount = np.asarray(values, dtype=np.float64)[calls.rank[entries] == rank]
-        sums = np.bincount(at, amount, len(steps))
-        everywhere = (np.bincount(at, minlength=len(steps)) > 0).all()
-        sums_of[rank] = float(np.median(sums) if everywhere else sums.mean())
+    ranks = GroupBy(calls.rank[entries])
+    for rank, rows in zip(ranks.values.tolist(), ranks, strict=True):
+        numbers = scene.ranks[rank].step
+        steps = GroupBy.numbered(np.searchsorted(numbers, calls.step[entries[rows]]), len(numbers))
+        sums = steps.sum(np.asarray(values, dtype=np.float64)[rows])
+        sums_of[rank] = float(np.median(sums) if steps.sizes.all() else sums.mean())
     return sums_of
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's work a step of one rank: medians over the counted steps.
+    """The optimizer's work per step of one rank: medians over the counted steps.
 
     Attributes
     ----------
     work_ns : float
-        Time in which its kernels ran; of a host, the phase without waits for collectives.
+        Time in which its kernels ran; for a host, the phase without waits for collectives.
     gap_ns : float
         Time between its first and last kernel in which the device did nothing; -1 on hosts.
     kernels_count : float
@@ -105,7 +99,7 @@ class Update:
 
 
 def updates(scene: Scene) -> dict[int, Update]:
-    """Updates of the ranks that have one and whose work was seen."""
+    """Measure the updates of the ranks that have one and whose work was recorded."""
     steps = counted_steps(host_steps(scene.trace)).sort_by("rank", "begin_ns")
     of_rank = {}
     for rank, work in scene.ranks.items():
@@ -121,7 +115,7 @@ def updates(scene: Scene) -> dict[int, Update]:
 
 
 def _on_device(scene: Scene, work: RankWork, steps: Table) -> Update:
-    """Work that was launched inside the optimizer's phases."""
+    """Measure the work that was launched inside the optimizer's phases."""
     kernels = scene.trace.kernels
     rows = np.flatnonzero(
         (kernels["process_id"] == work.process_id)
@@ -135,32 +129,29 @@ def _on_device(scene: Scene, work: RankWork, steps: Table) -> Update:
     inside &= np.isin(step, work.step)
     if not inside.any():
         return Update(0.0, 0.0, 0.0)
-    at = np.searchsorted(work.step, step[inside])
-    count = len(work.step)
-    first, last = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
-    np.minimum.at(first, at, begin[inside])
-    np.maximum.at(last, at, end[inside])
-    first = np.minimum(first, last)
+    by_step = GroupBy.numbered(np.searchsorted(work.step, step[inside]), len(work.step))
+    last = by_step.max(end[inside], empty=0)
+    first = np.minimum(by_step.min(begin[inside], empty=0), last)
     ran = TimeSet.of(begin[inside], end[inside]).within(first, last)
     gaps = last - first - busy.within(first, last)
-    return Update(float(np.median(ran)), float(np.median(gaps)), float(np.median(np.bincount(at, minlength=count))))
+    return Update(float(np.median(ran)), float(np.median(gaps)), float(np.median(by_step.sizes)))
 
 
 def spread(values: dict[int, float]) -> tuple[float, float]:
-    """Least and most over ranks; zeros if there is none."""
+    """Return the least and the most over ranks; zeros if there is no rank."""
     return (min(values.values()), max(values.values())) if values else (0.0, 0.0)
 
 
 def typical(values: dict[int, float]) -> float:
-    """Median over ranks, 0 if there is none."""
+    """Return the median over ranks, 0 if there is no rank."""
     return float(np.median(list(values.values()))) if values else 0.0
 
 
 def contention_ratio(scene: Scene) -> float:
-    """How much longer kernels take beside a collective than alone, 1 or more; -1 if too few pairs were seen.
+    """Return how many times longer kernels take beside a collective than alone; -1 if too few pairs were recorded.
 
-    Compared are the kernels of one place in their steps (the n-th of a name, of a name that each step has as often)
-    that lay inside collectives in some steps and outside of all in others. The median over places, weighted by time.
+    It compares kernels of one place in their steps (the n-th of a name that every step has equally often) that ran
+    beside collectives in some steps and beside none in others. The result is the median over places, weighted by time.
     """
     kernels = scene.trace.kernels
     ratios: list[Floats] = [np.empty(0)]
@@ -190,31 +181,20 @@ def contention_ratio(scene: Scene) -> float:
 
 
 def _places(name: Int64, step: Int64) -> Int64:
-    """Number of each kernel's place: that of its name and of how many of them its step had before; -1 without one."""
-    order = np.lexsort((step, name))  # stable: of one name and step by begin
-    name, step = name[order], step[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (name[1:] != name[:-1]) | (step[1:] != step[:-1])
-    starts = np.flatnonzero(first)
-    counts = np.diff(np.append(starts, len(order)))
-    nth = np.arange(len(order)) - np.repeat(starts, counts)
-    names, of = np.unique(name[starts], return_inverse=True)
-    least, most = np.full(len(names), np.iinfo(np.int64).max), np.zeros(len(names), dtype=np.int64)
-    np.minimum.at(least, of, counts)
-    np.maximum.at(most, of, counts)
-    regular = np.repeat((least == most)[of], counts)
-    numbers = np.unique(np.stack([name, nth], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    out = np.full(len(order), -1, dtype=np.int64)
-    out[order] = np.where(regular, numbers, -1)
-    return out
+    """Number each kernel's place: its name, and its position among those of its step; -1 if steps differ in number."""
+    in_step = GroupBy(name, step)
+    names = GroupBy(in_step.keys[0])
+    regular = names.min(in_step.sizes) == names.max(in_step.sizes)
+    places = GroupBy(name, in_step.position)
+    return np.where(regular[names.number][in_step.number], places.number, -1)
 
 
 def _means(place: Int64, length: Int64, chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Mean length by place; NaN where none was chosen."""
-    count = int(place.max(initial=-1)) + 1
-    times = np.bincount(place[chosen], minlength=count)
-    means: Floats = np.full(count, np.nan)
-    np.divide(np.bincount(place[chosen], length[chosen], count), times, out=means, where=times > 0)
+    """Return the mean length by place; NaN where none was chosen."""
+    places = GroupBy.numbered(place, int(place.max(initial=-1)) + 1)
+    count = places.count(where=chosen)
+    means: Floats = np.full(len(count), np.nan)
+    np.divide(places.sum(length, where=chosen), count, out=means, where=count > 0)
     return means
 
 

@@ -1,4 +1,4 @@
-"""Which rows of ``overlap_advice`` are worth a sentence: rows of one remedy together, the largest three."""
+"""Choose the rows of ``overlap_advice`` that are worth a sentence: the largest three remedies."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 
 from stashtrace.schema.table import Table
 
-#: Share of the step that a remedy must be able to save, and how many are named.
+#: Share of the step that a remedy must be able to save, and how many remedies are named.
 WORTH_NAMING_RATIO = 0.02
 MOST_NAMED = 3
-#: What nobody can switch on today is left to the table.
+#: Remedies that no software offers today stand only in the table.
 _NO_SWITCH = ("fused_collective",)
 
 
@@ -27,15 +27,15 @@ class Advice:
     message_bytes : tuple of int
         Sizes of the messages.
     moved_bytes, work_ns, gap_ns, transfer_ns, exposed_ns, saving_low_ns, saving_high_ns : float
-        Sums a step over the kinds that it is for; ``gap_ns`` is -1 where gaps were not seen.
+        Sums per step over the kinds that it is for; ``gap_ns`` is -1 where gaps were not recorded.
     share_ratio : float
-        Most that it saves, of the step.
+        Largest saving, relative to the step.
     chunks_count : int
         Overlap: most chunks of any of the kinds.
     is_bound : bool
-        Nothing less is excluded.
+        Any smaller saving is possible too.
     limits : tuple of str
-        Codes, of any of the kinds.
+        Codes of all of the kinds.
     """
 
     transformation: str
@@ -59,16 +59,16 @@ class Advice:
 
 
 def named_advice(table: Table, limited: Callable[[Advice], Advice] | None = None) -> list[Advice]:
-    """Remedies that may save 2 % of the step and cost nothing at worst, the largest first, three at most.
+    """Return the remedies that may save 2 % of the step and cost nothing at worst: at most three, the largest first.
 
-    Communicators of one job do the same beside each other, so of several with one remedy the largest is named.
+    Communicators of one job do the same at the same time, so of several with one remedy only the largest is named.
 
     Parameters
     ----------
     table : Table
         From ``overlap_advice``.
     limited : callable, optional
-        Takes advice and gives it back, saving no more than it may: ``ReplayedAdvice.limited``.
+        Maps advice to advice that saves no more than is possible: ``ReplayedAdvice.limited``.
     """
     together: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for row in table.rows():
@@ -92,26 +92,15 @@ def _is_worth(advice: Advice) -> bool:
 
 
 def _joined(rows: list[dict[str, Any]]) -> Advice:
-    def total(name: str) -> float:
-        return float(sum(row[name] for row in rows))
-
-    first = rows[0]
+    summed = ("work_ns", "transfer_ns", "exposed_ns", "saving_low_ns", "saving_high_ns", "share_ratio")
+    alike = ("transformation", "switch", "communicator", "op", "work", "ranks_count")
+    columns: dict[str, Any] = {name: rows[0][name] for name in alike}
+    columns |= {name: float(sum(row[name] for row in rows)) for name in summed}
     return Advice(
-        transformation=first["transformation"],
-        switch=first["switch"],
-        communicator=first["communicator"],
-        op=first["op"],
-        work=first["work"],
-        ranks_count=first["ranks_count"],
+        **columns,
         message_bytes=tuple(sorted({row["message_bytes"] for row in rows})),
         moved_bytes=float(sum(row["message_bytes"] * row["calls_count"] for row in rows)),
-        work_ns=total("work_ns"),
-        gap_ns=total("gap_ns") if all(row["gap_ns"] >= 0 for row in rows) else -1.0,
-        transfer_ns=total("transfer_ns"),
-        exposed_ns=total("exposed_ns"),
-        saving_low_ns=total("saving_low_ns"),
-        saving_high_ns=total("saving_high_ns"),
-        share_ratio=total("share_ratio"),
+        gap_ns=float(sum(row["gap_ns"] for row in rows)) if all(row["gap_ns"] >= 0 for row in rows) else -1.0,
         chunks_count=max(row["chunks_count"] for row in rows),
         is_bound=any(row["validity"] == "bound" for row in rows),
         limits=tuple(dict.fromkeys(code for row in rows for code in row["limits"].split(",") if code)),

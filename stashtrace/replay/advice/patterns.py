@@ -1,7 +1,7 @@
-"""Where one of the four transformations would fit, and what it would save: one row per kind and transformation.
+"""Find where each of the four transformations fits and what it would save: one row per kind and transformation.
 
-Every pattern returns rows with a range a step, how far the figures hold (``validity``), why not further (``limits``),
-and what does it in today's stack (``switch``). Codes are explained in ``docs/guides/overlap.md``.
+Every row has a range of savings a step, how far the figures hold (``validity``), what limits them (``limits``), and the
+software that does it today (``switch``). Codes are explained in ``docs/guides/overlap.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,6 +20,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.advice.calls import (
     AFTER_BACKWARD,
     AFTER_UPDATE,
@@ -46,44 +47,44 @@ from stashtrace.schema.kinds import CollectiveOp
 SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"
 #: A message of up to this many bytes is all latency.
 _SMALL_BYTES = 1 << 16
-#: Parameters that are gathered in an update, by the bytes of the gradients, from which on it is a sharded one.
+#: An update is sharded if it gathers parameters of at least this part of the gradients' bytes.
 _SHARDED_FROM = 0.1
 #: Kernels shorter than this on average do not become N times shorter on slices.
 _SHORT_NS = 10_000
-#: Update kernels a step, or share of gaps, from which on an update is not fused yet.
+#: An update with more kernels a step, or a larger part of gaps, is not fused yet.
 _MANY_KERNELS, _GAPS_FROM = 16, 0.1
 #: Exposed time below this share of the step is not worth a row.
 _EXPOSED_FROM = 0.001
-#: A producer ends so soon before its collective begins, and so many of a kind's calls have one.
+#: A producer ends at most this long before its collective begins, and at least this part of a kind's calls has one.
 _BEHIND_NS, _PRODUCED_FROM = 50_000, 0.5
 _GEMM = re.compile(r"gemm|cublas|cutlass|nvjet|xmma|_mm_|\bmatmul|Cijk_", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of ``overlap_advice``; times a step."""
+    """One row of ``overlap_advice``; times are per step. By default it has no figure."""
 
     transformation: str
     kind: Kind
     group_size: int
     calls_count: float
-    work: str
-    work_ns: float
-    gap_ns: float
     transfer_ns: float
     exposed_ns: float
-    chunks_count: int
-    contention_ratio: float
-    saving_low_ns: float
-    saving_high_ns: float
-    validity: str
-    limits: tuple[str, ...]
+    work: str
     switch: str
+    work_ns: float = 0.0
+    gap_ns: float = -1.0
+    chunks_count: int = 0
+    contention_ratio: float = -1.0
+    saving_low_ns: float = 0.0
+    saving_high_ns: float = 0.0
+    validity: str = "none"
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Sums a step of one kind by rank."""
+    """Sums per step of one kind, by rank."""
 
     calls: dict[int, float]
     transfer: dict[int, float]
@@ -92,7 +93,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Patterns:
-    """A scene with what several patterns need of it."""
+    """A scene, and what several patterns need of it."""
 
     scene: Scene
     kinds: list[Kind]
@@ -102,12 +103,12 @@ class Patterns:
 
     @classmethod
     def of(cls, scene: Scene, calibration: Calibration | None = None) -> Patterns:
-        """Group the calls and look at the updates."""
+        """Group the calls and measure the updates."""
         return cls(scene, kinds_of(scene), updates(scene), contention_ratio(scene), calibration)
 
     @cached_property
     def _sums(self) -> dict[int, _Measured]:
-        """Of each kind, by its number."""
+        """Sums of each kind, by its number."""
         calls, sums = self.scene.calls, {}
         for kind in self.kinds:
             own = kind.entries
@@ -116,7 +117,7 @@ class Patterns:
         return sums
 
     def rows(self) -> list[Row]:
-        """Rows of all patterns, what may save most first; those without a figure last."""
+        """Return the rows of all patterns: those that may save most first, those without a figure last."""
         rows = [*self._of_updates(), *self._overlaps(), *self._sliced_sends()]
         return sorted(rows, key=lambda r: (r.validity == "none", -r.saving_high_ns, r.transformation))
 
@@ -146,24 +147,9 @@ class Patterns:
         on_device = any(self.scene.ranks[rank].seen == DEVICE for rank in own)
         fatal = self._obstacles(kind, list(share))
         limits = ["other_parameters"] if self._moves_other_parameters(list(share)) else []
-        base = Row(
-            SPLIT,
-            kind,
-            size,
-            typical(measured.calls),
-            "update",
-            typical(work),
-            typical(gap) if on_device else -1.0,
-            typical(measured.transfer),
-            typical(measured.exposed),
-            0,
-            -1.0,
-            0.0,
-            0.0,
-            "none",
-            (),
-            "sharded_optimizer",
-        )
+        sums = typical(measured.calls), typical(measured.transfer), typical(measured.exposed)
+        gap_ns = typical(gap) if on_device else -1.0
+        base = Row(SPLIT, kind, size, *sums, "update", "sharded_optimizer", work_ns=typical(work), gap_ns=gap_ns)
         if fatal:
             yield replace(base, limits=tuple(fatal))
             yield replace(base, transformation=FUSE, limits=tuple(fatal), switch="fused_optimizer")
@@ -199,7 +185,7 @@ class Patterns:
         )
 
     def _halves_ratio(self, kind: Kind, size: int) -> tuple[float, float] | None:
-        """Reduce-scatter and all-gather by all-reduce, least and most within a standard error, as calibrated here."""
+        """Return the calibrated time of reduce-scatter and all-gather by all-reduce, within a standard error."""
         trace = self.scene.trace
         row = int(self.scene.calls.row[kind.entries[0]])
         if self.calibration is None or self.scene.groups[kind.group_hash].link != INSIDE:
@@ -217,7 +203,7 @@ class Patterns:
         halves, doubt = time[:2].sum(), float(np.hypot(*error[:2]))
         whole = max(float(time[2]), 1.0)
         off = float(np.hypot(doubt / max(halves, 1.0), error[2] / whole))
-        # An all-reduce can be made of its halves, so together they take less by errors alone.
+        # An all-reduce can be made of its halves, so the halves seem to take less only by errors.
         return max(float(halves / whole * (1 - off)), 1.0), max(float(halves / whole * (1 + off)), 1.0)
 
     def _fuse(
@@ -274,25 +260,9 @@ class Patterns:
 
     def _overlap(self, kind: Kind, size: int, measured: _Measured, producer: Floats, work: str, switch: str) -> Row:
         calls, entries = self.scene.calls, kind.entries
-        produced = by_rank(self.scene, entries, producer)
-        base = Row(
-            OVERLAP,
-            kind,
-            size,
-            typical(measured.calls),
-            work,
-            typical(produced),
-            -1.0,
-            typical(measured.transfer),
-            typical(measured.exposed),
-            0,
-            self.contention,
-            0.0,
-            0.0,
-            "none",
-            (),
-            switch,
-        )
+        produced_ns = typical(by_rank(self.scene, entries, producer))
+        sums = typical(measured.calls), typical(measured.transfer), typical(measured.exposed)
+        base = Row(OVERLAP, kind, size, *sums, work, switch, work_ns=produced_ns, contention_ratio=self.contention)
         fatal = [code for code in self._obstacles(kind, list(measured.calls)) if code != "sharded"]
         chunks = int(chunks_of(kind.elements_count))
         if not fatal and chunks < 2:
@@ -325,10 +295,11 @@ class Patterns:
         )
 
     def _backward_before(self, kind: Kind) -> Floats:
-        """Computation that each call of a kind could have run beside.
+        """Return the computation that each call of a kind could have run beside.
 
-        In backward that since its begin, or since the gradients' collective before was done, which had the link until
-        then. Behind backward, the part of all of it that the call's transfer is of all such transfers of the step.
+        For a call in backward, that since the begin of backward or since the gradients' collective before was done,
+        which had the link until then. For a call after backward, a part of the whole backward: the part that the call's
+        transfer is of all such transfers of the step.
         """
         calls, produced = self.scene.calls, np.zeros(len(kind.entries))
         alike = np.zeros(len(calls), dtype=bool)
@@ -341,18 +312,15 @@ class Patterns:
             order = own[np.lexsort((calls.enter_ns[own], calls.step[own]))]
             enter = calls.enter_ns[order]
             began = np.minimum(self._backward_begins(rank, enter), enter)
-            new = np.ones(len(order), dtype=bool)
-            new[1:] = calls.step[order][1:] != calls.step[order][:-1]
+            steps = GroupBy.runs(calls.step[order])
             if kind.position == BACKWARD:
                 free = np.concatenate([[0], np.maximum.accumulate(calls.end_ns[order])[:-1]])
-                since = np.where(new, began, np.maximum(began, free))
+                since = np.where(steps.position == 0, began, np.maximum(began, free))
                 made = work.computing.within(np.minimum(since, enter), enter).astype(np.float64)
             else:
-                starts = np.flatnonzero(new)
-                of = np.cumsum(new) - 1
-                all_of = np.add.reduceat(calls.transfer_ns[order], starts)[of]
-                whole = work.computing.within(began[starts], enter[starts])[of]
-                made = whole * calls.transfer_ns[order] / np.maximum(all_of, 1)
+                transfers = steps.sum(calls.transfer_ns[order])[steps.number]
+                whole = work.computing.within(began[steps.first], enter[steps.first])[steps.number]
+                made = whole * calls.transfer_ns[order] / np.maximum(transfers, 1)
             at = np.full(len(calls), -1, dtype=np.int64)
             at[order] = np.arange(len(order))
             mine = calls.rank[kind.entries] == rank
@@ -360,21 +328,20 @@ class Patterns:
         return produced
 
     def _backward_begins(self, rank: int, enter: Int64) -> Int64:
-        """Begin of the backward before each moment: on the device, that of the first kernel launched in it."""
+        """Return the begin of the backward before each moment; on a device, that of the first kernel launched in it."""
         work, kernels = self.scene.ranks[rank], self.scene.trace.kernels
         begins = work.backward.begin
         if work.seen == DEVICE and len(begins):
             launch, begin = kernels["launch_ns"][work.kernels], kernels["begin_ns"][work.kernels]
             at = np.searchsorted(begins, launch, side="right") - 1
-            known = (launch >= 0) & (at >= 0)
-            first = np.full(len(begins), np.iinfo(np.int64).max)
-            np.minimum.at(first, at[known], begin[known])
-            begins = np.minimum.accumulate(first[::-1])[::-1]  # one that launched nothing: the next one's
+            by_backward = GroupBy.numbered(np.where(launch >= 0, at, -1), len(begins))
+            first = by_backward.min(begin, empty=np.iinfo(np.int64).max)
+            begins = np.minimum.accumulate(first[::-1])[::-1]  # a backward that launched nothing has the next one's
         at = np.searchsorted(begins, enter, side="right") - 1
         return np.where(at >= 0, np.append(begins, 0)[at], enter)
 
     def _gemm_before(self, kind: Kind) -> Floats | None:
-        """Length of the matrix product that ended right before each call; None where most calls have none."""
+        """Return the length of the matrix product that ended right before each call; None if most calls have none."""
         calls, kernels, entries = self.scene.calls, self.scene.trace.kernels, kind.entries
         produced = np.zeros(len(entries))
         for rank, work in self.scene.ranks.items():
@@ -406,7 +373,7 @@ class Patterns:
                     yield row
 
     def _tensor_groups(self) -> Iterator[tuple[int, list[Kind]]]:
-        """Groups that all-reduce in forward: their members then hold the same activations."""
+        """Yield groups that all-reduce in forward: their members then hold the same activations."""
         by_group: dict[int, list[Kind]] = {}
         for kind in self.kinds:
             if kind.op == CollectiveOp.ALL_REDUCE and kind.position == FORWARD:
@@ -421,42 +388,19 @@ class Patterns:
         size = self.scene.size(group)
         entries = int64(entries[np.isin(calls.rank[entries], members)])
         counts = by_rank(self.scene, entries, np.ones(len(entries)))
-        # Not all members of the group send as much: they hold parts, or other stages.
+        # If members of the group send different amounts, they hold parts, or are in other stages.
         if len(counts) < size or len(set(counts.values())) > 1 or self._gathers(group, kind.message_bytes):
             return None
         transfer = by_rank(self.scene, entries, calls.transfer_ns[entries])
         exposed = by_rank(self.scene, entries, np.maximum(calls.exposed_ns[entries], 0))
         gather = self._gather_ns(size, reduces, kind.message_bytes)
-        base = Row(
-            SLICE,
-            kind,
-            size,
-            typical(counts),
-            "send",
-            0.0,
-            -1.0,
-            typical(transfer),
-            typical(exposed),
-            0,
-            -1.0,
-            0.0,
-            0.0,
-            "none",
-            (),
-            "sliced_p2p",
-        )
+        base = Row(SLICE, kind, size, typical(counts), typical(transfer), typical(exposed), "send", "sliced_p2p")
         fatal = self._obstacles(kind, list(counts))
         fatal = [code for code in fatal if code != "sharded"] + (["gather_unknown"] if gather < 0 else [])
         if fatal:
             return replace(base, limits=tuple(fatal))
-        high = {
-            rank: float(
-                np.clip(
-                    transfer[rank] - sliced_send_ns(transfer[rank], size, counts[rank] * gather), 0.0, exposed[rank]
-                )
-            )
-            for rank in counts
-        }
+        saved = {rank: transfer[rank] - sliced_send_ns(transfer[rank], size, counts[rank] * gather) for rank in counts}
+        high = {rank: float(np.clip(ns, 0.0, exposed[rank])) for rank, ns in saved.items()}
         limits = ["identity_unseen"] + (["peers_unseen"] if self._partial(entries) else [])
         return replace(
             base,
@@ -467,14 +411,14 @@ class Patterns:
         )
 
     def _gathers(self, group: int, message_bytes: int) -> bool:
-        """A group that gathers messages of what is sent has them sliced already."""
+        """Return True if a group gathers messages of this size: it sends slices already."""
         return any(
             kind.op == CollectiveOp.ALL_GATHER and kind.group_hash == group and kind.message_bytes == message_bytes
             for kind in self.kinds
         )
 
     def _gather_ns(self, size: int, reduces: list[Kind], message_bytes: int) -> float:
-        """Time that a group takes to gather a message, at the bandwidth of its large all-reduces; -1 if it has none."""
+        """Return the time in which a group gathers a message, by its large all-reduces; -1 if it has none."""
         calls, rates = self.scene.calls, []
         for kind in reduces:
             took = calls.transfer_ns[kind.entries]
@@ -486,7 +430,7 @@ class Patterns:
 
     @cached_property
     def _gradients(self) -> list[Kind]:
-        """Collectives that reduce gradients: called in backward or behind it, and not in forward as activations are."""
+        """Collectives that reduce gradients: called in or after backward, and not in forward as activations are."""
         forward = {(k.group_hash, k.op, k.message_bytes) for k in self.kinds if k.position == FORWARD}
         ops = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
         return [
@@ -498,7 +442,7 @@ class Patterns:
         ]
 
     def _obstacles(self, kind: Kind, ranks: list[int]) -> list[str]:
-        """Why nothing can be predicted of a kind."""
+        """Return the codes of why a kind cannot be predicted."""
         codes = []
         if kind.message_bytes <= 0:
             codes.append("no_payload")
@@ -515,13 +459,13 @@ class Patterns:
 
     @cached_property
     def _sharded(self) -> set[int]:
-        """Ranks whose gradients are scattered, or whose parameters are gathered in the update or behind it."""
+        """Ranks whose gradients are scattered, or whose parameters are gathered in or after the update."""
         gradients = {kind.number for kind in self._gradients}
         scattered: set[int] = set()
         reduced: dict[int, float] = {}
         gathered: dict[int, float] = {}
         for kind in self.kinds:
-            behind = kind.position in (UPDATE, AFTER_UPDATE)
+            in_update = kind.position in (UPDATE, AFTER_UPDATE)
             whole = self.scene.size(kind.group_hash) if kind.op == CollectiveOp.ALL_GATHER else 1
             for rank, count in self._sums[kind.number].calls.items():
                 moved = count * max(kind.message_bytes, 0)
@@ -529,13 +473,13 @@ class Patterns:
                     reduced[rank] = reduced.get(rank, 0.0) + moved
                 elif kind.number in gradients and moved >= FEWEST_ELEMENTS * kind.element_bytes:
                     scattered.add(rank)
-                elif behind and kind.op in (CollectiveOp.ALL_GATHER, CollectiveOp.BROADCAST):
+                elif in_update and kind.op in (CollectiveOp.ALL_GATHER, CollectiveOp.BROADCAST):
                     gathered[rank] = gathered.get(rank, 0.0) + max(whole, 1) * moved
         many = {r for r, moved in gathered.items() if moved > 0 and moved >= _SHARDED_FROM * reduced.get(r, 0.0)}
         return scattered | many
 
     def _moves_other_parameters(self, ranks: list[int]) -> bool:
-        """Embedding tables and experts are exchanged by all-to-all, and updated without being all-reduced."""
+        """Return True if ranks use all-to-all: embedding tables and experts are updated without an all-reduce."""
         chosen = self.scene.calls.op == CollectiveOp.ALL_TO_ALL
         return bool(np.isin(self.scene.calls.rank[chosen], ranks).any())
 
@@ -547,7 +491,7 @@ class Patterns:
         return self._partial(kind.entries) or len(recorded) < self.scene.size(kind.group_hash)
 
     def _latency_ns(self, group_hash: int) -> float:
-        """Time of the group's smallest messages, -1 if it sent no small one."""
+        """Return the median time of the group's small messages, -1 if it sent none."""
         calls = self.scene.calls
         small = (calls.group_hash == group_hash) & (calls.message_bytes > 0) & (calls.message_bytes <= _SMALL_BYTES)
         small &= calls.op == CollectiveOp.ALL_REDUCE

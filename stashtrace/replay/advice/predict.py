@@ -1,4 +1,4 @@
-"""What each transformation of a collective and its neighbouring computation would take; arithmetic on times alone.
+"""Times of a collective and its neighbouring computation after each transformation; arithmetic on times alone.
 
     now                 [ producer ][    all-reduce    ][  update  ]
     split + reorder     [ producer ][ reduce-sc. ][up][ all-gather ]      the update works on slices
@@ -6,8 +6,8 @@
     overlap             [ p ][ p ][ p ]                                   in chunks, the collective of one beside the
                              [ all ][ red ][ uce ][  update  ]            producer of the next
 
-The transformations are those of CoCoNeT (Jangda et al., ASPLOS 2022). Where "fuse" may be trusted is read from the
-times of Adam that its authors published with the code (parasailteam/coconet@52175e2, the two files
+The transformations are those of CoCoNeT (Jangda et al., ASPLOS 2022). The range in which "fuse" holds is from the times
+of Adam that its authors published with the code (parasailteam/coconet@52175e2, the two files
 ``examples/*-results-128-gpus-all-algos``): 128 GPUs, 2^10 to 2^30 elements. All functions take floats or arrays.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 
 from stashtrace.calibration.lines import Floats
 
-#: Below this nothing is predicted: at 2^17 elements the fused update was slower than the separate one.
+#: Smaller messages are not predicted: at 2^17 elements the fused update was slower than the separate one.
 FEWEST_ELEMENTS = 1 << 18
-#: From this on a fused update took what remained without its kernel, to 5 %; below it took up to 38 % less.
+#: From this size on, a fused update took the remaining time without its kernel, within 5 %; below, up to 38 % less.
 FUSE_HOLDS_ELEMENTS = 1 << 26
 FUSE_ERROR_RATIO = 0.05
 #: More chunks save less than an eighth of the shorter part, and cost a latency each.
@@ -30,7 +30,7 @@ MOST_CHUNKS = 8
 
 
 def split_saving_ns(update_ns: Any, ranks_count: Any) -> Floats:
-    """Time that an update saves if each of N ranks does one N-th of it.
+    """Return the time that an update saves if each of N ranks does one N-th of it.
 
     The bytes that move stay the same: a reduce-scatter and an all-gather are the two halves of an all-reduce.
 
@@ -40,15 +40,14 @@ def split_saving_ns(update_ns: Any, ranks_count: Any) -> Floats:
     60.0
     """
     ranks = np.maximum(np.asarray(ranks_count, dtype=np.float64), 1.0)
-    found: Floats = np.asarray(update_ns, dtype=np.float64) * (1.0 - 1.0 / ranks)
-    return found
+    return np.asarray(np.asarray(update_ns, dtype=np.float64) * (1.0 - 1.0 / ranks))
 
 
 def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
-    """Most that an all-gather behind the update adds to what was exposed of the all-reduce.
+    """Return the most that an all-gather after the update adds to the exposed time of the all-reduce.
 
-    Half of the transfer then stands behind the update, where no backward hides it: what was exposed of the
-    all-reduce, if that was more, is exposed still.
+    Half of the transfer then comes after the update, where no backward hides it. If more than that was exposed of the
+    all-reduce, it still is.
 
     Examples
     --------
@@ -56,12 +55,11 @@ def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
     (0.0, 5.0)
     """
     half = np.asarray(transfer_ns, dtype=np.float64) / 2
-    found: Floats = np.maximum(half - np.asarray(exposed_ns, dtype=np.float64), 0.0)
-    return found
+    return np.asarray(np.maximum(half - np.asarray(exposed_ns, dtype=np.float64), 0.0))
 
 
 def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, contention_ratio: float = 1.0) -> Floats:
-    """Time of a producer and its collective in chunks, the collective of each beside the producer of the next.
+    """Return the time of a producer and its collective in chunks, each collective beside the next producer.
 
     Parameters
     ----------
@@ -70,7 +68,7 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
     chunks_count : int or array
         At least 1; with 1 nothing overlaps.
     contention_ratio : float
-        How much longer either takes beside the other, 1 or more.
+        How many times longer either takes beside the other, 1 or more.
 
     Examples
     --------
@@ -79,19 +77,18 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
     """
     producer, transfer = (np.asarray(x, dtype=np.float64) for x in (producer_ns, transfer_ns))
     chunks = np.maximum(np.asarray(chunks_count, dtype=np.float64), 1.0)
-    # Of one chunk nothing runs beside anything, so nothing slows down.
+    # A single chunk runs beside nothing, so nothing slows down.
     slower = np.where(chunks > 1, max(contention_ratio, 1.0), 1.0)
-    found: Floats = slower * np.maximum(producer, transfer) + np.minimum(producer, transfer) / chunks
-    return found
+    return np.asarray(slower * np.maximum(producer, transfer) + np.minimum(producer, transfer) / chunks)
 
 
 def chunks_of(elements_count: Any) -> Any:
-    """Chunks that a message is cut into: of :data:`FEWEST_ELEMENTS` at least, and no more than :data:`MOST_CHUNKS`."""
+    """Return the number of chunks of a message: of at least :data:`FEWEST_ELEMENTS`, at most :data:`MOST_CHUNKS`."""
     return np.clip(np.asarray(elements_count) // FEWEST_ELEMENTS, 1, MOST_CHUNKS)
 
 
 def sliced_send_ns(send_ns: Any, ranks_count: Any, gather_ns: Any) -> Floats:
-    """Time of a send if each of N ranks that hold the same data sends one N-th of it, and the receivers gather it.
+    """Return the time of a send if each of N ranks with the same data sends one N-th, and the receivers gather it.
 
     Examples
     --------
@@ -99,5 +96,4 @@ def sliced_send_ns(send_ns: Any, ranks_count: Any, gather_ns: Any) -> Floats:
     16.0
     """
     ranks = np.maximum(np.asarray(ranks_count, dtype=np.float64), 1.0)
-    found: Floats = np.asarray(send_ns, dtype=np.float64) / ranks + np.asarray(gather_ns, dtype=np.float64)
-    return found
+    return np.asarray(np.asarray(send_ns, dtype=np.float64) / ranks + np.asarray(gather_ns, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""What advice can save by the replay: time that nothing waits for saves nothing, however much of it there is."""
+"""Limit advice by the replay: shortening what nothing waits for saves nothing."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
 from stashtrace.schema.trace import Trace
 
 Bools = npt.NDArray[np.bool_]
-#: A replay that saves less than this part of what the row says is worth a word.
+#: A limit is mentioned if the replay saves less than this part of the row's saving.
 _MUCH_LESS = 0.95
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 
 
 class ReplayedAdvice:
-    """A graph, and which of its nodes a remedy could make shorter.
+    """A graph, and the nodes that a remedy could make shorter.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class ReplayedAdvice:
 
     def __init__(self, graph: Graph, trace: Trace) -> None:
         self._graph = graph
-        # In the order that rows of transfers are numbered in.
+        # In the order by which rows of transfers are numbered.
         self._collectives = TraceIndex(trace).trace.collectives
         self._in_update = _in_update(graph, trace)
         measured = graph.measured_step_ns
@@ -42,10 +42,10 @@ class ReplayedAdvice:
         self._step_ns = self._mean_step(None)
 
     def limited(self, advice: Advice) -> Advice:
-        """The same advice, saving no more than the replay does if the remedy does all that it could.
+        """Return advice that saves no more than the replay does with the best possible effect of the remedy.
 
-        Overlapped and sliced messages take no time then; a sharded update takes one N-th, on the host as well; a fused
-        one none. Where that is much less, ``limits`` has ``pace``.
+        Then overlapped and sliced messages take no time, a sharded update takes one N-th, on the host as well, and a
+        fused update takes none. Where that saves much less, ``limits`` has ``pace``.
         """
         if advice.transformation in ("overlap", "sliced_p2p"):
             chosen, factor = self._transfers(advice), 0.0
@@ -66,7 +66,7 @@ class ReplayedAdvice:
         )
 
     def _transfers(self, advice: Advice) -> Bools:
-        """Transfers of the advice's operation and sizes, of all communicators: they do the same beside each other."""
+        """Return the transfers of the advice's operation and sizes, of all communicators: they act at the same time."""
         table = self._collectives
         rows = np.isin(table["message_bytes"], advice.message_bytes)
         rows &= table["op_code"] == CollectiveOp[advice.op.upper()]
@@ -83,7 +83,7 @@ class ReplayedAdvice:
 
 
 def _in_update(graph: Graph, trace: Trace) -> Bools:
-    """Nodes of threads inside optimizer phases, and work on devices that was launched in them."""
+    """Return the nodes of threads inside optimizer phases, and work on devices that was launched there."""
     inside = np.zeros(len(graph), dtype=bool)
     phases, kernels = trace.phases, trace.kernels
     updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)

@@ -1,4 +1,4 @@
-"""overlap_advice: where communication could be overlapped, fused or split, what that saves, and how far to trust it."""
+"""overlap_advice: where communication could be overlapped, fused or split, and what that would save."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -70,19 +70,19 @@ OVERLAP_ADVICE = schema(
 def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
     """Look for CoCoNeT's four transformations: split + reorder, fuse, overlap, sliced sends.
 
-    One row per kind of collective (operation, size, communicator, position in the step) and transformation that fits
-    it. Times are sums a step: medians over the counted steps, and over ranks; ``saving_low_ns`` and ``saving_high_ns``
-    are the least of any rank and the most of any. Savings of rows do not add up where they take the same time away:
-    split + reorder and fuse both shorten the update. What is ``none`` has a reason in ``limits`` and no figure. The
-    rules and their codes are in ``docs/guides/overlap.md``.
+    Each row is one kind of collective (operation, size, communicator, position in the step) and a transformation that
+    fits it. Times are sums per step: medians over the counted steps, and over ranks; ``saving_low_ns`` is the least of
+    any rank and ``saving_high_ns`` the most. Savings do not add up where rows save the same time: split + reorder and
+    fuse both shorten the update. A row whose validity is ``none`` has a reason in ``limits`` and no figure. The rules
+    and their codes are in ``docs/guides/overlap.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives and steps with phases; kernels, where ranks compute on devices.
     calibration : Calibration or path, optional
-        By default ``calibration.toml`` in the run directory. With it the two halves of an all-reduce take what they
-        took there; without it, together what the all-reduce took.
+        By default ``calibration.toml`` in the run directory. With it the two halves of an all-reduce take the
+        calibrated times; without it, together as long as the all-reduce.
 
     Columns
     -------

@@ -1,3 +1,3 @@
-"""What a backward pass sends, what that costs, and what other buckets would."""
+"""Messages of a backward pass, their cost, and the cost of other buckets."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,12 +1,12 @@
-"""Gradients sent in buckets of another size: the transfers of a graph's backward passes, made anew.
+"""Send gradients in buckets of another size: remake the transfers of a graph's backward passes.
 
     backward   |--- 5 ---|--- 4 ---|--- 3 ---|--- 2 ---|--- 1 ---|
     recorded             [5] [4]       [3]       [2]       [1]       one transfer per message
     merged                             [ 5 4 3 ]           [2 1]     begins when the last of its gradients is ready
 
-A bucket of DistributedDataParallel closes with the gradient that fills it. Where the run says what its gradients are,
-new buckets may divide its messages too. Nobody recorded when the inside of a message was ready: the answer then lies
-between as soon as the message before it, and no sooner than the message itself.
+A bucket of DistributedDataParallel closes with the gradient that fills it. Where the run records its gradients, new
+buckets may divide its messages too. When the inside of a message was ready was not recorded: between the ready time of
+the message before it and that of the message itself.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,6 +23,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.calibration.lines import Floats, least_absolute
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.model import LinkFit, links_of, ranked_buckets, tells_bytes
@@ -31,9 +32,9 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text
 
-#: Sizes tell latency from bandwidth if the largest message is so many times the smallest one.
+#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
-#: Sizes that are replayed to find the best one.
+#: Number of sizes that are replayed to find the best one.
 _MOST_CANDIDATES = 4
 _WRAPPER = "DistributedDataParallel"
 _EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
@@ -46,36 +47,35 @@ class Cost:
     Attributes
     ----------
     alpha_ns, beta_ns_per_byte : (float, float)
-        If as little as can be of a message's time is latency, and if as much as can be is; equal where messages of
-        several sizes tell it.
+        With the least and with the most possible latency; equal where messages of several sizes tell the latency.
     """
 
     alpha_ns: tuple[float, float]
     beta_ns_per_byte: tuple[float, float]
 
     def time_ns(self, sizes_bytes: Floats, *, latency: bool) -> Floats:
-        """Time of messages of these sizes."""
+        """Return the time of messages of these sizes, with the least or the most latency."""
         at = int(latency)
         return self.alpha_ns[at] + self.beta_ns_per_byte[at] * sizes_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The messages of a run's backward passes as its graph has them, by pass, then by when they were ready.
+    """The messages of a run's backward passes in its graph, by pass, then by ready time.
 
     Attributes
     ----------
     node : int array
         Transfer of each message.
     first : int array
-        First message of each pass, and the count of all messages at the end.
+        First message of each pass, then the number of all messages.
     ready_ns : float array
-        When each was ready, since its pass began.
+        When each message was ready since its pass began.
     bytes : float array
     cost : Cost
     ddp : DdpFacts
     candidates_mib : tuple of float
-        Sizes, as ``bucket_cap_mb`` has them, that may be better than those of the run.
+        Values of ``bucket_cap_mb`` that may be better than that of the run.
     """
 
     node: Int64
@@ -103,19 +103,15 @@ def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
     """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within)
-    _refuse(trace, messages, rows)
-    rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
+    _require_buckets(trace, messages, rows)
+    rows = rows[order_by(messages.rank[rows], messages.backward[rows], messages.ready_ns[rows])]
     node = _nodes(trace, graph, messages, rows)
-    new_pass = np.ones(len(rows), dtype=bool)
-    new_pass[1:] = (messages.rank[rows][1:] != messages.rank[rows][:-1]) | (
-        messages.backward[rows][1:] != messages.backward[rows][:-1]
-    )
-    first = np.append(np.flatnonzero(new_pass), len(rows))
+    first = GroupBy.runs(messages.rank[rows], messages.backward[rows]).bounds
     calls = np.isin(graph.target, node) & (graph.edge_kind == EdgeKind.MEMBER)
     if (graph.resource[graph.source[calls]] != Resource.STEP_THREAD).any():
         raise MissingDataError(
-            "bucket_mb cannot be answered: devices send the messages of this run",
-            hint="it is answered for runs whose steps are those of their hosts",
+            "bucket_mb cannot be predicted: devices send the messages of this run",
+            hint="it is predicted for runs whose steps are those of their hosts",
         )
     links, of = links_of(messages, rows)
     return Buckets(
@@ -129,28 +125,27 @@ def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
     )
 
 
-def _refuse(trace: Trace, messages: Messages, rows: Int64) -> None:
-    """Raise if these messages are not buckets that another ``bucket_cap_mb`` would change."""
-    problem = "bucket_mb cannot be answered"
+def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:
+    """Raise MissingDataError if another ``bucket_cap_mb`` would not change these messages."""
+    problem = "bucket_mb cannot be predicted"
     if trace.strings.find(_WRAPPER) < 0 and not messages.ddp.sources:
         raise MissingDataError(
             f"{problem}: the run shows no {_WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
         )
     if not len(rows):
         raise MissingDataError(
-            f"{problem}: no message was sent inside a backward pass that counts",
+            f"{problem}: no message was sent inside a counted backward pass",
             hint="`stashtrace analyze collectives RUN` shows what was sent",
         )
     ops = sorted(set(messages.op[rows].tolist()))
     if ops != ["all_reduce"]:
         raise MissingDataError(
-            f"{problem}: backward passes send {', '.join(ops)}, not all-reduced buckets alone",
+            f"{problem}: backward passes send {', '.join(ops)}, not only all-reduced buckets",
             hint="sharded and tensor-parallel models have no bucket_cap_mb",
         )
-    lanes = np.unique(np.stack([messages.rank[rows], messages.lane[rows]]), axis=1)
-    if lanes.shape[1] > len(np.unique(lanes[0])):
+    if len(GroupBy(messages.rank[rows], messages.lane[rows])) > len(np.unique(messages.rank[rows])):
         raise MissingDataError(
-            f"{problem}: messages of a backward pass are of several communicators",
+            f"{problem}: a backward pass uses several communicators",
             hint="the buckets of one model cannot be told from the messages of the others",
         )
     if messages.blocking[rows].any():
@@ -161,26 +156,21 @@ def _refuse(trace: Trace, messages: Messages, rows: Int64) -> None:
 
 
 def _nodes(trace: Trace, graph: Graph, messages: Messages, rows: Int64) -> Int64:
-    """Transfer of each message, by communicator and number."""
+    """Return the transfer of each message, by communicator and number."""
     table = TraceIndex(trace).trace.collectives
     transfers = np.flatnonzero((graph.resource == Resource.TRANSFER) & (graph.row >= 0))
-    known = [(table[name][graph.row[transfers]]) for name in ("group_hash", "sequence")]
-    wanted = (messages.group_hash[rows], messages.sequence[rows])
-    pairs = np.stack([np.concatenate(both).astype(np.uint64) for both in zip(known, wanted, strict=True)], axis=1)
-    number = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-    node = np.full(len(pairs) + 1, -1, dtype=np.int64)
-    node[number[: len(transfers)]] = transfers
-    nodes = node[number[len(transfers) :]]
-    if (nodes < 0).any():
+    known = GroupBy(*(table[name][graph.row[transfers]] for name in ("group_hash", "sequence")))
+    at = known.find(messages.group_hash[rows].astype(np.uint64), messages.sequence[rows])
+    if (at < 0).any():
         raise MissingDataError(
-            f"bucket_mb cannot be answered: {int((nodes < 0).sum())} of {len(nodes)} messages are not in the graph",
-            hint="their transfers were not seen to end on all ranks",
+            f"bucket_mb cannot be predicted: {int((at < 0).sum())} of {len(at)} messages are not in the graph",
+            hint="the ends of their transfers were not recorded on all ranks",
         )
-    return nodes
+    return transfers[known.last[at]]
 
 
 def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
-    """The best sizes by the fit of the run; where it has none, a few that send very different numbers of messages."""
+    """Return the best sizes by the fit of the run; without a fit, sizes with very different numbers of messages."""
     caps_by_count: dict[float, float] = {}
     for forecast in ranked_buckets(messages):
         if not forecast.split:
@@ -195,7 +185,7 @@ def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
 
 
 def message_line(sizes_bytes: Floats, times_ns: Floats) -> tuple[float, float] | None:
-    """Return latency and ns per byte of messages; None where they are too much alike in size to tell."""
+    """Return latency and ns per byte of messages; None if their sizes are too similar to tell."""
     sized = sizes_bytes > 0
     sizes, times = sizes_bytes[sized], times_ns[sized]
     if not len(sizes) or sizes.max() < _SPREAD * sizes.min():
@@ -206,7 +196,7 @@ def message_line(sizes_bytes: Floats, times_ns: Floats) -> tuple[float, float] |
 
 
 def _cost(messages: Messages, rows: Int64, link: LinkFit) -> Cost:
-    """By the fit of alpha and beta; where too few sizes carry one, between no latency and as much as can be."""
+    """Return the cost by the fit of alpha and beta; with too few sizes for a fit, the bounds of the latency."""
     if link.fit is not None and tells_bytes(link):
         piece = link.fit.pieces[0]
         return Cost((piece.alpha_ns,) * 2, (piece.beta_ns_per_byte,) * 2)
@@ -222,8 +212,8 @@ def _cost(messages: Messages, rows: Int64, link: LinkFit) -> Cost:
 class _Pieces:
     """New buckets of all passes that change.
 
-    ``message``: where the last gradient of each lies; ``shift_ns``: how much earlier than that message it is ready;
-    ``of_message``: the bucket in which each message of ``changed`` ends; ``last``: which buckets end a pass.
+    ``message`` has the last gradient of each bucket, and the bucket is ready ``shift_ns`` before that message.
+    ``of_message`` is the bucket in which each message of ``changed`` ends. ``last`` marks the buckets that end a pass.
     """
 
     message: Int64
@@ -246,8 +236,8 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
     bucket_mib : float
         ``bucket_cap_mb``, in MiB.
     latency : bool
-        What the run leaves open is taken to be latency, and gradients inside a message to be ready with its last one;
-        else all bytes, and these gradients to be ready with the message before.
+        Messages have the most possible latency, and gradients inside a message are ready with its last one; else they
+        have the least latency, and these gradients are ready with the message before.
     """
     pieces = _pieces(graph, buckets, bucket_mib, latency=latency)
     if not len(pieces.message):
@@ -263,7 +253,7 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
     columns = {name: np.concatenate([values, values[base]]) for name, values in columns.items()}
     columns["begin_ns"][count:], columns["end_ns"][count:] = ready, ready + work
     columns["moved_bytes"][count:], columns["gap_ns"][count:] = np.rint(pieces.bytes), 0
-    # What was sent before is a moment that occupies nobody.
+    # The old transfers become moments.
     columns["end_ns"][old] = columns["begin_ns"][old]
     columns["moved_bytes"][old], columns["gap_ns"][old], columns["kind"][old] = -1, 0, StallKind.OTHER
     columns |= _edges(graph, buckets, pieces, made)
@@ -272,7 +262,7 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
 
 
 def _node_columns(graph: Graph) -> list[str]:
-    """Names of the columns of nodes that hold anything."""
+    """Return the names of the columns of nodes that are not empty."""
     names = [field.name for field in fields(graph) if field.name not in _EDGE_COLUMNS]
     arrays = [name for name in names if isinstance(getattr(graph, name), np.ndarray)]
     return [name for name in arrays if not name.startswith("ends") and len(getattr(graph, name))]
@@ -280,14 +270,14 @@ def _node_columns(graph: Graph) -> list[str]:
 
 def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:
     return MissingDataError(
-        f"bucket_mb={bucket_mib:g} would divide messages of up to {bytes_text(sizes.max())}, and the run does not say"
-        " of which gradients they are made",
-        hint="record it again: runs note the gradients of one DistributedDataParallel; or with smaller buckets",
+        f"bucket_mb={bucket_mib:g} would divide messages of up to {bytes_text(sizes.max())}, and the run does not"
+        " record their gradients",
+        hint="record it again, which notes the gradients of one DistributedDataParallel, or with smaller buckets",
     )
 
 
 def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> _Pieces:
-    """Buckets of all passes; of those that stay as they are, none."""
+    """Make the buckets of all passes that change."""
     cap_bytes, recorded = bucket_mib * 2**20, buckets.ddp.bucket_mib
     known: dict[str, Any] = {
         "gradients_bytes": buckets.ddp.gradients_bytes,
@@ -309,7 +299,7 @@ def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool)
         inside = ends < sent[message]
         since = np.append(0.0, latest[:-1])
         shift = np.where(inside & ~np.bool_(latency), (latest - since)[message], 0.0)
-        # The fit is that of all messages; this pass may have had a faster or a slower link than most.
+        # The fit is over all messages; this pass may have had a faster or a slower link.
         measured = graph.work_ns[buckets.node[begin:end]].sum()
         pace = measured / max(float(buckets.cost.time_ns(sizes, latency=latency).sum()), 1.0)
         work = pace * buckets.cost.time_ns(new_sizes, latency=latency)
@@ -327,7 +317,7 @@ def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool)
 
 
 def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict[str, npt.NDArray[np.integer]]:
-    """Edges of the new transfers in the place of those of the old ones."""
+    """Replace the edges of the old transfers by those of the new ones."""
     source, target, kind, lag = (getattr(graph, name).astype(np.int64) for name in _EDGE_COLUMNS)
     position = np.full(len(graph), -1, dtype=np.int64)  # of a transfer among those that change
     position[buckets.node[pieces.changed]] = np.arange(len(pieces.changed))
@@ -335,7 +325,7 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
     ends = np.flatnonzero(pieces.last)
     pass_of_message = np.searchsorted(ends, pieces.of_message)
 
-    # Each bucket is ready when the message in which it ends was, or so much earlier.
+    # Each bucket is ready when the message in which it ends was, or earlier by its shift.
     member = np.flatnonzero(kind == EdgeKind.MEMBER)
     member = member[np.argsort(target[member], kind="stable")]
     low, high = (np.searchsorted(target[member], buckets.node[pieces.message], side=side) for side in ("left", "right"))
@@ -348,7 +338,7 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
         lag[at] - np.rint(pieces.shift_ns[bucket]),
     )
 
-    # One after the other in the communicator's queue, before what followed the pass.
+    # Buckets follow one another in the communicator's queue, before what followed the pass.
     queue = np.flatnonzero(kind == EdgeKind.QUEUE)
     first_of_pass = np.full(len(graph), -1, dtype=np.int64)
     changed_first = np.flatnonzero(np.append(True, pass_of_message[1:] != pass_of_message[:-1]))
@@ -367,8 +357,8 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
         np.zeros(len(queued_source)),
     )
 
-    # Who waited for a message waits for the bucket in which it ends. What happened before the last message was sent was
-    # no wait for the gradients, but a turn at a busy core, and is gone with the message.
+    # A wait for a message becomes a wait for the bucket in which it ends. A wait before the last message was sent was
+    # not for the gradients but for a busy core, and is gone with the message.
     release = np.flatnonzero((kind == EdgeKind.RELEASE) & (position[source] >= 0))
     place = position[source[release]]
     last_node = buckets.node[pieces.changed[changed_last]]
@@ -393,7 +383,7 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
 
 
 def _calls(graph: Graph, last: Int64) -> Int64:
-    """When each rank called the last message of each pass; rows are passes, columns ranks."""
+    """Return when each rank called the last message of each pass; rows are passes, columns are ranks."""
     ranks = int(graph.rank.max(initial=0)) + 1
     called = np.full((len(last), ranks), np.iinfo(np.int64).max)
     number = np.full(len(graph), -1, dtype=np.int64)
@@ -407,7 +397,7 @@ def _calls(graph: Graph, last: Int64) -> Int64:
 def _final_waits(
     graph: Graph, last: Int64, made: Int64, source: Int64, target: Int64, called: Int64
 ) -> tuple[Int64, Int64, Int64, Int64]:
-    """DistributedDataParallel ends backward when all buckets have arrived, also where that kept nobody waiting."""
+    """Backward ends when all buckets have arrived, also where DistributedDataParallel did not have to wait for that."""
     new_source, new_target = [int64([])], [int64([])]
     for rank in np.flatnonzero((called < np.iinfo(np.int64).max).any(axis=0)).tolist():
         cells = np.flatnonzero((graph.resource == Resource.STEP_THREAD) & (graph.rank == rank))

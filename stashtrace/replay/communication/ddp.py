@@ -1,6 +1,6 @@
-"""What the processes of a run say of their DistributedDataParallel: the size of its buckets, and its gradients.
+"""What a run records about its DistributedDataParallel: the size of its buckets, and its gradients.
 
-Recorded by ``probes/torch_ddp``; runs of earlier versions and of other tools say nothing.
+``probes/torch/ddp`` records it; runs of earlier versions and of other tools have nothing.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,24 +16,24 @@ from stashtrace.schema.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 
-#: Facts of a process, each with the number of the wrapper; the same in ``probes/torch_ddp``.
+#: Facts of a process, each with the number of the wrapper; the same in ``probes/torch/ddp``.
 BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
 _MOST_WRAPPERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DdpFacts:
-    """What all ranks agree about; they may have several models.
+    """Facts on which all ranks agree; they may have several models.
 
     Attributes
     ----------
     bucket_mib : float or None
-        ``bucket_cap_mb``; None if nothing says, or models differ.
+        ``bucket_cap_mb``; None if unknown, or if models differ.
     sources : tuple of str
-        Who chose it: ``default`` (torch's own, whose first bucket is smaller), ``script``, ``applied`` (by
-        ``STASHTRACE_BUCKET_MB``); empty if nothing says that there is such a model.
+        Where the size comes from: ``default`` (torch's own, whose first bucket is smaller), ``script``, ``applied`` (by
+        ``STASHTRACE_BUCKET_MB``); empty if no such model was recorded.
     gradients_bytes : float array
-        In the reverse order of the parameters, which is as a rule that in which they are made; empty if not known.
+        In the reverse order of the parameters, usually the order in which they are made; empty if unknown.
     """
 
     bucket_mib: float | None
@@ -42,7 +42,7 @@ class DdpFacts:
 
 
 def ddp_facts(trace: Trace) -> DdpFacts:
-    """Read the facts of a run; those that cannot be read count as not there."""
+    """Read the facts of a run; facts that cannot be read are ignored."""
     matches = [re.fullmatch(r"([0-9.e+-]+) (\w+)", text) for text in _facts(trace, BUCKET)]
     whole = [match.groups() for match in matches if match is not None]
     sizes = {_number(size) for size, _ in whole}
@@ -54,7 +54,7 @@ def ddp_facts(trace: Trace) -> DdpFacts:
 
 
 def _facts(trace: Trace, key: str) -> list[str]:
-    """Different values of a fact, over all wrappers of all processes."""
+    """Return the distinct values of a fact, over all wrappers of all processes."""
     codes = [trace.strings.find(f"{key} {number}") for number in range(_MOST_WRAPPERS)]
     chosen = np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0])
     return [trace.text(int(value)) for value in np.unique(trace.metadata["value_code"][chosen])]

@@ -1,11 +1,11 @@
-"""The messages of a run as the link saw them: when each could be sent, when it had arrived, in which backward pass.
+"""The messages of a run on their links: when each could be sent, when it had arrived, in which backward pass.
 
     rank 0   call |...................                          ready = the last member's entry
     rank 1           call |...........                          link  = its part of the time in which the link worked
-                          ready         end                             (models.layers.link_times)
+                          ready         end                             (replay.communication.overlap.link_times)
 
-Waiting for late ranks and for messages in front is no part of ``link_ns``: these times carry a fit of alpha and beta,
-and the recurrence puts the waiting back.
+``link_ns`` includes no waiting for late ranks or for earlier messages. Alpha and beta are fitted to these times, and
+the recurrence adds the waiting again.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,13 +26,14 @@ from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts
 from stashtrace.replay.communication.overlap import link_times
 from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Messages that a backend works on at a time: threads of ProcessGroupGloo. Device backends have one stream.
+#: Messages that a backend works on at a time: ProcessGroupGloo has threads, device backends have one stream.
 PARALLEL = {"gloo": 2}
 
 
@@ -44,19 +45,19 @@ class Messages:
     ----------
     communicator, op, backend : str array
     lane : int64 array
-        Number of the communicator, whose name others may have: each is a link of its own.
+        Number of the communicator, which is a link of its own; several may have one name.
     ranks_count, bytes : int64 array
         Members of the group, and payload.
     ready_ns, end_ns : int64 array
-        The last member entered; the last member was done.
+        When the last member entered, and when the last member was done.
     link_ns : float array
-        Time that the link worked for it.
+        Time that the link worked for the message.
     rank, step, backward : int64 array
-        Lowest member; its step, -1 outside the steps that count; its backward pass, -1 outside of any.
+        Lowest member; its step, -1 outside of counted steps; its backward pass, -1 outside of any.
     backward_begin_ns : int64 array
         When that pass began on the host, -1 outside of any.
     within : bool array
-        It was called before that pass had returned, as the buckets of DistributedDataParallel are.
+        The message was called before that pass returned, as the buckets of DistributedDataParallel are.
     group_hash : uint64 array
         Communicator, as in ``collectives``.
     sequence : int64 array
@@ -66,9 +67,9 @@ class Messages:
     on_device : bool array
         Times are those of devices.
     has_steps : bool
-        Whether the run has steps.
+        The run has steps.
     ddp : DdpFacts
-        What its DistributedDataParallel says of buckets and gradients.
+        Recorded facts about buckets and gradients.
     """
 
     communicator: npt.NDArray[np.str_]
@@ -97,14 +98,14 @@ class Messages:
 
 
 def gradient_messages(trace: Trace) -> Messages:
-    """Messages of all operations in which nobody can end before everybody has entered.
+    """Gather the messages of all operations in which no member can end before all have entered.
 
-    Left out are those without payload, those that never ended, and those of which a member's row is missing.
+    Messages without payload, without an end, or with missing rows of members are left out.
 
     Raises
     ------
     MissingDataError
-        If there is none.
+        If there is no such message.
     """
     index = TraceIndex(trace)
     calls = instances(index) if len(trace.collectives) else None
@@ -124,14 +125,12 @@ def gradient_messages(trace: Trace) -> Messages:
             hint="a run of one rank has none; see `stashtrace analyze collectives`",
         )
     rows, ready, end = first[kept], ready[kept], end[kept]
-    groups = group_table(index.trace)
-    hashes, inverse = np.unique(calls.group_hash[kept], return_inverse=True)
-    sizes = int64([len(groups[h].members) for h in hashes.tolist()])[inverse]
+    groups, lanes = group_table(index.trace), GroupBy(calls.group_hash[kept])
+    sizes = int64([len(groups[group].members) for group in lanes.values.tolist()])[lanes.number]
     backend = backends_of_rows(index.trace)[rows]
     link = np.zeros(len(kept))
-    for number in range(len(hashes)):
-        own = np.flatnonzero(inverse == number)
-        own = own[np.lexsort((table["sequence"][rows[own]], ready[own]))]
+    for of_lane in lanes:
+        own = of_lane[order_by(ready[of_lane], table["sequence"][rows[of_lane]])]
         origin = int(ready[own].min())
         parallel = PARALLEL.get(str(backend[own[0]]), 1)
         link[own] = link_times(ready[own] - origin, end[own] - origin, parallel=parallel)
@@ -140,7 +139,7 @@ def gradient_messages(trace: Trace) -> Messages:
         communicator=communicator_names(index.trace, table["group_hash"][rows]),
         op=np.array([op.name.lower() for op in CollectiveOp])[table["op_code"][rows]],
         backend=backend,
-        lane=int64(inverse),
+        lane=lanes.number,
         ranks_count=sizes,
         bytes=table["message_bytes"][rows],
         ready_ns=ready,
@@ -163,8 +162,10 @@ def gradient_messages(trace: Trace) -> Messages:
 def _places(
     index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64
 ) -> tuple[Int64, Int64, Int64, npt.NDArray[np.bool_], bool]:
-    """Step, backward pass and its begin of each message, by when its lowest rank called it, and whether that was inside
-    the pass; if there are steps."""
+    """Return step, backward pass and its begin of each message, by the call of its lowest rank.
+
+    The last two results are whether the call was inside the pass, and whether the run has steps.
+    """
     step, backward, began = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     within = np.zeros(len(rows), dtype=bool)
     try:
@@ -181,11 +182,11 @@ def _places(
         inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
         step[own[inside]] = known["step"][mine][at[inside]]
         begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
-        # A pass lasts until the next forward or backward begins: gradients may be sent after it.
+        # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
         last = np.searchsorted(begin, call, side="right") - 1
         in_pass = inside & (last >= 0) & (is_backward[np.maximum(last, 0)] if len(begin) else False)
         if in_pass.any():
-            # One that began in an earlier step is another step's.
+            # A pass that began in an earlier step belongs to that step.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]
             backward[own[in_pass]], began[own[in_pass]] = last[in_pass], begin[last[in_pass]]
             within[own[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
@@ -196,7 +197,7 @@ def _places(
 class _Loop:
     """Forwards and backwards of a rank's step thread, in order.
 
-    ``awaits``: a backward that ends once its messages have arrived, since DistributedDataParallel waits for them in it.
+    ``awaits`` marks backwards that end when their messages have arrived, since DistributedDataParallel waits for them.
     """
 
     begin_ns: Int64
@@ -206,9 +207,9 @@ class _Loop:
 
 
 def _loops(index: TraceIndex) -> dict[int, _Loop]:
-    """Rank -> its loop; empty where nothing says which thread drives it.
+    """Return the loop of each rank; empty if the step threads are unknown.
 
-    Forwards that activation checkpointing repeats end no backward: they are nested, or the autograd engine's own.
+    Forwards that activation checkpointing repeats end no backward: they are nested, or run by the autograd engine.
     """
     try:
         threads = step_threads(index.origin)
@@ -229,10 +230,10 @@ def _loops(index: TraceIndex) -> dict[int, _Loop]:
 
 
 def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64:
-    """End of each row of the instances.
+    """Return the end of each row of the instances.
 
-    The host learns of it from a callback that needs the interpreter's lock. The thread of the loop, whose backward has
-    waited for the message, may take that first and keep it for milliseconds: such an end is that of backward.
+    The host learns of an end from a callback that needs the interpreter's lock. The step thread, whose backward waited
+    for the message, may take the lock first and keep it for milliseconds: then the end of backward counts.
     """
     table, end = index.trace.collectives, int64(calls.end_ns.copy())
     seen = np.isin(table["collective_key"][calls.row], index.trace.collective_waits["collective_key"])
@@ -251,7 +252,7 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
 
 
 def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> npt.NDArray[np.bool_]:
-    """Messages whose wait, on their lowest rank, begins before that rank calls the next one."""
+    """Return the mask of messages for which their lowest rank waits before it calls the next one."""
     table, waits = index.trace.collectives, index.trace.collective_waits
     rows = calls.row[calls.starts[kept]]
     call, rank = table["call_ns"][rows], table["rank"][rows]
@@ -260,10 +261,6 @@ def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> npt.NDArray[n
     same = rank[order][1:] == rank[order][:-1]
     following[order[:-1][same]] = call[order][1:][same]
     keys = table["collective_key"][rows]
-    first_wait = np.full(len(rows), np.iinfo(np.int64).max)
-    if len(waits):
-        by_key = np.argsort(keys, kind="stable")
-        at = np.minimum(np.searchsorted(keys[by_key], waits["collective_key"]), len(keys) - 1)
-        hit = keys[by_key][at] == waits["collective_key"]
-        np.minimum.at(first_wait, by_key[at[hit]], waits["begin_ns"][hit])
+    calls_waited_for = GroupBy.numbered(GroupBy(keys).row_of(waits["collective_key"]), len(rows))
+    first_wait = calls_waited_for.min(waits["begin_ns"], empty=np.iinfo(np.int64).max)
     return np.asarray(first_wait < following)

@@ -1,7 +1,6 @@
-"""From the messages of a run to a model of its communication: alpha and beta per operation, and what is exposed.
+"""A model of a run's communication: alpha and beta per operation, and exposed communication.
 
-Not an analysis of the registry, since its answer is no table; ``stashtrace model`` calls it, and the layers study for
-each of its runs.
+It is not registered as an analysis, since its result is not a table.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,6 +20,7 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit import Fit, fit_alpha_beta
 from stashtrace.calibration.lines import Floats, r_squared
 from stashtrace.errors import MissingDataError
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.overlap import (
@@ -34,21 +34,22 @@ from stashtrace.replay.communication.overlap import (
     schedule,
 )
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.parts import plural
 
-#: DistributedDataParallel's ``bucket_cap_mb`` of the forecast, in MiB; all in one is added.
+#: Sizes of the forecast, ``bucket_cap_mb`` of DistributedDataParallel in MiB. All in one message is added.
 BUCKETS_MIB = (1, 4, 25, 100)
-#: A message that begins so soon after the one before had waited for it: when it was ready nobody saw.
+#: A message that begins this soon after the one before waited for it: its ready time is unknown.
 _QUEUED_NS = 20_000
-#: Passes that a forecast of buckets is made of: a median needs no more.
+#: Passes that a forecast of buckets takes; a median needs no more.
 _MOST_PASSES = 200
-#: Those that the best of many buckets is looked for in.
+#: Passes in which the best of many buckets is searched.
 _FEW_PASSES = 20
 _FEWEST_SIZES = 3
 #: Caps that are tried where they would divide the messages of the run.
 _DIVIDING_MIB = tuple(float(2**power) for power in range(-2, 8))
-#: Other buckets are better if they leave so much less exposed.
+#: Other buckets are better if they expose less by this part.
 _WORTH_IT = 0.02
-#: A cost of bytes is one if it is so many of its standard errors.
+#: A cost of bytes is significant from this many standard errors on.
 _SURE = 2.0
 
 
@@ -65,7 +66,7 @@ class LinkFit:
     fit : Fit or None
         None if there are too few sizes.
     r2_ratio : float
-        Of the medians; NaN without a fit.
+        R2 of the medians; NaN without a fit.
     """
 
     communicator: str
@@ -88,10 +89,10 @@ class Passes:
     link_ns, link_predicted_ns : float array
         Sum of the times that the link worked, measured and by the fits.
     observed_ns, replayed_ns, predicted_ns : float array
-        Exposed communication: as it was, by the recurrence with the measured times, and with those of the fits.
+        Exposed communication: as measured, by the recurrence with measured times, and with those of the fits.
     by_sizes_ns : float array
-        The same as predicted, had only the length of backward and the sizes been known; NaN where callers wait for
-        messages, or a device runs them.
+        The prediction from the length of backward and the sizes alone; NaN where callers wait for messages, or a device
+        runs them.
     """
 
     rank: Int64
@@ -111,15 +112,15 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class BucketForecast:
-    """What another size of buckets would expose, medians over backward passes.
+    """Exposed communication with another size of buckets, medians over backward passes.
 
     Attributes
     ----------
     bucket_mib : float
-        ``bucket_cap_mb``; 0 for buckets as recorded, -1 for one message, -2 for the best there are.
+        ``bucket_cap_mb``; 0 for buckets as recorded, -1 for one message, -2 for the best merge.
     messages_count, exposed_ns : float
     split : bool
-        Messages had to be divided, which takes gradients to come at an even rate.
+        Messages had to be divided, which assumes that gradients come at an even rate.
     """
 
     bucket_mib: float
@@ -130,7 +131,7 @@ class BucketForecast:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationModel:
-    """Everything that ``stashtrace model RUN`` says.
+    """The results of ``stashtrace model RUN``.
 
     Attributes
     ----------
@@ -138,15 +139,14 @@ class CommunicationModel:
         By bytes sent, most first.
     passes : Passes
     buckets : tuple of BucketForecast
-        Empty too where bytes seem to cost nothing: large buckets would be free.
+        Also empty where bytes seem to cost nothing, since then large buckets would be free.
     best : BucketForecast or None
-        The ``bucket_cap_mb`` that exposes least; None where ``buckets`` is empty, or no other is better than those of
-        the run.
+        The ``bucket_cap_mb`` that exposes least; None if ``buckets`` is empty, or none is better than those of the run.
     step_ns, attributed_ns, late_ns : float
         Medians over ranks and steps: the step, its network and interconnect stalls, its straggler stall. NaN if the
         run has no steps.
     notes : tuple of str
-        What is not known, or known with a doubt.
+        What is unknown or doubtful.
     """
 
     links: tuple[LinkFit, ...]
@@ -181,7 +181,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
         most = max(links, key=lambda link: len(link.points.sizes_bytes))
         sizes = len(most.points.sizes_bytes)
         raise MissingDataError(
-            f"{sizes} message size{'' if sizes == 1 else 's'} of {most.op} cannot carry a fit of alpha and beta",
+            f"{sizes} message size{plural(sizes)} of {most.op} cannot carry a fit of alpha and beta",
             hint="a message per tensor makes more sizes: DistributedDataParallel(model, bucket_cap_mb=0.001)",
         )
     passes, typical = _passes(messages, links, of)
@@ -193,16 +193,16 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     ]
     if not len(passes):
         why = "the run has no steps" if not messages.has_steps else "no message was sent in a backward pass that counts"
-        notes.append(f"exposed communication: not known, since {why}")
+        notes.append(f"exposed communication is unknown: {why}")
     elif messages.on_device.any():
         notes.append(
-            "a device was seen to begin messages, not when their gradients were ready; behind a busy link that"
+            "the recording shows when a device began messages, not when their gradients were ready; on a busy link that"
             " is interpolated by bytes"
         )
     free = [links[at] for at in sorted({p.link for p in typical if p.link >= 0}) if not tells_bytes(links[at])]
     notes += [
-        f"{link.op} of {link.communicator}: what a byte costs cannot be told from the scatter, so other buckets are not"
-        " forecast; larger messages or more steps tell it"
+        f"{link.op} of {link.communicator}: the cost of a byte is lost in the scatter, so other buckets are not"
+        " forecast; record larger messages or more steps"
         for link in free
     ]
     buckets = () if free else _buckets(typical, links, messages.ddp)
@@ -214,7 +214,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
 
 
 def ranked_buckets(messages: Messages) -> list[BucketForecast]:
-    """Sizes of buckets by what their backward passes leave exposed, the least first; none where that cannot be said.
+    """Return sizes of buckets by the communication that they expose, the least first; none if that is unknown.
 
     Parameters
     ----------
@@ -232,12 +232,12 @@ def ranked_buckets(messages: Messages) -> list[BucketForecast]:
 
 
 def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
-    """Operations, by bytes sent, fitted to these messages; and that of each message, -1 if it has none."""
+    """Fit the operations of these messages; return them by bytes sent, and the index of each message's (-1: none)."""
     kind = _kinds(messages)
     links = []
     for number in np.unique(kind[rows]).tolist():
         own = rows[kind[rows] == number]
-        # Two that shared a thread may leave nothing of one: no time of a message.
+        # Of two messages that shared a thread, one may have no time left: it is no point of the fit.
         own = own[messages.link_ns[own] > 0]
         if not len(own):
             continue
@@ -265,35 +265,23 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
 
 
 def _kinds(messages: Messages) -> Int64:
-    """Number of each message's operation: name of the communicator, operation, backend, ranks.
+    """Number each message's operation: name of the communicator, operation, backend, ranks.
 
-    Groups of one name are taken together, as the same group of other ranks (a mesh makes such), unless their size or
-    backend differs: then they are other links.
+    Groups of one name count as one group of different ranks, as a mesh makes them, unless their size or backend
+    differs: then they are different links.
     """
-    kind = np.zeros(len(messages), dtype=np.int64)
-    for column in (messages.communicator, messages.op, messages.backend, messages.ranks_count):
-        values, inverse = np.unique(column, return_inverse=True)
-        kind = kind * len(values) + inverse
-    return np.unique(kind, return_inverse=True)[1].astype(np.int64)
+    return GroupBy(messages.communicator, messages.op, messages.backend, messages.ranks_count).number
 
 
 def _points(sizes: Int64, times: Floats) -> Points:
-    values, inverse = np.unique(sizes, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    parts = np.split(times[order], np.flatnonzero(np.diff(inverse[order])) + 1)
-    quartiles = np.array([np.percentile(part, (25, 50, 75)) for part in parts])
-    return Points(
-        tuple(values.tolist()),
-        tuple(quartiles[:, 1].tolist()),
-        tuple(quartiles[:, 0].tolist()),
-        tuple(quartiles[:, 2].tolist()),
-        tuple(len(part) for part in parts),
-    )
+    by_size = GroupBy(sizes)
+    low, middle, high = np.array([np.percentile(times[rows], (25, 50, 75)) for rows in by_size]).T.tolist()
+    return Points(tuple(by_size.values.tolist()), *map(tuple, (middle, low, high, by_size.sizes.tolist())))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Messages of one backward pass as the recurrence takes them; the fitted operation, if all are of one, else -1."""
+    """Messages of one backward pass for the recurrence; ``link`` is their fitted operation, -1 if there are several."""
 
     ready_ns: Floats
     bytes: Int64
@@ -302,7 +290,7 @@ class _Pass:
 
 
 def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats:
-    """Time of each message by the fit of its operation, else the median of its size."""
+    """Return the time of each message by the fit of its operation, else the median of its size."""
     out = np.zeros(len(messages))
     for at, link in enumerate(links):
         own = of == at
@@ -318,16 +306,14 @@ def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats
 def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Passes, list[_Pass]]:
     rows = np.flatnonzero(messages.backward >= 0)
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
-    keys = np.stack((messages.rank[rows], messages.backward[rows]))
-    starts = np.flatnonzero(np.append(len(rows) > 0, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
     expected = _expected(messages, links, of)
     fitted = any(link.fit is not None for link in links)
     table: list[tuple[float, ...]] = []
     typical: list[_Pass] = []
-    for begin, end in zip(starts, np.append(starts, len(rows))[1:], strict=True):
-        own = rows[begin:end]
+    for of_pass in GroupBy.runs(messages.rank[rows], messages.backward[rows]):
+        own = rows[of_pass]
         waits = messages.blocking[own].copy()
-        waits[-1] = False  # nothing follows: its wait is the time to the last end
+        waits[-1] = False  # nothing follows: the wait for it is the time to the last end
         ready = _compute_clock(messages, own, waits)
         before, last = own[:-1][waits[:-1]], int(messages.end_ns[own].max() - messages.ready_ns[own[-1]])
         observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
@@ -358,14 +344,14 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
 
 
 def tells_bytes(link: LinkFit) -> bool:
-    """Whether bytes cost something: where they seem free, one message of everything would be, too."""
+    """Return True if bytes cost time: where they seem free, one message of everything would be free too."""
     assert link.fit is not None
     piece = link.fit.pieces[0]
     return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
 
 
 def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_]) -> Floats:
-    """When the messages of a pass were ready, in time since its begin that was not spent waiting for one of them."""
+    """Return when the messages of a pass were ready, in time since its begin without waits for messages."""
     ready, end = messages.ready_ns[own], messages.end_ns[own]
     since = np.maximum(ready[1:] - np.where(waits[:-1], end[:-1], ready[:-1]), 0)
     clock = np.append(0.0, np.cumsum(since).astype(np.float64))
@@ -385,7 +371,7 @@ def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_])
 
 
 def _why_no_buckets(typical: Sequence[_Pass]) -> str:
-    """Of passes of which none can be forecast."""
+    """Return why none of these passes can be forecast."""
     if all(each_pass.blocking.any() for each_pass in typical):
         return "callers wait for messages before they go on"
     return "messages of a backward pass are of several operations or communicators, or of one without a fit"
@@ -405,7 +391,7 @@ def _best(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> 
 
 
 def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
-    """All caps that group the gradients in different ways, the best first; unknown gradients are divided evenly."""
+    """Forecast all caps that group the gradients in different ways, the best first; unknown gradients are even."""
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
         return []
@@ -418,7 +404,7 @@ def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -
 
 
 def _known(ddp: DdpFacts) -> dict[str, Any]:
-    """What :func:`bucket_ends` is told of a run."""
+    """Return the arguments of :func:`bucket_ends` for a run."""
     recorded = None if ddp.bucket_mib is None else ddp.bucket_mib * 2**20
     return {"gradients_bytes": ddp.gradients_bytes, "recorded_bytes": recorded}
 
@@ -454,7 +440,7 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
 
 
 def _attributed(trace: Trace) -> tuple[float, float, float]:
-    """Median step, its time in transfers, and its time waiting for late ranks, by the attribution."""
+    """Return the median step, its time in transfers, and its time waiting for late ranks, by the attribution."""
     try:
         known = counted_steps(steps(trace))
     except MissingDataError:

@@ -1,12 +1,12 @@
-"""Exposed communication of a backward pass: when gradients are ready, when the link sends them, what is left over.
+"""Exposed communication of a backward pass: when gradients are ready, when the link sends them, what is exposed.
 
     backward  |--- layer 4 ---|--- 3 ---|--- 2 ---|--- 1 ---|            gradients are ready at the end of each layer
     link                      [== 4 ==] [=== 3 ===][=== 2 ===][== 1 ==]  start = max(ready, end of the one before)
                                                             |<--------->|  exposed = last end - end of backward
 
 The recurrence is that of wait-free back-propagation (S. Shi, Q. Wang, X. Chu, arXiv 1805.03812), merging that of
-MG-WFBP (S. Shi, X. Chu, B. Li, INFOCOM 2019). One message takes ``alpha + bytes * beta``. Used by ``stashtrace model``
-through ``replay.communication.messages``. Pure; times are lengths since the begin of the backward pass.
+MG-WFBP (S. Shi, X. Chu, B. Li, INFOCOM 2019). One message takes ``alpha + bytes * beta``. Times are lengths since the
+begin of the backward pass.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,27 +23,27 @@ from stashtrace.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 
-#: Messages of a pass that are smaller than its buckets: torch's first bucket, and the last one.
+#: Messages of a pass that may be smaller than its buckets: torch's first bucket, and the last one.
 _EVER_SMALLER = 2
-#: A cap of so much of the run's own is the same one, written with fewer digits.
+#: A cap of this part of the run's own is the same cap, written with fewer digits.
 _SAME = 0.999
 #: A pass is divided into no more messages than this.
 _MOST_BUCKETS = 1_000_000
-#: Caps that are tried: of more, an even choice by their ratios.
+#: Caps that are tried; if there are more, some with even ratios are chosen.
 _MOST_CAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the link does with the messages of one backward pass.
+    """When the link sends the messages of one backward pass.
 
     Attributes
     ----------
     start_ns, end_ns : float array
         Of each message.
     exposed_ns : float
-        What communication adds to the backward pass: the time that callers wait for their message, and the time from
-        the end of backward to the last end.
+        Time that communication adds to the backward pass: callers wait for their messages, and after backward for the
+        last end.
     """
 
     start_ns: Floats
@@ -59,14 +59,14 @@ def schedule(
     Parameters
     ----------
     ready_ns : sequence of float
-        When each message could be sent, in the order of sending, in time that the caller computes: the waits of
+        When each message could be sent, in the order of sending, in the caller's compute time: the waits for
         ``blocking`` messages are left out.
     transfer_ns : sequence of float
-        How long the link needs for each.
+        Time of each message on the link.
     blocking : sequence of bool, optional
         Messages whose caller waits for their end before it goes on; none by default.
     lane : sequence of int, optional
-        Link of each message, where there are several: each communicator has its own.
+        Link of each message, if there are several: each communicator has its own.
     backward_end_ns : float, optional
         When the caller has computed everything; with the last message by default.
 
@@ -113,11 +113,11 @@ def schedule(
 
 
 def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
-    """How long the link worked for each message, from when messages were ready and when they had arrived.
+    """Return how long the link worked for each message, by when messages were ready and when they had arrived.
 
-    A backend takes up to ``parallel`` messages at a time, in their order; while it works on several, each gets an equal
-    part of the time. So the times add up to that in which the link worked at all, waiting behind others is no part of
-    them, and :func:`schedule` with them ends when the last message really ended.
+    A backend works on up to ``parallel`` messages at a time, in their order, and each gets an equal part of the time.
+    So the times add up to the time in which the link worked, they include no waiting behind others, and
+    :func:`schedule` with them ends when the last message really ended.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
 
 
 def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64]:
-    """First message of each bucket, as DistributedDataParallel fills them: a bucket is full once it has its size.
+    """Return the first message of each bucket of DistributedDataParallel: a bucket closes once it has its size.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64
 
 
 def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Ready times and sizes of buckets: a bucket is ready with the last of its gradients.
+    """Return ready times and sizes of buckets; a bucket is ready with the last of its gradients.
 
     Examples
     --------
@@ -186,10 +186,10 @@ def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tu
 
 
 def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
-    """Whether buckets of this size would have to divide messages of a run.
+    """Return True if buckets of this size would have to divide messages of a run.
 
-    Only if the run's own buckets were larger. Where more messages than the first and the last are smaller than this,
-    the run closed its buckets earlier: what is larger all the same was filled by one tensor, which nobody divides.
+    They do only if the run's own buckets were larger. If more messages than the first and the last are smaller than
+    this, the run closed its buckets earlier, and its larger messages are single tensors, which are never divided.
 
     Examples
     --------
@@ -203,10 +203,10 @@ def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
 def bucket_ends(
     sizes_bytes: Any, bucket_bytes: float, *, gradients_bytes: Any = (), recorded_bytes: float | None = None
 ) -> tuple[Floats, bool]:
-    """Where buckets of another size would end in the stream of gradients, in bytes since its begin.
+    """Return where buckets of another size would end in the stream of gradients, in bytes since its begin.
 
-    Buckets close with the gradient that fills them, if the gradients are known and the messages are made of them.
-    Else larger buckets than those of the run are made of whole messages, and smaller ones divide them anywhere.
+    If the gradients are known and the messages are made of them, a bucket closes with the gradient that fills it. Else
+    buckets larger than those of the run are made of whole messages, and smaller ones divide messages anywhere.
 
     Parameters
     ----------
@@ -216,13 +216,13 @@ def bucket_ends(
     gradients_bytes : sequence of float, optional
         In the order in which they are made.
     recorded_bytes : float, optional
-        Buckets of the run; by default a guess from the messages (:func:`divides`).
+        Size of the run's buckets; by default a guess from the messages (:func:`divides`).
 
     Returns
     -------
     ends_bytes : float array
     anywhere : bool
-        Messages were divided, and nothing says where.
+        Messages were divided, and it is unknown where.
 
     Examples
     --------
@@ -234,7 +234,7 @@ def bucket_ends(
     """
     sizes, gradients = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(gradients_bytes, dtype=np.float64)
     if not bucket_bytes > 0:
-        raise UsageError(f"{bucket_bytes} is no size of a bucket", hint="for example 25M")
+        raise UsageError(f"a bucket cannot have {bucket_bytes} bytes", hint="for example 25M")
     sent, made = np.cumsum(sizes), np.cumsum(gradients)
     if len(made) and len(sent) and made[-1] == sent[-1] and np.isin(sent, made).all():
         return np.append(made[bucket_starts(gradients, bucket_bytes)[1:] - 1], made[-1]), False
@@ -251,9 +251,9 @@ def bucket_ends(
 
 
 def ready_at(ready_ns: Any, sizes_bytes: Any, ends_bytes: Any) -> Floats:
-    """When the gradients up to a byte of the stream were made, at an even rate between the ready times of messages.
+    """Return when gradients up to a byte of the stream were made, at an even rate between ready times of messages.
 
-    Nothing says in which order the inside of a message was made, nor when.
+    It is unknown in which order the gradients inside a message were made, and when.
 
     Examples
     --------
@@ -281,7 +281,7 @@ def rebucketed(
     ready_ns, sizes_bytes : float array
         Of each bucket.
     anywhere : bool
-        Messages were divided, and nothing says where.
+        Messages were divided, and it is unknown where.
 
     Examples
     --------
@@ -296,10 +296,10 @@ def rebucketed(
 
 
 def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
-    """First message of each bucket when buckets are chosen so that the last one ends as early as can be.
+    """Return the first message of each bucket, for the buckets whose last one ends earliest.
 
-    What MG-WFBP looks for by a greedy rule, here exactly: the earliest end of the first i messages is the minimum over
-    the first message of their last bucket, since nothing is gained by an earlier bucket that ends later.
+    MG-WFBP searches them by a greedy rule; this is exact. The earliest end of the first i messages is the minimum over
+    the first message of their last bucket, since a later end of an earlier bucket gains nothing.
 
     Examples
     --------
@@ -327,9 +327,9 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
 
 
 def merge_caps(sizes_bytes: Any) -> Floats:
-    """Sizes of buckets that merge these messages in different ways, ascending; one merges them all.
+    """Return the sizes of buckets that merge these messages in different ways, ascending; one merges them all.
 
-    A bucket closes once it holds the cap, so that it matters only between which sums of neighbours the cap lies.
+    A bucket closes once it holds the cap, so only the sums of neighbouring messages matter.
 
     Examples
     --------
@@ -348,7 +348,7 @@ def merge_caps(sizes_bytes: Any) -> Floats:
 
 
 def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
-    """The roundest number of MiB that merges messages as ``cap_bytes`` does.
+    """Return the roundest number of MiB that merges messages as ``cap_bytes`` does.
 
     Examples
     --------
@@ -357,7 +357,7 @@ def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
     5.0
     """
     ends = np.append(0.0, np.cumsum(np.asarray(sizes_bytes, dtype=np.float64)))
-    # The largest sum of neighbours below the cap: of those that begin at each message, the last one below it.
+    # The largest sum of neighbours below the cap.
     last = np.searchsorted(ends, ends + cap_bytes * (1 - 1e-9), side="left") - 1
     low, high = float((ends[last] - ends).max(initial=0.0)) / 2**20, cap_bytes / 2**20
     for digits in range(-3, 12):
@@ -369,7 +369,7 @@ def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
 
 
 def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
-    """Ready times where only sizes are known: gradients come at an even rate of bytes over the backward pass.
+    """Return ready times from sizes alone: gradients come at an even rate of bytes over the backward pass.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The words of ``stashtrace model RUN``: fits with their errors, residuals, exposed communication, other buckets."""
+"""The text of ``stashtrace model RUN``: fits with their errors, residuals, exposed communication, other buckets."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from stashtrace.replay.communication.model import BucketForecast, CommunicationModel, LinkFit
 from stashtrace.summary.layout import table_lines, wrapped
+from stashtrace.summary.words.parts import plural
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 #: Sizes of an operation that the page shows; JSON has all.
@@ -18,7 +19,7 @@ _GOOD_RATIO = 0.1
 
 
 def model_lines(model: CommunicationModel) -> list[str]:
-    """Everything that the command says about a run."""
+    """Return the lines of the command."""
     lines = [
         "time of a message = alpha + bytes * beta, fitted to the time that the link worked for it",
         *table_lines([_FIT_HEAD, *(_fit_cells(link) for link in model.links)], left=2),
@@ -30,12 +31,12 @@ def model_lines(model: CommunicationModel) -> list[str]:
     if model.buckets:
         lines += ["", *_bucket_lines(model.buckets), *_best_lines(model)]
     if model.notes:
-        lines += ["", "not known, or doubtful:", *(line for note in model.notes for line in wrapped(note))]
+        lines += ["", "unknown or doubtful:", *(line for note in model.notes for line in wrapped(note))]
     return lines
 
 
 def model_json(model: CommunicationModel) -> dict[str, Any]:
-    """The same for scripts."""
+    """Return the results for JSON."""
     passes = model.passes
     exposed: dict[str, Any] = {"passes_count": len(passes)}
     if len(passes):
@@ -59,13 +60,13 @@ def model_json(model: CommunicationModel) -> dict[str, Any]:
 
 
 def error_ratio(model: CommunicationModel) -> float:
-    """Predicted exposed communication by that which was seen, minus one; NaN if nothing was exposed."""
+    """Return the error of the predicted exposed communication; NaN if nothing was exposed."""
     observed = _middle(model.passes.observed_ns)
     return _middle(model.passes.predicted_ns) / observed - 1 if observed > 0 else math.nan
 
 
 def plus_minus(value: float, error: float) -> str:
-    """A time with its standard error."""
+    """Write a time with its standard error."""
     return f"{duration_text(value)} ±{duration_text(error)}"
 
 
@@ -151,52 +152,36 @@ def _residual_lines(link: LinkFit) -> list[str]:
     lines = table_lines(rows, left=0)
     if len(sizes) > len(shown):
         rest = len(sizes) - len(shown)
-        lines.append(f"  {rest} more size{'' if rest == 1 else 's'} in --format json")
+        lines.append(f"  {rest} more size{plural(rest)} in --format json")
     return lines
 
 
 def _exposed_lines(model: CommunicationModel) -> list[str]:
     passes = model.passes
     if not len(passes):
-        return ["exposed communication: not known"]
-    rows: list[tuple[str, ...]] = [("", "link worked", "exposed", "middle half", "off")]
-    error = error_ratio(model)
-    replay = _middle(passes.replayed_ns) / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else 0.0
-    link = duration_text(_middle(passes.link_ns))
-    rows.append(("as seen", link, duration_text(_middle(passes.observed_ns)), _half(passes.observed_ns), ""))
-    rows.append(
-        (
-            "recurrence, times as seen",
-            link,
-            duration_text(_middle(passes.replayed_ns)),
-            _half(passes.replayed_ns),
-            _percent(replay),
-        )
-    )
-    rows.append(
-        (
-            "recurrence, times of the fit",
-            duration_text(_middle(passes.link_predicted_ns)),
-            duration_text(_middle(passes.predicted_ns)),
-            _half(passes.predicted_ns),
-            _percent(error),
-        )
-    )
+        return ["exposed communication: unknown"]
+    observed_ns, error = _middle(passes.observed_ns), error_ratio(model)
+    measured, fitted = duration_text(_middle(passes.link_ns)), duration_text(_middle(passes.link_predicted_ns))
+
+    def row(name: str, link: str, exposed_ns: Any, off: float | None) -> tuple[str, ...]:
+        middle = duration_text(_middle(exposed_ns))
+        return name, link, middle, _half(exposed_ns), "" if off is None else _percent(off)
+
+    def off(exposed_ns: Any, unknown: float) -> float:
+        return _middle(exposed_ns) / observed_ns - 1 if observed_ns > 0 else unknown
+
+    rows: list[tuple[str, ...]] = [
+        ("", "link worked", "exposed", "middle half", "off"),
+        row("as seen", measured, passes.observed_ns, None),
+        row("recurrence, times as seen", measured, passes.replayed_ns, off(passes.replayed_ns, 0.0)),
+        row("recurrence, times of the fit", fitted, passes.predicted_ns, error),
+    ]
     if np.isfinite(passes.by_sizes_ns).all():
-        even = _middle(passes.by_sizes_ns)
-        off = even / _middle(passes.observed_ns) - 1 if _middle(passes.observed_ns) > 0 else math.nan
-        rows.append(
-            (
-                "the same, ready times by sizes",
-                rows[-1][1],
-                duration_text(even),
-                _half(passes.by_sizes_ns),
-                _percent(off),
-            )
-        )
+        even = passes.by_sizes_ns
+        rows.append(row("the same, ready times by sizes", fitted, even, off(even, math.nan)))
     count, size = _middle(passes.messages_count), _middle(passes.bytes)
     lines = [
-        f"exposed communication of a backward pass, {count:g} message{'' if count == 1 else 's'} of {bytes_text(size)}"
+        f"exposed communication of a backward pass, {count:g} message{plural(count)} of {bytes_text(size)}"
         f" in all, medians of {len(passes)} pass{'' if len(passes) == 1 else 'es'}:",
         *table_lines(rows, left=1),
     ]
@@ -219,19 +204,19 @@ def _bucket_lines(buckets: tuple[BucketForecast, ...]) -> list[str]:
     ]
     lines = ["other buckets, by the fit and the times at which gradients were ready:", *table_lines(rows, left=1)]
     if any(b.split for b in buckets):
-        lines.append("  * messages had to be divided, which takes gradients to come at an even rate")
+        lines.append("  * messages had to be divided, assuming that gradients come at an even rate")
     return lines
 
 
 def _best_lines(model: CommunicationModel) -> list[str]:
-    """What to give DistributedDataParallel."""
+    """Recommend a size for DistributedDataParallel."""
     best = model.best
     if best is None:
         return ["  no bucket_cap_mb is predicted to expose less than the buckets of the run"]
     how = f"{best.messages_count:g} messages, {duration_text(best.exposed_ns)} exposed" + (" *" if best.split else "")
     return [
         f"  predicted best: bucket_cap_mb={best.bucket_mib:g} ({how})",
-        f"  `stashtrace whatif RUN --set bucket_mb={best.bucket_mib:g}` says what that is worth in a step",
+        f"  `stashtrace whatif RUN --set bucket_mb={best.bucket_mib:g}` predicts its effect on a step",
     ]
 
 

@@ -1,9 +1,8 @@
-"""The DAG model of synchronous SGD: an iteration as layer-wise tasks of all workers, and what overlaps of them."""
+"""The DAG model of synchronous SGD: an iteration as layer-wise tasks of all workers that overlap."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.replay.ssgd.closed_form import iteration_ns
 from stashtrace.replay.ssgd.layer_file import read_layers, write_layers
 from stashtrace.replay.ssgd.merging import Merge, merge_of
 from stashtrace.replay.ssgd.speedup import Ring, speedups
@@ -19,7 +18,6 @@ __all__ = [
     "Ring",
     "Variant",
     "Workload",
-    "iteration_ns",
     "merge_of",
     "read_layers",
     "replay",

@@ -1,9 +1,9 @@
 """Layers of a recorded run: the messages of its backward passes, each with the computation that made its gradients.
 
-A run does not know its layers, but when each message was ready and how long the link worked for it. What lies between
-two messages is one "layer" here: as many layers of the network as send their gradients together. Forward time is
-divided as backward time is. Forward and backward are those of the host; where its device is still busy with the step
-before when they begin, what the device does until the first message counts as backward.
+A run does not record its layers, but when each message was ready and how long the link worked for it. The computation
+between two messages is one "layer" here: all layers of the network that send their gradients together. Forward time is
+divided like backward time. Forward and backward are those of the host; where its device is still busy with the step
+before when they begin, all work of the device until the first message counts as backward.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,11 +24,10 @@ from stashtrace.schema.trace import Trace
 
 
 def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
-    """One workload per backward pass of the lowest rank, and the number of ranks that its messages join.
+    """Return one workload per backward pass of the lowest rank, and the number of ranks in its messages.
 
-    All-reduces that are sent in a backward pass are its gradients; other operations count as computation.
-    What a step does beside forward and backward counts as its update, so that the replay of what was recorded is as
-    long as the step was.
+    All-reduces that are sent in a backward pass are its gradients; other operations count as computation. The rest of a
+    step counts as its update, so that the replay of the recorded tasks is as long as the step was.
 
     Parameters
     ----------
@@ -38,19 +37,19 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     Raises
     ------
     MissingDataError
-        If there are none, or callers wait for each message.
+        If there are no such messages, or callers wait for each of them.
     """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within & (messages.op == "all_reduce"))
     if not len(rows):
         raise MissingDataError(
-            "no gradients were all-reduced inside a backward pass that counts",
-            hint="layers come from gradients that are sent while others are made, as DistributedDataParallel does",
+            "no gradients were all-reduced inside a counted backward pass",
+            hint="layers come from gradients that are sent while others are made, as by DistributedDataParallel",
         )
     rows = rows[messages.rank[rows] == messages.rank[rows].min()]
     if messages.blocking[rows].any():
         raise MissingDataError(
-            "callers wait for messages inside backward", hint="layer-wise tasks need messages that nobody waits for"
+            "callers wait for messages inside backward", hint="layer-wise tasks need messages without waiting callers"
         )
     rank = int(messages.rank[rows[0]])
     known = counted_steps(steps(trace))
@@ -58,10 +57,10 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     # Devices may have other warm-up steps than their hosts.
     rows = rows[np.isin(messages.step[rows], known["step"])]
     if not len(rows):
-        raise MissingDataError("no step that counts has gradients", hint="record more steps than those of the warm-up")
+        raise MissingDataError("no counted step has gradients", hint="record more steps than those of the warm-up")
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows]))]
     passes = np.split(rows, np.flatnonzero(np.diff(messages.backward[rows])) + 1)
-    # Passes of other sizes are those of steps before the buckets were rebuilt, or of another model.
+    # Passes of other sizes are from steps before the buckets were rebuilt, or of another model.
     sizes = [tuple(messages.bytes[own].tolist()) for own in passes]
     usual = Counter(sizes).most_common(1)[0][0]
     forwards = _forwards(trace, rank)
@@ -72,7 +71,7 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
 
 
 def _forwards(trace: Trace, rank: int) -> Table:
-    """Forward passes of a rank that train, in order."""
+    """Return the training forward passes of a rank in order."""
     processes = trace.processes
     mine = processes["process_id"][(processes["rank"] == rank) & (processes["worker_id"] < 0)]
     phases = trace.phases
@@ -83,10 +82,10 @@ def _forwards(trace: Trace, rank: int) -> Table:
 
 
 def _workload(messages: Messages, own: Int64, known: Table, forwards: Table) -> Workload:
-    """Of one backward pass; the layers of its messages in the order of the forward pass."""
+    """Make the workload of one backward pass, with the layers of its messages in the order of the forward pass."""
     step = int(np.flatnonzero(known["step"] == messages.step[own[0]])[0])
     first, last = int(known["begin_ns"][step]), int(known["end_ns"][step])
-    # A host may begin it while its device is still busy with the step before.
+    # A host may begin backward while its device is still busy with the step before.
     begin = max(int(messages.backward_begin_ns[own[0]]), first)
     ready = np.maximum.accumulate(np.maximum(messages.ready_ns[own] - begin, 0)).astype(np.float64)
     backward = np.diff(np.append(0.0, ready))

@@ -5,11 +5,11 @@
     0   conv1     812.5       1640.2       404               37632
     1   relu1     91          120.4        0                 0
 
-Fields are parted by tabs, commas or blanks; the name may hold blanks and begin with a digit. Without the line of column
-names times are microseconds. Ids ascend in the order of the forward pass; one that comes again begins the next
-iteration. ``-`` stands for a communication that was not measured. Lines that begin with ``#`` are comments, but for
-``io_us``, ``copy_us`` and ``update_us``. Workload files of ASTRA-sim 1 (data parallelism) are read too: nanoseconds,
-and no measured communication.
+Fields are separated by tabs, commas or blanks; the name may hold blanks and begin with a digit. Without the line of
+column names times are microseconds. Ids ascend in the order of the forward pass; an id that comes again begins the next
+iteration. ``-`` stands for communication that was not measured. Lines that begin with ``#`` are comments, except
+``io_us``, ``copy_us`` and ``update_us``. Workload files of ASTRA-sim 1 (data parallelism) are read too: they have
+nanoseconds and no measured communication.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -32,30 +32,30 @@ _UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _COLUMNS = ("forward", "backward", "communication", "size")
 _HINT = "a row is: id name forward backward communication size"
 _BEFORE_NAME, _AFTER_NAME = 1, 4
-#: Whole-iteration times that comments may give.
+#: Times of a whole iteration that comments may give.
 _WHOLE = re.compile(r"#\s*(io|copy|update)_(ns|us|ms|s)\s+(\S+)\s*")
 _ASTRA_FIELDS = 12
-#: An id or a count; Python refuses to read numbers of thousands of digits.
+#: An id or a count; Python rejects numbers of thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,18}")
 #: Parallelism that the first line of an ASTRA-sim workload names.
 _ASTRA = re.compile(r"(DATA|MODEL|HYBRID\w*|MICRO|DISTRIBUTED_INFERENCE|TRANSFORMER\w*)\b")
 
 
 def read_layers(path: str | Path) -> list[Workload]:
-    """Read a file; one workload per iteration, with the layers in the order of the forward pass.
+    """Read a file: one workload per iteration, with the layers in the order of the forward pass.
 
     Raises
     ------
     MissingDataError
         If there is no such file.
     FormatError
-        If a row is not one of a layer, or iterations differ in their layers; the message names file and line.
+        If a row is no layer, or iterations differ in their layers; the message names file and line.
     """
     place = Path(path)
     try:
-        lines = place.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a mark before the text
+        lines = place.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a byte order mark
     except UnicodeDecodeError:
-        raise FormatError(f"{place} is no text file", hint=_HINT) from None
+        raise FormatError(f"{place} is not a text file", hint=_HINT) from None
     except OSError as error:
         raise MissingDataError(f"cannot read {place}: {error.strerror}") from None
     first = next((line for line in lines if line.strip()), "")
@@ -65,7 +65,7 @@ def read_layers(path: str | Path) -> list[Workload]:
 
 
 def typical(iterations: Sequence[Workload]) -> Workload:
-    """Medians over iterations of the same layers."""
+    """Return the medians over iterations of the same layers."""
     first = iterations[0]
     columns: dict[str, Any] = {}
     for name in ("forward_ns", "backward_ns", "communication_ns"):
@@ -103,7 +103,7 @@ def write_layers(path: str | Path, iterations: Sequence[Workload]) -> None:
 
 
 class _Reader:
-    """Rows of a file, checked one by one."""
+    """Reads and checks the rows of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class _Reader:
             elif text and not self._names(text, number):
                 self._row(text, number)
         if not self.rows:
-            raise FormatError(f"{self.path} holds no layer", hint=_HINT)
+            raise FormatError(f"{self.path} has no layers", hint=_HINT)
         self._complete(len(lines))
         return list(self._workloads())
 
@@ -131,27 +131,27 @@ class _Reader:
             self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number, _UNITS_NS[unit])
 
     def _names(self, text: str, number: int) -> bool:
-        """Take the line of column names; whether it is that."""
+        """Read the line of column names; return False for any other line."""
         fields = [field.lower() for field in _fields(text)]
         if self.rows or fields[0] != "id":
             return False
         if len(fields) != len(_COLUMNS) + 2:
-            raise self._error(number, f"{len(fields)} column names in place of {len(_COLUMNS) + 2}")
+            raise self._error(number, f"{len(fields)} column names instead of {len(_COLUMNS) + 2}")
         for at, (name, column) in enumerate(zip(fields[2:], _COLUMNS, strict=True)):
             start, _, unit = name.partition("_")
             known = {"bytes": 1.0, "": 1.0} if column == "size" else _UNITS_NS | {"": 1e3}
             if start != column or unit not in known:
-                raise self._error(number, f"column {name!r} in place of {column}, with its unit, as in {column}_us")
+                raise self._error(number, f"column {name!r} instead of {column} with its unit, as in {column}_us")
             self.scale[at] = known[unit]
         return True
 
     def _row(self, text: str, number: int) -> None:
         fields = _fields(text)
         if len(fields) < _BEFORE_NAME + 1 + _AFTER_NAME:
-            raise self._error(number, f"{len(fields)} fields in place of {len(_COLUMNS) + 2}")
+            raise self._error(number, f"{len(fields)} fields instead of {len(_COLUMNS) + 2}")
         name = " ".join(fields[_BEFORE_NAME:-_AFTER_NAME])
         if not _NUMBER.fullmatch(fields[0]):
-            raise self._error(number, f"{fields[0][:20]!r} is no id of a layer")
+            raise self._error(number, f"{fields[0][:20]!r} is not the id of a layer")
         values = []
         for value, column, scale in zip(fields[-_AFTER_NAME:], _COLUMNS, self.scale, strict=True):
             unknown = column == "communication" and value in ("-", "nan", "NaN")
@@ -188,9 +188,9 @@ class _Reader:
         try:
             value = float(text) * scale
         except ValueError:
-            raise self._error(number, f"{name} is {text!r}, no number") from None
+            raise self._error(number, f"{name} is {text!r}, not a number") from None
         if not (math.isfinite(value) and value >= 0):
-            raise self._error(number, f"{name} is {text}, which it cannot be")
+            raise self._error(number, f"{name} cannot be {text}")
         return value
 
     def _error(self, number: int, problem: str) -> FormatError:
@@ -209,23 +209,23 @@ def _astra(path: Path, lines: Sequence[str]) -> Workload:
     numbered = [(number, line.split()) for number, line in enumerate(lines, start=1) if line.strip()]
     hint = "a row is: name -1 forward NONE 0 input-gradient NONE 0 weight-gradient ALLREDUCE bytes update"
     if not numbered[0][1][0] == "DATA":
-        raise FormatError(f"{path}:1: {numbered[0][1][0]} parallelism; only DATA can be replayed", hint=hint)
+        raise FormatError(f"{path}:1: {numbered[0][1][0]} parallelism cannot be replayed, only DATA", hint=hint)
     rows = [(number, fields) for number, fields in numbered[1:] if len(fields) > 1]
     count = numbered[1][1][0] if len(numbered) > 1 else ""
     if not (_NUMBER.fullmatch(count) and int(count) == len(rows)):
-        raise FormatError(f"{path}: says {count[:20] or 'nothing'} layers and holds {len(rows)}", hint=hint)
+        raise FormatError(f"{path}: states {count[:20] or 'no number of'} layers and has {len(rows)}", hint=hint)
     if not rows:
-        raise FormatError(f"{path} holds no layer", hint=hint)
+        raise FormatError(f"{path} has no layers", hint=hint)
     names, table = [], []
     for number, fields in rows:
         if len(fields) != _ASTRA_FIELDS:
-            raise FormatError(f"{path}:{number}: {len(fields)} fields in place of {_ASTRA_FIELDS}", hint=hint)
+            raise FormatError(f"{path}:{number}: {len(fields)} fields instead of {_ASTRA_FIELDS}", hint=hint)
         try:
             values = [float(fields[at]) for at in (2, 5, 8, 10, 11)]
         except ValueError:
-            raise FormatError(f"{path}:{number}: a time or size is no number", hint=hint) from None
+            raise FormatError(f"{path}:{number}: a time or size is not a number", hint=hint) from None
         if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise FormatError(f"{path}:{number}: a time or size is negative or endless", hint=hint)
+            raise FormatError(f"{path}:{number}: a time or size is negative or infinite", hint=hint)
         names.append(fields[0])
         table.append(values)
     forward, inputs, weights, sizes, update = np.array(table).T
@@ -234,7 +234,7 @@ def _astra(path: Path, lines: Sequence[str]) -> Workload:
 
 
 def _without_prefix(names: Sequence[str]) -> tuple[str, ...]:
-    """Names without a number that some writers leave before all of them but the first."""
+    """Remove the number that some writers leave before all names but the first."""
     matches = [re.match(r"\d+", name) for name in names[1:]]
     prefixes = {match.group() if match is not None else "" for match in matches}
     prefix = prefixes.pop() if len(prefixes) == 1 else ""

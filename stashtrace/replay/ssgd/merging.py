@@ -1,4 +1,4 @@
-"""Merged-gradient wait-free back-propagation: which layers' gradients to send together.
+"""Merged-gradient wait-free back-propagation: choose the layers whose gradients are sent together.
 
 S. Shi, X. Chu, B. Li, MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms (INFOCOM 2019).
 The paper goes through the layers once with a greedy rule. The dynamic programme of
@@ -22,18 +22,18 @@ Int64 = np.typing.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Messages of a backward pass made of the gradients of neighbouring layers.
+    """Messages of a backward pass that hold the gradients of neighbouring layers.
 
     Attributes
     ----------
     starts : int array
-        First of ``Workload.sends`` of each message.
+        Index in ``Workload.sends`` of the first layer of each message.
     last_layers : int array
-        Layer of each message whose gradients are made last, counted from 0 in the forward order.
+        Layer of each message whose gradients are ready last, counted from 0 in the forward order.
     ready_ns, sizes_bytes, time_ns : float array
         Of each message.
     end_ns : float
-        End of the last message, since the begin of the backward pass.
+        End of the last message since the begin of the backward pass.
     """
 
     starts: Int64
@@ -48,7 +48,7 @@ class Merge:
 
 
 def merge_of(workload: Workload, starts: Any, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
-    """Messages that begin at these of ``Workload.sends``, each of which takes ``alpha + bytes * beta``."""
+    """Make messages that begin at these indices of ``Workload.sends``; each takes ``alpha + bytes * beta``."""
     first = np.asarray(starts, dtype=np.int64)
     ready, sizes = merged(workload.ready_ns, workload.sizes_bytes, first)
     times = alpha_ns + beta_ns_per_byte * sizes
@@ -58,18 +58,18 @@ def merge_of(workload: Workload, starts: Any, alpha_ns: float, beta_ns_per_byte:
 
 
 def layer_by_layer(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
-    """A message for each layer with gradients: wait-free back-propagation as it was proposed."""
+    """Make a message for each layer with gradients: plain wait-free back-propagation."""
     return merge_of(workload, np.arange(len(workload.sends)), alpha_ns, beta_ns_per_byte)
 
 
 def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
-    """The merge whose last message ends first, of all there are."""
+    """Return the merge whose last message ends earliest."""
     starts = best_merge(workload.ready_ns, workload.sizes_bytes, alpha_ns, beta_ns_per_byte)
     return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
 
 
 def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tuple[float, Merge]:
-    """The ``bucket_cap_mb`` of DistributedDataParallel whose last bucket ends first, in MiB, and its buckets."""
+    """Return the ``bucket_cap_mb`` in MiB whose last bucket ends earliest, and its buckets."""
     sizes = workload.sizes_bytes
     caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
     tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]

@@ -1,4 +1,4 @@
-"""The words of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
+"""The text of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -13,19 +13,18 @@ from stashtrace.replay.ssgd.variants import WAIT_FREE
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import bytes_text, duration_text, shortened
 
-#: Messages of a merge that are listed; of more the first and the last.
+#: Messages of a merge that are listed; if there are more, the first and the last of them.
 _MOST_MESSAGES = 12
 _NAME_WIDTH = 22
 
 
 def layers_lines(study: Study) -> list[str]:
-    """Lines for the terminal."""
-    lines = [*_facts(study), "", *_iterations(study), "", *_curve(study), "", *_merge(study)]
-    return lines
+    """Return the lines for the terminal."""
+    return [*_facts(study), "", *_iterations(study), "", *_curve(study), "", *_merge(study)]
 
 
 def layers_json(study: Study) -> dict[str, Any]:
-    """The same as data."""
+    """Return the study for JSON."""
     work, ring = study.workload, study.ring
     return {
         "layers_count": len(work),
@@ -130,7 +129,7 @@ def _merge(study: Study) -> list[str]:
 
 
 def _shown(count: int) -> Sequence[int]:
-    """Messages to list; -1 stands for those between."""
+    """Return the messages to list; -1 stands for those left out."""
     if count <= _MOST_MESSAGES:
         return range(count)
     half = math.floor(_MOST_MESSAGES / 2)

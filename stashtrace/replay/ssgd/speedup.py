@@ -1,4 +1,4 @@
-"""Iterations and speed-ups over numbers of workers, with the cost of a ring.
+"""Iteration times and speed-ups by the number of workers, with the cost of a ring.
 
 A ring of N workers sends a message in 2 (N - 1) hops, and 2 (N - 1) / N of its bytes over each link.
 """
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from stashtrace.errors import UsageError
-from stashtrace.replay.ssgd.merging import Merge, best, layer_by_layer
+from stashtrace.replay.ssgd.merging import best, layer_by_layer
 from stashtrace.replay.ssgd.tasks import replay
 from stashtrace.replay.ssgd.variants import Variant
 from stashtrace.replay.ssgd.workload import Workload
@@ -20,7 +18,7 @@ from stashtrace.replay.ssgd.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What a hop between neighbours of the ring costs.
+    """Cost of a hop between neighbours of the ring.
 
     Attributes
     ----------
@@ -40,7 +38,7 @@ class Ring:
 
     @classmethod
     def of_messages(cls, alpha_ns: float, beta_ns_per_byte: float, *, workers: int) -> Ring:
-        """From what a message costs in a ring of so many workers.
+        """Derive the cost of a hop from the cost of a message in a ring.
 
         Raises
         ------
@@ -48,11 +46,11 @@ class Ring:
             For less than two workers.
         """
         if workers < 2:
-            raise UsageError(f"{workers} worker sends no messages", hint="say how many workers were measured")
+            raise UsageError(f"{workers} worker sends no messages", hint="give the number of measured workers")
         return cls(alpha_ns / (2 * (workers - 1)), beta_ns_per_byte * workers / (2 * (workers - 1)))
 
     def message_line(self, workers: int) -> tuple[float, float]:
-        """Return alpha (ns) and beta (ns per byte) of an all-reduce of so many workers."""
+        """Return alpha (ns) and beta (ns per byte) of an all-reduce by the number of workers."""
         return 2 * (workers - 1) * self.latency_ns, 2 * (workers - 1) / workers * self.ns_per_byte
 
 
@@ -65,7 +63,7 @@ class Speedup:
     workers : int
     iteration_ns : float
     speedup : float
-        Samples in a time, by those of one worker that overlaps the same tasks.
+        Throughput relative to one worker that overlaps the same tasks.
     messages_count : int
     """
 
@@ -76,14 +74,14 @@ class Speedup:
 
     @property
     def efficiency_ratio(self) -> float:
-        """Speed-up by number of workers."""
+        """Speed-up divided by the number of workers."""
         return self.speedup / self.workers
 
 
 def speedups(
     workload: Workload, variant: Variant, ring: Ring, workers: Iterable[int], *, merging: bool = False
 ) -> list[Speedup]:
-    """Replay iterations of several numbers of workers, each with the same batch.
+    """Replay iterations with several numbers of workers, each worker with the same batch.
 
     Parameters
     ----------
@@ -105,23 +103,13 @@ def speedups(
     results = []
     for count in workers:
         if count < 1:
-            raise UsageError(f"{count} workers train nothing", hint="for example 1,2,4,8")
-        messages = messages_of(workload, *ring.message_line(count), merging=merging) if count > 1 else None
-        took = iteration_of(workload, variant, count, messages)
-        results.append(Speedup(count, took, count * alone / took, 0 if messages is None else len(messages)))
+            raise UsageError(f"cannot train with {count} workers", hint="for example 1,2,4,8")
+        if count == 1:
+            results.append(Speedup(1, float(alone), 1.0, 0))
+            continue
+        messages = (best if merging else layer_by_layer)(workload, *ring.message_line(count))
+        # Workers are alike, so two of them take as long as any number with the same messages.
+        layers, times = messages.last_layers, messages.time_ns
+        took = float(replay(workload, variant, workers=2, last_layers=layers, message_ns=times).iteration_ns)
+        results.append(Speedup(count, took, count * alone / took, len(messages)))
     return results
-
-
-def messages_of(workload: Workload, alpha_ns: float, beta_ns_per_byte: float, *, merging: bool) -> Merge:
-    """The messages of a backward pass: layer by layer, or in the best merge."""
-    return (best if merging else layer_by_layer)(workload, alpha_ns, beta_ns_per_byte)
-
-
-def iteration_of(workload: Workload, variant: Variant, workers: int, messages: Merge | None) -> float:
-    """Replay iterations with these messages; ns of the last one.
-
-    Workers are alike, so that two of them take what any number does with the same messages.
-    """
-    last = np.array([], dtype=np.int64) if messages is None else messages.last_layers
-    times = np.array([]) if messages is None else messages.time_ns
-    return float(replay(workload, variant, workers=min(workers, 2), last_layers=last, message_ns=times).iteration_ns)

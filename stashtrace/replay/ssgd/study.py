@@ -1,4 +1,4 @@
-"""Everything that ``stashtrace layers`` says of one workload: iterations by variant and ranks, and the best merge."""
+"""The study behind ``stashtrace layers``: iterations of one workload by variant and ranks, and the best merge."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.groupby import GroupBy
 from stashtrace.replay.communication.buckets import message_line
 from stashtrace.replay.ssgd.layer_file import typical
 from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer
@@ -19,9 +20,9 @@ from stashtrace.replay.ssgd.variants import PRESETS, VARIANTS, WAIT_FREE, Varian
 from stashtrace.replay.ssgd.workload import Workload
 
 _FEWEST_SIZES = 3
-#: A cost of bytes is one if it is so many of its standard errors.
+#: A cost of bytes is significant from this many standard errors on.
 _SURE = 2.0
-#: Iterations that a median is made of.
+#: Iterations that a median is taken of.
 _MOST_ITERATIONS = 100
 
 
@@ -29,7 +30,7 @@ _MOST_ITERATIONS = 100
 class Row:
     """One variant over all numbers of ranks.
 
-    ``alone_ns`` is its iteration on one rank; ``merged``: gradients go in the best merge.
+    ``alone_ns`` is its iteration on one rank; with ``merged``, gradients are sent in the best merge.
     """
 
     variant: Variant
@@ -45,25 +46,25 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """See the module.
+    """Iterations of one workload.
 
     Attributes
     ----------
     workload : Workload
     ring : Ring
     fitted_ranks : int
-        Ranks whose measured communication the ring was fitted to; 0 if it was given.
+        Ranks whose measured communication the ring was fitted to; 0 if the ring was given.
     ranks : tuple of int
     chosen : int
-        The number of ranks that merges are for.
+        Number of ranks that the merges are for.
     rows : tuple of Row
     measured_ns, measured_exposed_ns : float or None
-        Iteration with messages as they were measured, wait-free, and what they add to it; None if they were not.
+        Wait-free iteration with messages as measured, and the time that they add to it; None without measurements.
         Medians over the iterations.
     layerwise, merged : Merge
-        A message per layer, and the best merge, of ``chosen`` ranks.
+        A message per layer, and the best merge, for ``chosen`` ranks.
     cap_mib : float
-        The ``bucket_cap_mb`` that is predicted to be best, with its buckets in ``capped``.
+        The ``bucket_cap_mb`` that is predicted to be best; ``capped`` has its buckets.
     """
 
     workload: Workload
@@ -80,7 +81,7 @@ class Study:
     capped: Merge
 
     def exposed_ns(self, merge: Merge) -> float:
-        """What messages add to an iteration: from the end of backward to that of the last message."""
+        """Return the time that messages add to an iteration: from the end of backward to the last message's end."""
         return max(merge.end_ns - float(self.workload.backward_ns.sum()), 0.0)
 
 
@@ -97,18 +98,18 @@ def study(
     ring : Ring, optional
         Cost of a hop; by default from the measured communication of the layers.
     measured_ranks : int
-        Ranks that this was measured on; 0 if that is not known.
+        Ranks that this was measured on; 0 if unknown.
 
     Raises
     ------
     MissingDataError
-        If no layer has gradients, or nothing says what a message costs.
+        If no layer has gradients, or the cost of a message is unknown.
     UsageError
         If no number of ranks has a message to send, or an iteration takes no time or too much of it.
     """
     workload = typical(iterations)
     if not len(workload.sends):
-        raise MissingDataError("no layer has gradients", hint="the last column of a row is their size in bytes")
+        raise MissingDataError("no layer has gradients", hint="their size in bytes is the last column of a row")
     fitted = 0
     if ring is None:
         ring, fitted = _fitted_ring(workload, measured_ranks), measured_ranks
@@ -147,7 +148,7 @@ def study(
 
 
 def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:
-    """Iteration with messages as they were, and what of it is exposed; of two workers, which is that of any number."""
+    """Return the iteration with messages as measured, and its exposed part; two workers stand for any number."""
     times = []
     for iteration in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:
         if iteration.measured_ns is None:
@@ -162,24 +163,21 @@ def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | 
 
 def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
     times = workload.measured_ns
+    hint = "give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G"
     if times is None:
-        raise MissingDataError(
-            "nothing says what a message costs: no communication was measured",
-            hint="give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G",
-        )
+        raise MissingDataError("the cost of a message is unknown: no communication was measured", hint=hint)
     if not measured_ranks:
         raise MissingDataError(
-            "communication was measured on a number of ranks that nothing says", hint="for example --measured-ranks 8"
+            "communication was measured on an unknown number of ranks", hint="for example --measured-ranks 8"
         )
-    sizes, place = np.unique(workload.sizes_bytes, return_inverse=True)
-    middle = np.array([np.median(times[place == number]) for number in range(len(sizes))])
-    hint = "give the cost of a hop of the ring: --latency 45 --bandwidth 1.1G"
+    by_size = GroupBy(workload.sizes_bytes)
+    sizes, middle = by_size.values, by_size.median(times)
     if len(sizes) < _FEWEST_SIZES or not (middle > 0).all():
         line = message_line(sizes[middle > 0], middle[middle > 0])
         if line is None:
-            raise MissingDataError("messages are too much alike in size to tell latency from bandwidth", hint=hint)
+            raise MissingDataError("messages are too similar in size to tell latency from bandwidth", hint=hint)
         return Ring.of_messages(*line, workers=measured_ranks)
     piece = fit_alpha_beta(sizes, middle, max_pieces=1).pieces[0]
     if not piece.beta_ns_per_byte > _SURE * piece.beta_error_ns_per_byte:
-        raise MissingDataError("what a byte costs cannot be told from the scatter of the messages", hint=hint)
+        raise MissingDataError("the cost of a byte is lost in the scatter of the messages", hint=hint)
     return Ring.of_messages(max(piece.alpha_ns, 0.0), piece.beta_ns_per_byte, workers=measured_ranks)

@@ -5,7 +5,7 @@
     link                                     [L] [3 2]  [1]                            a message needs all workers
 
 Each worker has a reader, a copy engine and a device; there is one link. Each does one task at a time, in the order of
-the iterations. Who reads ahead is one batch ahead.
+the iterations. A worker reads at most one batch ahead.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,9 +24,9 @@ from stashtrace.replay.ssgd.variants import Variant
 from stashtrace.replay.ssgd.workload import Floats, Workload, rounded
 
 Int64 = npt.NDArray[np.int64]
-#: So many iterations after the first the pace is that of all that follow.
+#: This many iterations after the first, the length of an iteration no longer changes.
 _SETTLED = 4
-#: The replay counts whole nanoseconds in 64 bits; this is 73 years.
+#: The replay counts nanoseconds in 64 bits; this is 73 years.
 _LONGEST_NS = float(1 << 61)
 
 
@@ -59,7 +59,7 @@ class Replay:
 
     @property
     def iteration_ns(self) -> int:
-        """Length of the last iteration: the pace, once some iterations have passed."""
+        """Length of the last iteration: that of all later ones, once some iterations have passed."""
         ends = self.ends_ns
         return int(ends[-1] - ends[-2]) if len(ends) > 1 else int(ends[0])
 
@@ -83,27 +83,27 @@ def replay(
     variant : Variant
     workers : int
     last_layers : sequence of int
-        The layer of each message whose gradients are made last, in the order of sending; none for one worker.
+        The layer of each message whose gradients are ready last, in the order of sending; none for one worker.
     message_ns : sequence of float
         Time of each message.
     iterations : int
     slowness : sequence of float, optional
-        By worker, what its computation takes times that of the workload; 1 by default.
+        By worker, its computation time relative to the workload; 1 by default.
 
     Raises
     ------
     UsageError
-        If there is no worker or iteration, messages do not fit to the layers, or all of it takes longer than 73 years.
+        If there is no worker or iteration, messages do not fit the layers, or all of it takes longer than 73 years.
     """
     if workers < 1 or iterations < 1:
-        raise UsageError(f"{iterations} iterations of {workers} workers are nothing to replay")
+        raise UsageError(f"cannot replay {iterations} iterations of {workers} workers", hint="give one of each or more")
     layers = np.asarray(last_layers, dtype=np.int64)
     times = np.asarray(message_ns, dtype=np.float64)
     factors = np.ones(workers) if slowness is None else np.asarray(slowness, dtype=np.float64)
     if layers.shape != times.shape or layers.ndim != 1 or factors.shape != (workers,):
         raise UsageError("messages, their layers and times, or workers and their slowness differ in number")
     if len(layers) and not ((layers >= 0) & (layers < len(workload))).all():
-        raise UsageError(f"a message names a layer that is none of the {len(workload)}")
+        raise UsageError(f"a message names a layer outside of the {len(workload)} layers")
     whole = (workload.io_ns + workload.copy_ns + workload.alone_ns) * max(factors.max(), 1.0) + times.sum()
     if not iterations * whole < _LONGEST_NS:
         raise UsageError(
@@ -167,7 +167,7 @@ def _edges(tasks: _Tasks, variant: Variant, last_layers: Int64) -> tuple[npt.NDA
     after(tasks.backward[:, :, 1:], tasks.backward[:, :, :-1])
     after(tasks.backward[:, :, 0], tasks.update)
     after(tasks.update[:-1], tasks.forward[1:, :, 0])
-    # Batches: read as late as they must be, or one ahead, each after the one before.
+    # Batches are read when needed or one ahead, each after the one before.
     begins = tasks.copy if variant.copies_ahead else tasks.read
     after(begins[:-1], tasks.read[1:])
     if variant.prefetches:

@@ -1,8 +1,8 @@
-"""Which tasks of an iteration overlap: the variants of the paper, and what its four frameworks do.
+"""Which tasks of an iteration overlap: the variants of the paper, and those of its four frameworks.
 
 S. Shi, Q. Wang, X. Chu, B. Li, A DAG model of synchronous stochastic gradient descent in distributed deep learning
-(arXiv 1805.03812). The presets say which tasks each framework overlapped in the versions of that study (2018); they are
-given from memory of the paper, not from a second reading, and say nothing of the frameworks' later versions.
+(arXiv 1805.03812). The presets state which tasks each framework overlapped in the versions of that study (2018). They
+are given from memory of the paper, not from a second reading, and do not describe later versions.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,7 +15,7 @@ from stashtrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What may run beside the computation of an iteration.
+    """Tasks that overlap with the computation of an iteration.
 
     Attributes
     ----------
@@ -23,9 +23,9 @@ class Variant:
     prefetches : bool
         The next batch is read meanwhile.
     copies_ahead : bool
-        It is also copied to the device meanwhile.
+        The next batch is also copied to the device meanwhile.
     layer_wise : bool
-        Gradients of a layer are aggregated while those before it are still being made (wait-free back-propagation);
+        Gradients of a layer are aggregated while earlier layers still make theirs (wait-free back-propagation);
         otherwise after the backward pass.
     """
 
@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def overlaps(self) -> str:
-        """What overlaps with computation, in words."""
+        """Names of the tasks that overlap with computation."""
         parts = ["reading"] * self.prefetches + ["copies"] * self.copies_ahead + ["communication"] * self.layer_wise
         return ", ".join(parts) or "nothing"
 
@@ -55,18 +55,3 @@ PRESETS = (
     Variant("mxnet", prefetches=True, copies_ahead=False, layer_wise=True),
     Variant("tensorflow", prefetches=True, copies_ahead=False, layer_wise=True),
 )
-
-
-def named(name: str) -> Variant:
-    """Return the variant or preset of a name.
-
-    Raises
-    ------
-    UsageError
-        If there is none.
-    """
-    for variant in (*VARIANTS, *PRESETS):
-        if variant.name == name:
-            return variant
-    known = ", ".join(variant.name for variant in (*VARIANTS, *PRESETS))
-    raise UsageError(f"no variant of S-SGD is named {name!r}", hint=f"choose from: {known}")

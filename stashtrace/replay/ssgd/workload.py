@@ -1,4 +1,4 @@
-"""What one worker does in an iteration, layer by layer, and what its gradients weigh."""
+"""The work of one worker in an iteration, layer by layer, and the size of its gradients."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Workload:
     forward_ns, backward_ns : float array
         Time of each layer.
     communication_ns : float array
-        Aggregation of each layer's gradients as it was measured; NaN where it was not.
+        Measured aggregation of each layer's gradients; NaN where it was not measured.
     gradient_bytes : float array
         0 for a layer without parameters.
     io_ns, copy_ns, update_ns : float
-        Reading a batch, its copy to the device, and the update of the model.
+        Time to read a batch, to copy it to the device, and to update the model.
 
     Raises
     ------
@@ -71,28 +71,28 @@ class Workload:
 
     @property
     def ready_ns(self) -> Floats:
-        """When the gradients of :attr:`sends` are made, since the begin of the backward pass."""
+        """When the gradients of :attr:`sends` are ready, since the begin of the backward pass."""
         made: Floats = np.cumsum(self.backward_ns[::-1])[::-1]
         return made[self.sends]
 
     @property
     def sizes_bytes(self) -> Floats:
-        """Gradients of :attr:`sends`."""
+        """Size of the gradients of :attr:`sends`."""
         sizes: Floats = self.gradient_bytes[self.sends]
         return sizes
 
     @property
     def measured_ns(self) -> Floats | None:
-        """Measured aggregation of :attr:`sends`, None if that of a layer is missing."""
+        """Measured aggregation of :attr:`sends`, None if a layer has none."""
         measured: Floats = self.communication_ns[self.sends]
         return None if np.isnan(measured).any() else measured
 
     @property
     def alone_ns(self) -> float:
-        """Computation of an iteration, without batches and communication."""
+        """Computation of an iteration without batches and communication."""
         return float(self.forward_ns.sum() + self.backward_ns.sum() + self.update_ns)
 
 
 def rounded(times_ns: Any) -> npt.NDArray[np.int64]:
-    """Whole nanoseconds, as the replay counts them."""
+    """Round to whole nanoseconds, which the replay counts."""
     return np.rint(np.asarray(times_ns, dtype=np.float64)).astype(np.int64)

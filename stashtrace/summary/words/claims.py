@@ -11,6 +11,7 @@ from stashtrace.summary.words.parts import (
     Row,
     amount,
     counted,
+    filled,
     lost,
     not_entered,
     operation,
@@ -92,6 +93,11 @@ def _link(f: Finding) -> str:
 
 def _devices(row: Row) -> str:
     return f"the device{plural(row['items_count'])} of {ranks(row)}"
+
+
+def _save(f: Finding) -> str:
+    stop = verb(f.row, "stop", "stop")
+    return f"checkpoints {stop} {ranks(f.row)} for {amount(f.row)} a step on average ({share(f.row)})"
 
 
 def _host(f: Finding) -> str:
@@ -270,11 +276,6 @@ def _clocks(f: Finding) -> str:
     return f"clocks {text}" + (f"; devices ±{duration_text(device['amount_ns'])}" if device is not None else "")
 
 
-def _agreement(f: Finding) -> str:
-    steps, share = counted(f.row["items_count"], "step"), percent_text(f.row["share_ratio"])
-    return f"brackets and kernels agree to {share} of a step over {steps} (largest difference: {f.row['name']})"
-
-
 def _sources(label: str) -> Callable[[Finding], str]:
     return lambda f: f"{label}: {', '.join(e['name'] for e in f.evidence) or '-'}"
 
@@ -333,14 +334,19 @@ def _ranks_missing(f: Finding) -> str:
     return f"{count} ranks of the job left no record here"
 
 
+def _filled(template: str) -> Callable[[Finding], str]:
+    return lambda f: filled(template, f.row)
+
+
+#: Kind of claim -> its words.
 CLAIMS: dict[str, Callable[[Finding], str]] = {
     # headline; ``steps_text`` words the steps
     "steps": lambda f: steps_text(f, alone=False),
-    "ranks": lambda f: counted(f.row["items_count"], "rank"),
-    "warmup": lambda f: f"first {f.row['items_count']} steps left out",
+    "ranks": _filled("{items_count:rank}"),
+    "warmup": _filled("first {items_count} steps left out"),
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
-    "host_timed_steps": lambda f: "LOW CONFIDENCE: no timed step marks on the device, steps are the host's",
+    "host_timed_steps": _filled("LOW CONFIDENCE: no timed step marks on the device, steps are the host's"),
     "ranks_missing": _ranks_missing,
     "no_steps": lambda f: (
         "no training steps among the records that are left" if f.row["name"] == "lost" else "no training steps seen"
@@ -350,49 +356,37 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "late": _late,
     "link": _link,
     "copy": lambda f: f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)} for copies between host and device",
-    "save": lambda f: (
-        f"checkpoints {verb(f.row, 'stop', 'stop')} {ranks(f.row)} for {amount(f.row)} a step on average"
-        f" ({share(f.row)})"
-    ),
+    "save": _save,
     "host": _host,
     "other": _other,
     "compute_bound": _compute_bound,
     "not_told": _not_told,
     # files
-    "files": lambda f: "",
-    "no_files": lambda f: "no file was read or written by the recorded processes",
-    "steps_unknown": lambda f: str(f.row["name"]),
-    "no_step_collectors": lambda f: "no step can be seen: --collectors left out torch_step and annotations",
-    "isolated_python": lambda f: f"`python {f.row['name']}` ignores PYTHONPATH, so its steps cannot be seen",
-    "no_updates": lambda f: (
+    "files": _filled(""),
+    "no_files": _filled("no file was read or written by the recorded processes"),
+    "steps_unknown": _filled("{name}"),
+    "no_step_collectors": _filled("no step can be seen: --collectors left out torch_step and annotations"),
+    "isolated_python": _filled("`python {name}` ignores PYTHONPATH, so its steps cannot be seen"),
+    "no_updates": _filled(
         "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
     ),
     # machine
     "contention": _machine_contention,
-    "steal": lambda f: (
-        f"host steal: the hypervisor took {percent_text(f.row['share_ratio'])} of the CPU time of {f.row['name']}"
-    ),
+    "steal": _filled("host steal: the hypervisor took {share_ratio:percent} of the CPU time of {name}"),
     "thinned": lambda f: (
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
         " the shares are of these"
     ),
-    "steps_wanted": lambda f: f"only steps {f.row['name']} of the job were recorded, counted in optimizer updates",
+    "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
     "other_trainers": _other_trainers,
     "unordered": _unordered,
-    "ended_by_signal": lambda f: (
-        f"the job was ended by signal {f.row['name']}; a step that it did not finish is not counted"
-    ),
-    "ended_with_code": lambda f: f"the job ended with exit code {f.row['name']}",
-    "killed": lambda f: f"{counted(f.row['items_count'], 'process')} ended by a signal:",
+    "ended_by_signal": _filled("the job was ended by signal {name}; a step that it did not finish is not counted"),
+    "ended_with_code": _filled("the job ended with exit code {name}"),
+    "killed": _filled("{items_count:process} ended by a signal:"),
     "outlived": _outlived,
-    "emulated_compute": lambda f: (
-        f"compute is emulated: {f.row['name']} sleeps for as long as a real step would compute"
-    ),
+    "emulated_compute": _filled("compute is emulated: {name} sleeps for as long as a real step would compute"),
     "hung": _hung,
-    "first_to_end": lambda f: (
-        f"the records of rank {f.row['rank']} end first, {duration_text(f.row['stall_ns'])} before those of rank"
-        f" {f.row['cause_rank']}"
-    ),
+    "first_to_end": _filled("the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"),
     "hosts": _hosts,
     # beside the step
     "hidden": lambda f: (
@@ -406,7 +400,10 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "inferred": _sources("inferred"),
     "invisible": _sources("invisible here"),
     "own_cost": _own_cost,
-    "lost_records": lambda f: f"lost records {f.row['items_count']}",
+    "lost_records": _filled("lost records {items_count}"),
     "clocks": _clocks,
-    "agreement": _agreement,
+    "agreement": _filled(
+        "brackets and kernels agree to {share_ratio:percent} of a step over {items_count:step} (largest difference:"
+        " {name})"
+    ),
 }

@@ -11,6 +11,7 @@ from stashtrace.summary.words.parts import (
     Finding,
     Row,
     counted,
+    filled,
     last_called,
     number,
     operation,
@@ -122,6 +123,14 @@ def _more_workers(row: Row, f: Finding) -> str:
     return f"{many} would keep up with the rest of a step ({duration_text(row['amount_ns'])}){condition}"
 
 
+def _workers_keep_up(row: Row, f: Finding) -> str:
+    keep = "its worker keeps" if row["of_count"] == 1 else "its workers keep"
+    return (
+        f"on average {keep} up with the {duration_text(row['amount_ns'])} that the rest of a step takes: the waits come"
+        " from uneven batches"
+    )
+
+
 def _cpus_are_full(row: Row, f: Finding) -> str:
     cpus = f.first("cpus")
     if f.row.get("cause_kind") == "handoff":
@@ -207,11 +216,6 @@ def _late_surplus(row: Row, f: Finding) -> str:
     return f"why: on average rank {row['rank']} {words} than rank {row['of_count']}"
 
 
-def _late_alone(row: Row, f: Finding) -> str:
-    later = duration_text(row["amount_ns"])
-    return f"summed over the run, rank {row['rank']} came {later} later than the second latest rank"
-
-
 def _is_several(ranks: str) -> bool:
     return "," in ranks or "-" in ranks
 
@@ -272,12 +276,6 @@ def _payload(row: Row, f: Finding) -> str:
     return f"{operations} with {bytes_text(row['moved_bytes'])} of payload a step"
 
 
-def _io_calls(row: Row, f: Finding) -> str:
-    processes = counted(row["of_count"], "process")
-    moved, spent = bytes_text(row["moved_bytes"]), duration_text(row["amount_ns"])
-    return f"{counted(row['items_count'], 'I/O call')} of {processes} moved {moved} and took {spent} in total"
-
-
 def _path(path: str) -> str:
     """Shorten a path to a line: folders are cut before the name of the file. Some tools give a number instead."""
     if not path:
@@ -288,11 +286,6 @@ def _path(path: str) -> str:
     if len(path) <= _PATH_WIDTH or len(base) > _PATH_WIDTH - 8:
         return shortened(path, _PATH_WIDTH)
     return f"{folder[: _PATH_WIDTH - len(base) - 2]}…/{base}"
-
-
-def _file_calls(row: Row, f: Finding) -> str:
-    calls, spent = counted(row["items_count"], "call"), duration_text(row["amount_ns"])
-    return f"{calls}, {spent}, on {_path(row['name'])}"
 
 
 def _killed(row: Row, f: Finding) -> str:
@@ -329,105 +322,89 @@ def _transfers(row: Row, f: Finding) -> str:
 
 #: Code of evidence that continues the sentence before it -> what joins them; all others begin a sentence.
 JOINERS = {"late_because": ": ", "late_why_unknown": "; ", "late_mixed": ": "}
+
+
+def _filled(template: str) -> Callable[[Row, Finding], str]:
+    return lambda row, f: filled(template, row)
+
+
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "epochs_start_workers": _epochs,
     "epochs_first_batch": _epochs,
-    "makers_not_recorded": (
-        lambda r, f: "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
+    "epochs_workers_end": _epochs_workers_end,
+    "makers_not_recorded": _filled(
+        "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
     ),
-    "step_thread_not_recorded": (
-        lambda r, f: (
-            "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from"
-            " decoding; a few workers might hide both"
-        )
+    "step_thread_not_recorded": _filled(
+        "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from decoding;"
+        " a few workers might hide both"
     ),
-    "makers_left_no_records": (lambda r, f: "its workers left no records of their own"),
-    "handed_over": (
-        lambda r, f: (
-            f"{_part(r['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
-        )
+    "makers_left_no_records": _filled("its workers left no records of their own"),
+    "handed_over": lambda row, f: (
+        f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
     ),
     "batch_time": _batch_time,
-    "blocked_by_guess": (
-        lambda r, f: "storage and memory are told apart by how long calls took, so part of one may be the other"
+    "blocked_by_guess": _filled(
+        "storage and memory are told apart by how long calls took, so part of one may be the other"
     ),
     "blocked_reads": _blocked_reads,
-    "page_faults": (
-        lambda r, f: (
-            f"{number(r['part_ratio'])} page faults per batch waited for storage; reads of a memory-mapped file"
-            " look like this"
-        )
+    "page_faults": _filled(
+        "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
     ),
     "more_workers": _more_workers,
     "use_workers": _more_workers,
-    "workers_keep_up": (
-        lambda r, f: (
-            f"on average {'its worker keeps' if r['of_count'] == 1 else 'its workers keep'} up with the"
-            f" {duration_text(r['amount_ns'])} that the rest of a step takes: the waits come from uneven batches"
-        )
-    ),
+    "workers_keep_up": _workers_keep_up,
     "cpus_are_full": _cpus_are_full,
     "others_use_cpus": _cpus_are_full,
     "fewer_larger_batches": _fewer_batches,
     "copies": _copies,
     "blocking_call": _blocking_call,
     "draining_call": _blocking_call,
-    "not_explained": (lambda r, f: "not explained by what was recorded: no call covers it"),
-    "host_function": (
-        lambda r, f: (
-            f"functions on the host: {number(r['part_ratio'])} a step on {r['name'] or 'an unnamed stream'},"
-            f" taking {duration_text(r['amount_ns'])}"
-        )
+    "not_explained": _filled("not explained by what was recorded: no call covers it"),
+    "host_function": lambda row, f: filled(
+        "functions on the host: {part_ratio:number} a step on {stream}, taking {amount_ns:time}",
+        row,
+        stream=row["name"] or "an unnamed stream",
     ),
-    "host_lead": (
-        lambda r, f: (
-            f"the host leads its device by {duration_text(r['amount_ns'])} in the median of {r['items_count']} events;"
-            " near 0 it starves the device"
-        )
+    "host_lead": _filled(
+        "the host leads its device by {amount_ns:time} in the median of {items_count} events; near 0 it starves the"
+        " device"
     ),
     "late_surplus": _late_surplus,
-    "late_alone": _late_alone,
-    "late_begins_later": (
-        lambda r, f: f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}"
+    "late_alone": _filled("summed over the run, rank {rank} came {amount_ns:time} later than the second latest rank"),
+    "late_begins_later": _filled("why: rank {rank} begins the step {amount_ns:time} after rank {of_count}"),
+    "late_begins_later_once": _filled(
+        "why: rank {rank} begins the step {amount_ns:time} after rank {of_count}; the cause lies before the recording"
     ),
-    "late_begins_later_once": (
-        lambda r, f: (
-            f"why: rank {r['rank']} begins the step {duration_text(r['amount_ns'])} after rank {r['of_count']}; the"
-            " cause lies before the recording"
-        )
-    ),
-    "late_varies": (
-        lambda r, f: f"no kind of time is much longer on rank {r['rank']}: it is late in some steps, early in others"
-    ),
-    "late_not_explained": (lambda r, f: f"no kind of time is much longer on rank {r['rank']} in this step"),
-    "late_often": (
-        lambda r, f: f"rank {r['rank']} is the one waited for in {r['items_count']} of {r['of_count']} steps"
-    ),
+    "late_varies": _filled("no kind of time is much longer on rank {rank}: it is late in some steps, early in others"),
+    "late_not_explained": _filled("no kind of time is much longer on rank {rank} in this step"),
+    "late_often": _filled("rank {rank} is the one waited for in {items_count} of {of_count} steps"),
     "late_often_of_worst": _late_often_of_worst,
     "worst_wait": _worst_wait,
     "worst_wait_unknown": _worst_wait,
     "hung_wait": _worst_wait,
     "hung_wait_unknown": _worst_wait,
     "late_because": _late_because,
-    "late_mixed": (lambda r, f: "several kinds of its time differ from those of the others"),
-    "late_why_unknown": (lambda r, f: "the recording does not show why"),
+    "late_mixed": _filled("several kinds of its time differ from those of the others"),
+    "late_why_unknown": _filled("the recording does not show why"),
     "transfers": _transfers,
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
     "blocked_in": _blocked_in,
-    "nothing_recorded": (lambda r, f: "nothing was recorded in that time"),
-    "unknown_block": (
-        lambda r, f: (
-            "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause;"
-            " the timeline shows where"
-        )
+    "nothing_recorded": _filled("nothing was recorded in that time"),
+    "unknown_block": _filled(
+        "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause; the"
+        " timeline shows where"
     ),
-    "io_calls": _io_calls,
-    "file_calls": _file_calls,
+    "io_calls": _filled(
+        "{items_count:I/O call} of {of_count:process} moved {moved_bytes:bytes} and took {amount_ns:time} in total"
+    ),
+    "file_calls": lambda row, f: filled(
+        "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
+    ),
     "killed": _killed,
-    "epochs_workers_end": _epochs_workers_end,
-    "hung_inside": (lambda r, f: waiting_inside(r["name"], r["amount_ns"])),
-    "hung_last": (lambda r, f: last_called(r["rank"], r["items_count"])),
+    "hung_inside": lambda row, f: waiting_inside(row["name"], row["amount_ns"]),
+    "hung_last": lambda row, f: last_called(row["rank"], row["items_count"]),
 }

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import string
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +94,21 @@ def operation(name: str) -> str:
 def plural(count: float) -> str:
     """Return the ending of a noun behind a count."""
     return "" if count == 1 else "s"
+
+
+class _Filler(string.Formatter):
+    """Fills templates: ``{amount_ns:time}``, ``{part_ratio:percent}`` or ``:number``, ``{items_count:worker}``."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        """Return a value in words; a specification of no other meaning is a noun that the value counts."""
+        words: dict[str, Callable[[Any], str]] = {"": str, "time": duration_text, "percent": percent_text}
+        words |= {"number": number, "bytes": bytes_text, "count": lambda count: f"{count:,}"}
+        return words[spec](value) if spec in words else counted(value, spec)
+
+
+def filled(template: str, row: Row, **more: object) -> str:
+    """Fill a template with fields of a row, and with further ones."""
+    return _Filler().vformat(template, (), {**row, **more})
 
 
 def counted(count: int, noun: str) -> str:

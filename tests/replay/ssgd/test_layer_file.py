@@ -101,32 +101,32 @@ def test_a_number_that_belongs_to_a_name_stays(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "holds no layer"),
-        ("# nothing\n", "holds no layer"),
-        ("0 a 1 2 3\n", ":1: 5 fields in place of 6"),
-        ("0 a 1 2 3 4\nx b 1 2 3 4\n", ":2: 'x' is no id of a layer"),
-        ("0 a 1 2 3 4\n1 b 1 fast 3 4\n", ":2: backward is 'fast', no number"),
-        ("0 a 1 -2 3 4\n", ":1: backward is -2, which it cannot be"),
-        ("0 a inf 2 3 4\n", ":1: forward is inf, which it cannot be"),
-        ("0 a 1 2 3 -\n", ":1: size is '-', no number"),
+        ("", "has no layers"),
+        ("# nothing\n", "has no layers"),
+        ("0 a 1 2 3\n", ":1: 5 fields instead of 6"),
+        ("0 a 1 2 3 4\nx b 1 2 3 4\n", ":2: 'x' is not the id of a layer"),
+        ("0 a 1 2 3 4\n1 b 1 fast 3 4\n", ":2: backward is 'fast', not a number"),
+        ("0 a 1 -2 3 4\n", ":1: backward cannot be -2"),
+        ("0 a inf 2 3 4\n", ":1: forward cannot be inf"),
+        ("0 a 1 2 3 -\n", ":1: size is '-', not a number"),
         ("0 a 1 2 3 4\n1 b 1 2 3 4\n0 a 1 2 3 4\n", ":3: iteration 2 ends here without layer 1"),
         ("0 a 1 2 3 4\n1 b 1 2 3 4\n0 a 1 2 3 4\n0 a 1 2 3 4\n", ":3: iteration 2 ends here without layer 1"),
         ("0 a 1 2 3 4\n0 b 1 2 3 4\n", ":2: layer 0 is 'b' here and 'a' in the first iteration"),
         ("0 a 1 2 3 4\n0 a 1 2 3 5\n", ":2: layer 0 has another size"),
         ("0 a 1 2 3 4\n0 a 1 2 3 4\n1 b 1 2 3 4\n", ":3: layer 1 is 'b' here and 'none' in the first iteration"),
-        ("id name forward_h backward communication size\n", ":1: column 'forward_h' in place of forward"),
-        ("id name forward backward size\n", ":1: 5 column names in place of 6"),
-        ("# io_us soon\n0 a 1 2 3 4\n", ":1: io_us is 'soon', no number"),
+        ("id name forward_h backward communication size\n", ":1: column 'forward_h' instead of forward"),
+        ("id name forward backward size\n", ":1: 5 column names instead of 6"),
+        ("# io_us soon\n0 a 1 2 3 4\n", ":1: io_us is 'soon', not a number"),
         (ASTRA.replace("DATA", "MODEL"), ":1: MODEL parallelism"),
-        (ASTRA.replace("\n3\n", "\n145\n"), "says 145 layers and holds 3"),
-        (ASTRA.replace("\t0\n", "\n", 1), ":3: 11 fields in place of 12"),
-        (ASTRA.replace("2500", "late"), ":4: a time or size is no number"),
+        (ASTRA.replace("\n3\n", "\n145\n"), "states 145 layers and has 3"),
+        (ASTRA.replace("\t0\n", "\n", 1), ":3: 11 fields instead of 12"),
+        (ASTRA.replace("2500", "late"), ":4: a time or size is not a number"),
         (ASTRA.replace("2500", "-1"), ":4: a time or size is negative"),
-        ("DATA\n", "says nothing layers and holds 0"),
-        ("DATA\n0\n", "holds no layer"),
-        (f"{'9' * 5000} a 1 2 3 4\n", "is no id of a layer"),
-        (f"DATA\n{'9' * 5000}\n", "layers and holds 0"),
-        ("id name forward_s backward communication size\n0 a 1e300 2 3 4\n", ":2: forward is 1e300, which it cannot"),
+        ("DATA\n", "states no number of layers and has 0"),
+        ("DATA\n0\n", "has no layers"),
+        (f"{'9' * 5000} a 1 2 3 4\n", "is not the id of a layer"),
+        (f"DATA\n{'9' * 5000}\n", "layers and has 0"),
+        ("id name forward_s backward communication size\n0 a 1e300 2 3 4\n", ":2: forward cannot be 1e300"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(file: Path, text: str, complaint: str) -> None:
@@ -148,7 +148,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path, file: Path) -> Non
     with pytest.raises(MissingDataError, match="cannot read"):
         read_layers(tmp_path / "none")
     file.write_bytes(b"\xff\xfe0 a")
-    with pytest.raises(FormatError, match="no text file"):
+    with pytest.raises(FormatError, match="not a text file"):
         read_layers(file)
     file.write_text(TWO)
     with pytest.raises(StashtraceError, match="cannot write"):

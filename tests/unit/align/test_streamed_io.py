@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from stashtrace.analysis.stalls.budget import METHODS
 from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.errors import DataLossWarning
+from stashtrace.exporters.store import store_run
 from stashtrace.format.codec import decode
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
@@ -228,3 +232,91 @@ def test_layers_are_made_once_for_totals_and_time_line(
     assert made == [0, 1]
     stashtrace.analyze(trace.replace(io=trace.io.take(slice(0, 100))), "stalls")
     assert made == [0, 1, 0, 1], "another trace has layers of its own"
+
+
+@pytest.fixture
+def store(run: Path) -> Path:
+    """The run as a store."""
+    pytest.importorskip("pyarrow")
+    store_run(run, run.with_name("store"))
+    return run.with_name("store")
+
+
+def in_words(table: Table, trace: Trace) -> list[dict[str, object]]:
+    """Rows with the texts behind their codes, which depend on what was read before."""
+    texts = {column.name for column in table.schema.columns if column.is_text}
+    return [{n: trace.text(value) if n in texts else value for n, value in row.items()} for row in table.rows()]
+
+
+def test_calls_of_a_store_stay_there_if_they_are_many(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_trace(store)
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.stores._PIECE_ROWS", 100)
+    streamed = load_trace(store)
+    assert whole.streamed_io is None
+    assert streamed.streamed_io is not None
+    for name in ("stalls", "hidden", "evidence", "late"):
+        assert rows(stashtrace.analyze(streamed, name)) == rows(stashtrace.analyze(whole, name)), name
+    assert (streamed.io_rows_count, streamed.io_span_ns) == (whole.io_rows_count, whole.io_span_ns)
+    listed = list(streamed.io_pieces())
+    assert max(map(len, listed)) <= 200
+    assert [row for piece in listed for row in in_words(piece, streamed)] == in_words(whole.io, whole)
+    assert in_words(streamed.losses, streamed) == in_words(whole.losses, whole)
+    owner = whole.tracks["process_id"][whole.io["track_id"]]
+    for process in np.unique(owner).tolist():
+        own = [row for piece in streamed.io_outline.pieces([process]) for row in in_words(piece, streamed)]
+        assert own == in_words(whole.io.take(owner == process), whole)
+    assert streamed.streamed_io is not None, "nothing above needs the whole table"
+    assert in_words(streamed.io, streamed) == in_words(whole.io, whole)
+
+
+def test_outline_of_a_store_is_that_of_its_run(run: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    of_run, of_store = load_trace(run), load_trace(store)
+    assert of_run.streamed_io is not None
+    assert of_store.streamed_io is not None
+    assert of_store.io_outline.counts[: len(of_run.io_outline.counts)].tolist() == of_run.io_outline.counts.tolist()
+    assert len(of_run.notable_io) > 0
+    assert in_words(of_store.notable_io, of_store) == in_words(of_run.notable_io, of_run)
+
+
+def lose_tracks(store: Path) -> None:
+    shutil.rmtree(store / "tracks/rank=1")
+
+
+def lose_calls(store: Path) -> None:
+    shutil.rmtree(store / "io/rank=1")
+
+
+def name_a_track_that_nobody_has(store: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = store / "io/rank=1/part-0.parquet"
+    table = pyarrow.parquet.ParquetFile(file).read()
+    at = table.column_names.index("track_id")
+    tracks = [*table.column(at).to_pylist()[:-1], 9999]
+    pyarrow.parquet.write_table(table.set_column(at, "track_id", pyarrow.array(tracks, pyarrow.int32())), file)
+
+
+@pytest.mark.parametrize("damage", [lose_tracks, lose_calls, name_a_track_that_nobody_has])
+def test_calls_of_a_damaged_store(store: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]) -> None:
+    """What is amiss with the calls themselves is mended as if they were few."""
+    damage(store)
+    with pytest.warns(DataLossWarning):
+        whole = load_trace(store)
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    with pytest.warns(DataLossWarning):
+        mended = load_trace(store)
+    assert (mended.streamed_io is None) == (damage is not lose_tracks)
+    for name in ("tracks", "losses"):
+        assert in_words(mended.table(name), mended) == in_words(whole.table(name), whole), name
+    assert in_words(mended.io, mended) == in_words(whole.io, whole)
+
+
+def test_a_part_of_a_store_is_loaded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    assert load_trace(store, ranks=[1]).streamed_io is None
+    assert len(load_trace(store, ranks=[1]).io) > 10
+    none = load_trace(store, tables=["phases"])
+    assert (len(none.io), none.io_rows_count) == (0, 0)

@@ -8,7 +8,7 @@ import pytest
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.lab.characterize import differential
-from stashtrace.lab.characterize.differential import clean_share, published_share, scaling_efficiency, stalls
+from stashtrace.lab.characterize.differential import clean_share, published_share, stalls
 
 
 def one(**times: float) -> dict[int, list[float]]:
@@ -80,20 +80,6 @@ class TestThroughputTable:
         assert round(found.slowdown.value, 1) == 3.9
         assert found.as_published is not None
         assert found.as_published.value > 1
-
-    @pytest.mark.parametrize(
-        ("network", "method", "efficiency"),
-        [
-            ("10GbE", "BSP-A2A", 0.608),
-            ("10GbE", "WFBP-A2A", 0.631),
-            ("10GbE", "MG-WFBP", 0.850),
-            ("100GbIB", "WFBP-A2A", 0.905),
-            ("100GbIB", "MG-WFBP", 0.972),
-        ],
-    )
-    def test_scaling_efficiency_of_32_devices(self, network: str, method: str, efficiency: float) -> None:
-        _, single = MODELS["resnet50"]
-        assert round(scaling_efficiency(single, rate("resnet50", network, method, 32), 32), 3) == efficiency
 
 
 class TestIntervals:

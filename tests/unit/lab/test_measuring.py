@@ -17,7 +17,7 @@ from stashtrace.lab.calibrate.measure import (
     COLLECTIVES,
     COPIES,
     READS,
-    Request,
+    CalibrationRequest,
     calibrate,
     fit_launches,
     plan,
@@ -120,42 +120,46 @@ def test_what_differs_between_starts_is_part_of_the_error() -> None:
 
 
 def test_plans() -> None:
-    (gloo,) = plan(Request(), GLOO, ROOM)
+    (gloo,) = plan(CalibrationRequest(), GLOO, ROOM)
     assert (gloo.kind, gloo.backend, gloo.ranks, gloo.ops) == ("collective", "gloo", 2, COLLECTIVES)
     assert gloo.seconds == pytest.approx(10)
     assert all(s % 8 == 0 for s in gloo.sizes_bytes)
-    copies, nccl = plan(Request(disk=None), GPUS, ROOM)
+    copies, nccl = plan(CalibrationRequest(disk=None), GPUS, ROOM)
     assert (copies.backend, copies.ops, copies.ranks) == ("cuda", (*COPIES, "p2p_0_1"), 1)
     assert (nccl.backend, nccl.ranks, nccl.ops) == ("nccl", 2, COLLECTIVES)
-    one_gpu = plan(Request(disk="x"), {**GPUS, "devices": ["A"], "peers": []}, ROOM)
+    one_gpu = plan(CalibrationRequest(disk="x"), {**GPUS, "devices": ["A"], "peers": []}, ROOM)
     assert [(j.backend, j.ops) for j in one_gpu] == [("cuda", COPIES), ("posix", READS)]
-    assert [j.backend for j in plan(Request(backend="disk", disk="x"), {}, ROOM)] == ["posix"]
-    three = plan(Request(ranks=3, sizes_bytes=(1, 4096)), GLOO, ROOM)[0]
+    assert [j.backend for j in plan(CalibrationRequest(backend="disk", disk="x"), {}, ROOM)] == ["posix"]
+    three = plan(CalibrationRequest(ranks=3, sizes_bytes=(1, 4096)), GLOO, ROOM)[0]
     assert all(s % 12 == 0 for s in three.sizes_bytes)
 
 
 def test_sizes_by_default_fit_into_memory() -> None:
-    assert plan(Request(), GLOO, 64 << 20)[0].sizes_bytes[-1] < 4 << 20
+    assert plan(CalibrationRequest(), GLOO, 64 << 20)[0].sizes_bytes[-1] < 4 << 20
 
 
 @pytest.mark.parametrize(
     ("request_", "facts", "words"),
     [
-        (Request(backend="nccl"), GLOO, "--backend nccl needs a GPU: torch sees none"),
-        (Request(backend="cuda"), {**GLOO, "complaint": "no driver"}, "needs a GPU: no driver"),
-        (Request(backend="nccl"), {**GPUS, "backends": ["gloo"]}, "built without NCCL"),
-        (Request(backend="gloo"), {"library": "cupy", "backends": ["nccl"], "devices": ["A"]}, "gloo comes with torch"),
-        (Request(), {"library": "", "backends": [], "devices": []}, "nothing to measure with"),
-        (Request(backend="disk"), GLOO, "does not say which disk"),
-        (Request(ranks=1), GLOO, "nobody to talk to"),
-        (Request(backend="nccl", ranks=3), GPUS, "3 ranks need 3 GPUs, this machine has 2"),
-        (Request(seconds=0), GLOO, "measuring takes time"),
-        (Request(sizes_bytes=(10, 4)), GLOO, "is no range"),
-        (Request(sizes_bytes=(1024, 2048)), GLOO, "holds 2 sizes, a fit needs three"),
-        (Request(sizes_bytes=(1024, 64 << 30)), GLOO, "more than half of the free memory"),
+        (CalibrationRequest(backend="nccl"), GLOO, "--backend nccl needs a GPU: torch sees none"),
+        (CalibrationRequest(backend="cuda"), {**GLOO, "complaint": "no driver"}, "needs a GPU: no driver"),
+        (CalibrationRequest(backend="nccl"), {**GPUS, "backends": ["gloo"]}, "built without NCCL"),
+        (
+            CalibrationRequest(backend="gloo"),
+            {"library": "cupy", "backends": ["nccl"], "devices": ["A"]},
+            "gloo comes with torch",
+        ),
+        (CalibrationRequest(), {"library": "", "backends": [], "devices": []}, "nothing to measure with"),
+        (CalibrationRequest(backend="disk"), GLOO, "does not say which disk"),
+        (CalibrationRequest(ranks=1), GLOO, "nobody to talk to"),
+        (CalibrationRequest(backend="nccl", ranks=3), GPUS, "3 ranks need 3 GPUs, this machine has 2"),
+        (CalibrationRequest(seconds=0), GLOO, "measuring takes time"),
+        (CalibrationRequest(sizes_bytes=(10, 4)), GLOO, "is no range"),
+        (CalibrationRequest(sizes_bytes=(1024, 2048)), GLOO, "holds 2 sizes, a fit needs three"),
+        (CalibrationRequest(sizes_bytes=(1024, 64 << 30)), GLOO, "more than half of the free memory"),
     ],
 )
-def test_what_cannot_be_measured_is_said(request_: Request, facts: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_measured_is_said(request_: CalibrationRequest, facts: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         plan(request_, facts, ROOM)
     assert error.value.hint
@@ -171,7 +175,12 @@ def answers(task: dict[str, Any], ranks: int, seconds: float, **_: object) -> li
 def test_from_answers_to_a_calibration() -> None:
     shares: list[float] = []
     found = calibrate(
-        Request(), facts=GLOO, runner=answers, version="9", command="c", on_progress=lambda s, _: shares.append(s)
+        CalibrationRequest(),
+        facts=GLOO,
+        runner=answers,
+        version="9",
+        command="c",
+        on_progress=lambda s, _: shares.append(s),
     )
     assert [link.op for link in found.links] == [op for op in COLLECTIVES if op != "all_to_all"]
     assert found.links[0].fit.alpha_ns == pytest.approx(1000, rel=1e-3)
@@ -186,7 +195,7 @@ def test_nothing_worked() -> None:
         return [{"timing": "host", "stamps": {}, "left_out": {"all_reduce": "RuntimeError: no"}}] * ranks
 
     with pytest.raises(MissingDataError, match="gloo all_reduce: RuntimeError: no"):
-        calibrate(Request(), facts=GLOO, runner=nothing)
+        calibrate(CalibrationRequest(), facts=GLOO, runner=nothing)
 
 
 def test_ranks_that_disagree() -> None:
@@ -195,7 +204,7 @@ def test_ranks_that_disagree() -> None:
         return [first, {**second, "stamps": {}}]
 
     with pytest.raises(CaptureError, match="failed on some ranks"):
-        calibrate(Request(), facts=GLOO, runner=uneven)
+        calibrate(CalibrationRequest(), facts=GLOO, runner=uneven)
 
 
 def test_a_worker_that_fails_is_quoted() -> None:

@@ -53,8 +53,8 @@ def test_a_known_law_is_found_and_foretells_what_was_left_out() -> None:
     stall, error = found.predict(large.tensors_count, large.gradient_bytes)
     assert stall == pytest.approx(large.tensors_count * MESSAGE + large.gradient_bytes * BYTE)
     assert error == pytest.approx(0.0, abs=1.0)
-    assert [o.name for o in found.outcomes][:2] == ["resnet10", "resnet12"]
-    first = found.outcomes[0]
+    assert [o.name for o in found.results][:2] == ["resnet10", "resnet12"]
+    first = found.results[0]
     assert first.t1.value == 20 * MS
     assert first.stall.value == pytest.approx(38 * MESSAGE + first.message_bytes * BYTE)
     assert first.share.value == pytest.approx(first.stall.value / first.tn.value)
@@ -65,7 +65,7 @@ def test_noise_is_in_the_standard_errors() -> None:
     both = next(fit for fit in found.fits if len(fit.names) == 2)
     assert (np.abs(both.coefficients - [MESSAGE, BYTE]) < 4 * both.errors).all()
     assert (both.errors > 0).all()
-    assert all(o.stall.low < o.stall.value < o.stall.high for o in found.outcomes)
+    assert all(o.stall.low < o.stall.value < o.stall.high for o in found.results)
 
 
 def test_buckets_share_the_runs_of_one_rank() -> None:
@@ -75,7 +75,7 @@ def test_buckets_share_the_runs_of_one_rank() -> None:
     content = study(variants)
     content["runs"] = [r for at, r in enumerate(content["runs"]) if r["ranks"] != 1 or at < 6]
     found = study_of(content)
-    assert [o.messages_count for o in found.outcomes] == [1, 2, 8, 30]
+    assert [o.messages_count for o in found.results] == [1, 2, 8, 30]
     assert found.best is not None
     assert found.best.coefficients == pytest.approx([MESSAGE, BYTE])
     assert [v.name for v in variants] == ["vgg11", "vgg11-b909K", "vgg11-b3637K", "vgg11-one"]
@@ -105,7 +105,7 @@ def test_what_failed_or_is_missing_is_said_and_the_rest_is_used() -> None:
             entry |= {"failed": "exit code 1, rank 0: out of memory", "step_ns": None}
     content["runs"] = [r for r in content["runs"] if r["name"] != "resnet16"]
     found = study_of(content)
-    assert [o.name for o in found.outcomes] == ["resnet10", "resnet18", "resnet34"]
+    assert [o.name for o in found.results] == ["resnet10", "resnet18", "resnet34"]
     assert "resnet12: no run of 2 ranks: exit code 1, rank 0: out of memory" in found.notes
     assert "resnet16: no run of one rank: not run yet" in found.notes
 
@@ -113,7 +113,7 @@ def test_what_failed_or_is_missing_is_said_and_the_rest_is_used() -> None:
 def test_one_failed_repetition_leaves_the_others() -> None:
     content = study(resnets(10, 12, 18))
     content["runs"][0] |= {"failed": "killed", "step_ns": None}
-    assert study_of(content).outcomes[0].t1.runs_count == 2
+    assert study_of(content).results[0].t1.runs_count == 2
 
 
 def test_too_few_variants_carry_no_fit_but_are_shown() -> None:
@@ -165,7 +165,7 @@ def test_a_step_of_no_length_was_not_measured() -> None:
         if entry["name"] == "resnet10":
             entry["step_ns"] = 0.0
     found = study_of(content)
-    assert [o.name for o in found.outcomes] == ["resnet12", "resnet18"]
+    assert [o.name for o in found.results] == ["resnet12", "resnet18"]
 
 
 def test_stalls_below_nothing_predict_nothing() -> None:

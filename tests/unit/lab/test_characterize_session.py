@@ -18,7 +18,7 @@ from stashtrace.lab.characterize.data import DataStates
 from stashtrace.lab.characterize.figures import Figures, JobSamples
 from stashtrace.lab.characterize.hosts import HostTask, RunFailedError
 from stashtrace.lab.characterize.network import Shape
-from stashtrace.lab.characterize.plan import Request
+from stashtrace.lab.characterize.plan import CharacterizationRequest
 from stashtrace.lab.characterize.run import characterize
 from stashtrace.lab.job_files import file_set
 
@@ -64,7 +64,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
 
 
 def measured(configurations: tuple[int, ...], repeats: int = 3, **more: Any) -> Characterization:
-    request = Request(COMMAND, Path("out"), configurations=configurations, repeats=repeats, iterations=20, **more)
+    request = CharacterizationRequest(
+        COMMAND, Path("out"), configurations=configurations, repeats=repeats, iterations=20, **more
+    )
     return characterize(request)
 
 

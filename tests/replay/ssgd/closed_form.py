@@ -1,10 +1,10 @@
-"""Iteration times in closed form: what the replay of the DAG must come to where all workers are alike.
+"""Iteration times in closed form; the replay of the DAG gives the same where all workers are alike.
 
 SGD on one device         t_io + t_copy + t_f + t_b + t_u
 naive                     t_io + t_copy + t_f + t_b + t_c + t_u
 reading ahead             max(t_copy + t_f + t_b + t_c + t_u, t_io)
 reading, copying ahead    max(t_f + t_b + t_c + t_u, t_io + t_copy)
-wait-free                 t_c becomes what the backward pass does not hide of it
+wait-free                 t_c becomes the part of it that the backward pass does not hide
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,14 +20,14 @@ from stashtrace.replay.ssgd.workload import Floats, Workload
 
 
 def iteration_ns(workload: Workload, variant: Variant, ready_ns: Any = (), message_ns: Any = ()) -> float:
-    """Time of an iteration of many that follow each other.
+    """Return the time of an iteration among many that follow each other.
 
     Parameters
     ----------
     workload : Workload
     variant : Variant
     ready_ns, message_ns : sequence of float
-        When each message can be sent, since the begin of the backward pass, and how long it takes; none for one device.
+        When each message can be sent since the begin of the backward pass, and how long it takes; none for one device.
     """
     ready, messages = np.asarray(ready_ns, dtype=np.float64), np.asarray(message_ns, dtype=np.float64)
     busy = workload.alone_ns + exposed_ns(workload, variant, ready, messages)
@@ -39,7 +39,7 @@ def iteration_ns(workload: Workload, variant: Variant, ready_ns: Any = (), messa
 
 
 def exposed_ns(workload: Workload, variant: Variant, ready_ns: Floats, message_ns: Floats) -> float:
-    """Communication that lies beside no computation."""
+    """Return the communication that no computation hides."""
     if not variant.layer_wise:
         return float(message_ns.sum())
     backward = float(workload.backward_ns.sum())

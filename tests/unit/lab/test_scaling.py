@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -80,10 +79,9 @@ class TestRing:
         alpha, beta, messages, size = 5_000.0, 0.1, 10, 46_800_000
         seen = [Exposed(n, exactly(messages * 2 * (n - 1) * alpha + size * bytes_factor(n) * beta)) for n in (2, 8)]
         ring = fit_ring(seen, seen[1])
-        assert ring.alpha_ns(messages) == pytest.approx(alpha)
-        assert ring.beta_ns_per_byte(size) == pytest.approx(beta)
-        assert math.isnan(ring.alpha_ns(0))
-        assert math.isnan(ring.beta_ns_per_byte(0))
+        exposed_ns = ring.base.time_ns.value
+        assert ring.latency_share * exposed_ns == pytest.approx(messages * 2 * 7 * alpha)
+        assert (1 - ring.latency_share) * exposed_ns == pytest.approx(size * bytes_factor(8) * beta)
 
     def test_noise_about_nothing_is_nothing(self) -> None:
         ring = fit_ring([], Exposed(4, Interval(-3.0, -9.0, 4.0)))
