@@ -19,11 +19,11 @@ import numpy as np
 from stashtrace import __version__
 from stashtrace.analysis.collectives.matching import match_columns
 from stashtrace.analysis.collectives.shares import KEPT
-from stashtrace.analysis.intervals import RowsBy
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import RankSteps, first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import Exported
+from stashtrace.groupby import RowsBy
 from stashtrace.loading.by_rank import RanksOfRun
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import DeviceWork
@@ -129,8 +129,8 @@ class _Split:
             return {"io": Table.concat(TABLES["io"], list(streamed.pieces(processes)))}
         table = self._trace.io
         tracks = self._trace.tracks
-        mine = tracks["track_id"][np.isin(tracks["process_id"], processes)]
-        return {"io": table.take(np.isin(table["track_id"], mine))}
+        own = tracks["track_id"][np.isin(tracks["process_id"], processes)]
+        return {"io": table.take(np.isin(table["track_id"], own))}
 
     def rest(self) -> dict[str, Table]:
         """Return the small tables of the whole trace."""

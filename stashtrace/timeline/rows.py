@@ -119,10 +119,10 @@ class RankRows:
         """Return the rows of this rank in a table with a process or a track."""
         table = self.trace.table(name)
         if "process_id" in table:
-            mine = self._rows.rank_of_process[table["process_id"]] == self.rank
+            own = self._rows.rank_of_process[table["process_id"]] == self.rank
         else:
-            mine = self._rows.rank_of_track[table["track_id"]] == self.rank
-        table = table.take(mine)
+            own = self._rows.rank_of_track[table["track_id"]] == self.rank
+        table = table.take(own)
         return self._rows.cut(table) if "begin_ns" in table else table
 
     def io_parts(self) -> Iterator[Table]:
@@ -166,9 +166,9 @@ class RankRows:
     @cached_property
     def processes(self) -> Table:
         """Processes of this rank: its own first, then workers."""
-        mine = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
-        order = np.lexsort((mine["process_id"], mine["role_code"] != ProcessRole.RANK))
-        return mine.take(order)
+        own = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
+        order = np.lexsort((own["process_id"], own["role_code"] != ProcessRole.RANK))
+        return own.take(order)
 
     @cached_property
     def threads(self) -> dict[int, Thread]:

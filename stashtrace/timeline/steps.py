@@ -82,9 +82,9 @@ class Budget:
         """Return the slices on the step track of one rank."""
         if self.steps is None or self.intervals is None:
             return []
-        mine = rows.cut(self.steps.take(self.steps["rank"] == rank))
-        parts = _parts_of(self.intervals, rank, mine["step"])
-        pieces = [_step_piece(mine, parts), _part_piece(parts)]
+        own = rows.cut(self.steps.take(self.steps["rank"] == rank))
+        parts = _parts_of(self.intervals, rank, own["step"])
+        pieces = [_step_piece(own, parts), _part_piece(parts)]
         return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
 
 
@@ -108,13 +108,13 @@ def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
     return _Parts(step, begin, end, coded(kind, list(StallKind)), cause)
 
 
-def _step_piece(mine: Table, parts: _Parts) -> Piece:
-    codes, names = numbered(["step"], np.zeros(len(mine)), mine["step"])
-    piece = Piece(np.zeros(len(mine), dtype=np.int64), mine["begin_ns"], mine["end_ns"], codes, names)
-    kinds = GroupBy(mine["kind"])
+def _step_piece(table: Table, parts: _Parts) -> Piece:
+    codes, names = numbered(["step"], np.zeros(len(table)), table["step"])
+    piece = Piece(np.zeros(len(table), dtype=np.int64), table["begin_ns"], table["end_ns"], codes, names)
+    kinds = GroupBy(table["kind"])
     piece.texts["kind"] = (kinds.number, Texts(kinds.values.tolist()))
-    piece.ints["warmup"] = value_where(mine["warmup"] == 1, 1)
-    cells = GroupBy.cells((parts.kind, GroupBy(mine["step"]).row_of(parts.step)), (len(KINDS), len(mine)))
+    piece.ints["warmup"] = value_where(table["warmup"] == 1, 1)
+    cells = GroupBy.cells((parts.kind, GroupBy(table["step"]).row_of(parts.step)), (len(KINDS), len(table)))
     for name, total_ns in zip(KINDS, cells.sum(parts.end_ns - parts.begin_ns), strict=True):
         if total_ns.any():
             piece.ints[f"{name}_ns"] = value_where(total_ns > 0, total_ns)

@@ -30,27 +30,16 @@ _DIRECTIONS = (
     ("peer", CopyDirection.PEER),
 )
 #: Calls that block or allocate, by the beginning of their names after cuda, cu or hip; the first that fits decides.
-_CALLS = (
-    ("streamsynchronize", DeviceCall.STREAM_SYNCHRONIZE),
-    ("devicesynchronize", DeviceCall.DEVICE_SYNCHRONIZE),
-    ("ctxsynchronize", DeviceCall.DEVICE_SYNCHRONIZE),
-    ("eventsynchronize", DeviceCall.EVENT_SYNCHRONIZE),
-    ("mallochost", DeviceCall.ALLOCATE_HOST),
-    ("hostalloc", DeviceCall.ALLOCATE_HOST),
-    ("hostmalloc", DeviceCall.ALLOCATE_HOST),
-    ("memallochost", DeviceCall.ALLOCATE_HOST),
-    ("memhostalloc", DeviceCall.ALLOCATE_HOST),
-    ("hostregister", DeviceCall.ALLOCATE_HOST),
-    ("hostunregister", DeviceCall.FREE),
-    ("hostfree", DeviceCall.FREE),
-    ("malloc", DeviceCall.ALLOCATE),
-    ("memalloc", DeviceCall.ALLOCATE),
-    ("memcreate", DeviceCall.ALLOCATE),
-    ("free", DeviceCall.FREE),
-    ("memfree", DeviceCall.FREE),
-    ("moduleload", DeviceCall.MODULE_LOAD),
-    ("libraryload", DeviceCall.MODULE_LOAD),
-)
+_CALL_FAMILIES = {
+    DeviceCall.STREAM_SYNCHRONIZE: "streamsynchronize",
+    DeviceCall.DEVICE_SYNCHRONIZE: "devicesynchronize ctxsynchronize",
+    DeviceCall.EVENT_SYNCHRONIZE: "eventsynchronize",
+    DeviceCall.ALLOCATE_HOST: "mallochost hostalloc hostmalloc memallochost memhostalloc hostregister",
+    DeviceCall.ALLOCATE: "malloc memalloc memcreate",
+    DeviceCall.FREE: "hostunregister hostfree free memfree",
+    DeviceCall.MODULE_LOAD: "moduleload libraryload",
+}
+_CALLS = [(mark, call) for call, marks in _CALL_FAMILIES.items() for mark in marks.split()]
 #: Copies that return when they are done.
 _BLOCKING_COPIES = frozenset(
     ["memcpy", "memcpy2d", "memcpytosymbol", "memcpyfromsymbol", "memcpywithstream", "memcpydtoh", "memcpyhtod"]

@@ -15,29 +15,16 @@ from stashtrace.importers.nsys.database import Database, Processes
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 
 CALLS = "OSRT_API"
-_WAITS = {
-    "pthread_cond_wait": WaitOp.COND_WAIT,
-    "pthread_cond_timedwait": WaitOp.COND_WAIT,
-    "pthread_mutex_lock": WaitOp.MUTEX_LOCK,
-    "pthread_rwlock_rdlock": WaitOp.MUTEX_LOCK,
-    "pthread_rwlock_wrlock": WaitOp.MUTEX_LOCK,
-    "sem_wait": WaitOp.SEMAPHORE,
-    "sem_timedwait": WaitOp.SEMAPHORE,
-    "sem_clockwait": WaitOp.SEMAPHORE,
-    "futex": WaitOp.FUTEX,
-    "poll": WaitOp.POLL,
-    "ppoll": WaitOp.POLL,
-    "select": WaitOp.POLL,
-    "pselect": WaitOp.POLL,
-    "epoll_wait": WaitOp.POLL,
-    "epoll_pwait": WaitOp.POLL,
-    "sleep": WaitOp.SLEEP,
-    "usleep": WaitOp.SLEEP,
-    "nanosleep": WaitOp.SLEEP,
-    "clock_nanosleep": WaitOp.SLEEP,
-    "pthread_join": WaitOp.JOIN,
-    "waitpid": WaitOp.JOIN,
+_WAIT_FAMILIES = {
+    WaitOp.COND_WAIT: "pthread_cond_wait pthread_cond_timedwait",
+    WaitOp.MUTEX_LOCK: "pthread_mutex_lock pthread_rwlock_rdlock pthread_rwlock_wrlock",
+    WaitOp.SEMAPHORE: "sem_wait sem_timedwait sem_clockwait",
+    WaitOp.FUTEX: "futex",
+    WaitOp.POLL: "poll ppoll select pselect epoll_wait epoll_pwait",
+    WaitOp.SLEEP: "sleep usleep nanosleep clock_nanosleep",
+    WaitOp.JOIN: "pthread_join waitpid",
 }
+_WAITS = {name: op for op, names in _WAIT_FAMILIES.items() for name in names.split()}
 _IO = {op.name.lower(): op for op in IoOp} | {
     "openat": IoOp.OPEN,
     "fopen": IoOp.FOPEN,
