@@ -20,7 +20,7 @@ import harness
 import numpy as np
 
 sys.path.insert(0, str(harness.ROOT))
-sys.path.insert(0, str(harness.ROOT / "tests/unit/align"))
+sys.path.insert(0, str(harness.ROOT / "tests/loading"))
 
 from host_simulation import MS, US, Hosts, Job, S
 

@@ -10,7 +10,7 @@
 // Rows [consumed, committed) of a lane are not yet in X.stash. A segment names its lane and the
 // number of its first row, so a crash between "segment appended" and "consumed stored" is seen
 // by the reader: it starts at max(consumed, end of the lane's last segment). All little endian.
-// stashtrace/format/container.py reads the same layout; tests/unit/format checks they agree.
+// stashtrace/format/container.py reads the same layout; tests/format checks they agree.
 #pragma once
 
 #include <atomic>

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, TraceBuilder
-from report.scenes import row_texts
+from summary.scenes import row_texts
 
 from stashtrace.analysis.findings.lateness import wait_evidence
 from stashtrace.analysis.registry import analyze

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, US, TraceBuilder
-from report.scenes import worded
+from summary.scenes import worded
 
 from stashtrace.analysis.collectives.waits import collectives
 from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims

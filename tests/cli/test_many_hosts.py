@@ -202,7 +202,9 @@ def test_variables_for_another_machine(run: Run, tmp_path: Path, form: str, line
 
 def test_variables_that_cannot_be(run: Run) -> None:
     assert run("env", "--format", "json").err.startswith("error: --format json needs --out")
-    assert run("env", "--out", "s3://bucket/x").err.startswith("error: s3://bucket/x is a URL, and processes can only write")
+    assert run("env", "--out", "s3://bucket/x").err.startswith(
+        "error: s3://bucket/x is a URL, and processes can only write"
+    )
 
 
 def test_status_of_a_run_on_another_host(run: Run, tmp_path: Path) -> None:

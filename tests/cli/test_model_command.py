@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from analysis.test_communication_model import ALPHA, APART, SIZES, job
 from command_line import stashtrace
-from unit.lab.test_layer_study import resnets, study
+from lab.test_layer_study import resnets, study
 
 from stashtrace.cli import main
 

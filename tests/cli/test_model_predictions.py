@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from unit.lab.test_layer_study import resnets, study
+from lab.test_layer_study import resnets, study
 
 from stashtrace.cli import main
 

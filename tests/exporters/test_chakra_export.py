@@ -24,7 +24,7 @@ from chakra_traces import COLL, COMP, RECV, SEND, Traces, feeder_problems, simul
 from corpus import corpus
 from pipeline_files import load, two_stages
 from pipeline_files import write as write_pipeline
-from report.scenes import job
+from summary.scenes import job
 
 import stashtrace
 from stashtrace.analysis.graph import Resource, build

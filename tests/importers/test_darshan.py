@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from corpus import corpus, reference
-from report.scenes import worded
+from summary.scenes import worded
 
 import stashtrace
 from stashtrace.analysis.findings.claims import files_claims

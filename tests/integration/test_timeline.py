@@ -3,20 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import trace_processor
 from example_job import STEPS
+from timeline.browser import Browser, find_chromium, titles_of
 from trace_processor import TraceProcessor
 
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.timeline.serve import Server
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "view"))
-
-from browser import Browser, find_chromium, titles_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TIMELINE = Path("run", "timeline.pftrace.gz")

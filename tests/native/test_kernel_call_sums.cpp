@@ -1,6 +1,6 @@
 // Sums of calls beside a plain count, and over any numbers. SPDX-License-Identifier: Apache-2.0
 //
-// What they mean is tested in tests/exporters/test_call_sums.py; here the sanitizers watch the arithmetic.
+// What they mean is tested in tests/timeline/test_call_sums.py; here the sanitizers watch the arithmetic.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

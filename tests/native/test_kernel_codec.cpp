@@ -1,7 +1,7 @@
 // Columnar codec and tick map under the sanitizers: round trips of odd rows, payloads with flipped and missing bytes.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the codec achieves is tested in Python (tests/unit/format/test_codec.py); here it must stay within its memory.
+// What the codec achieves is tested in Python (tests/format/test_codec.py); here it must stay within its memory.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

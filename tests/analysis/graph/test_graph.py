@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from builders import MS, trace_from_text
-from report.scenes import job
+from summary.scenes import job
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build

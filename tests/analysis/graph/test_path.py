@@ -16,7 +16,7 @@ from analysis.graph.test_graph import LATE, LOADED
 from builders import MS, US, TraceBuilder, trace_from_text
 from importers.kineto_files import host as on_host
 from importers.kineto_files import write
-from report import scenes
+from summary import scenes
 
 import stashtrace
 from stashtrace.analysis.graph import Resource

@@ -21,7 +21,7 @@ from stashtrace.exporters.registry import export
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 
-GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "v1_devices" / "merged.stash"
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden" / "v1_devices" / "merged.stash"
 
 
 def losses(trace: Trace) -> dict[str, int]:

@@ -152,7 +152,7 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
 
 
 def test_the_published_example_is_read() -> None:
-    path = Path(__file__).resolve().parents[3] / "benchmarks/results/calibration_gloo.toml"
+    path = Path(__file__).resolve().parents[2] / "benchmarks/results/calibration_gloo.toml"
     link = load_calibration(path).link("all_reduce", ranks=2, backend="gloo")
     assert link is not None
     assert link.fit.bandwidth_bytes_per_s > 1e8

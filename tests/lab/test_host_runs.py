@@ -17,7 +17,7 @@ from stashtrace.errors import CaptureError
 from stashtrace.lab.characterize.hosts import HostTask, RunFailedError, by_ssh, from_host, here, last_words, run_tasks
 from stashtrace.loading.load import load_trace
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 LAUNCHER = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================

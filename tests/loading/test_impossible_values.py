@@ -20,7 +20,7 @@ from stashtrace.schema.trace import Trace
 from stashtrace.timeline.tracks import numbered
 
 HUGE = 2**63 - 1
-GOLDEN = Path(__file__).resolve().parents[2] / "data/golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "data/golden"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder, trace_from_text
 from importers.kineto_files import device, host, launch, rank_of_two, write
-from report.scenes import job, row_texts, verdicts, worded
+from summary.scenes import job, row_texts, verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings.facts import gather

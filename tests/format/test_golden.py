@@ -14,7 +14,7 @@ from stashtrace.format.compact import compact_file
 from stashtrace.format.stash_file import StashFile
 from stashtrace.loading.load import load_trace
 
-GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden"
 
 
 @pytest.fixture(params=sorted(p.name for p in GOLDEN.iterdir()))

@@ -14,7 +14,7 @@ from stashtrace.errors import FormatError, UsageError
 from stashtrace.record.options import DECLARATIONS, Declaration, RecordOptions
 from stashtrace.record.staged import write_staged_list
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 NATIVE = (ROOT / "csrc/core/config.cpp").read_text(encoding="utf-8")
 NATIVE_TABLE = (ROOT / "csrc/core/config.h").read_text(encoding="utf-8")
 PARSED_NATIVELY = set(re.findall(r'variable\(environment, "(STASHTRACE_\w+)"\)', NATIVE))

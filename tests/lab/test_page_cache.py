@@ -33,7 +33,7 @@ from stashtrace.lab.page_cache import (
     mincore,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SIZE = 64 * PAGE_BYTES
 
 

@@ -18,7 +18,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import EventTables
 
-PACKAGE = Path(__file__).resolve().parents[3] / "stashtrace"
+PACKAGE = Path(__file__).resolve().parents[2] / "stashtrace"
 
 
 @pytest.fixture
