@@ -1,8 +1,8 @@
-"""Time line and summary of a run of 10^8 I/O calls: wall time, CPU time and memory.
+"""Timeline and summary of a run of 10^8 I/O calls: wall time, CPU time and memory.
 
     python benchmarks/bench_large_timeline.py [--calls 100000000] [--repeats 3] [--runs reads burst]
 
-Bar: 60 s of wall time from the files to the time line, and 2 GB. The runs, all merged, 2 GB of disk together and 4 GB
+Bar: 60 s of wall time from the files to the timeline, and 2 GB. The runs, all merged, 2 GB of disk together and 4 GB
 for a while:
 
     reads      8 threads read without end, no call blocked
@@ -149,7 +149,7 @@ RUNS = {"reads": write_reads, "writes": write_writes, "burst": write_burst, "tra
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:
-    """Load a run and write its time line, or print its summary, in this process."""
+    """Load a run and write its timeline, or print its summary, in this process."""
     wall, cpu = time.perf_counter(), time.process_time()
     figures: dict[str, float] = {}
     if what == "timeline":
@@ -206,7 +206,7 @@ def main() -> int:
             figures[f"{name}_{figure}"] = harness.summary([one[figure] for one in found])
         wall, peak = figures[f"{name}_timeline_wall_s"]["median"], figures[f"{name}_timeline_peak_bytes"]["max"]
         missed += [name] if wall > MOST_WALL_S or peak > MOST_BYTES else []
-        print(f"{name:10} time line {wall:6.1f} s, {peak / 1e6:6.0f} MB", flush=True)
+        print(f"{name:10} timeline {wall:6.1f} s, {peak / 1e6:6.0f} MB", flush=True)
     command = f"python benchmarks/bench_large_timeline.py --calls {given.calls} --repeats {given.repeats}"
     if len(given.runs) < len(RUNS):
         command += f" --runs {' '.join(given.runs)}"

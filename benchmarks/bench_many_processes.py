@@ -2,7 +2,7 @@
 
     python benchmarks/bench_many_processes.py [--processes 5000] [--repeats 3]
 
-Each process has made forty calls and was killed, so that its ring is left. Packing, loading, time line and summary, as
+Each process has made forty calls and was killed, so that its ring is left. Packing, loading, timeline and summary, as
 `stashtrace merge` does them; ratios of one run say whether the time grows with the processes or faster.
 """
 

@@ -1,4 +1,4 @@
-"""Events per second and peak memory of the merge: pack, load, attribute, write the time line; and bytes per I/O call.
+"""Events per second and peak memory of the merge: pack, load, attribute, write the timeline; and bytes per I/O call.
 
 Run ``python benchmarks/bench_merge.py`` (a few minutes) or with ``--calls 50000000 --repeats 1 --name merge_50m`` for
 the memory figure (needs 6 GB of disk). Each repetition writes a fresh synthetic run and measures it in a process of

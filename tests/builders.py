@@ -1,4 +1,4 @@
-"""Traces for tests, made by hand: TraceBuilder row by row, trace_from_text() from a drawn time line.
+"""Traces for tests, made by hand: TraceBuilder row by row, trace_from_text() from a drawn timeline.
 
 Used by the tests of analyses, reports and exporters, so that none of them needs a file or a traced job.
 `import builders` works in every test (pytest's pythonpath). Times are ns; nothing here reads a clock.

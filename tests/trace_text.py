@@ -1,4 +1,4 @@
-"""trace_from_text(): a Trace from a drawn time line, for tests. Import it through `builders`."""
+"""trace_from_text(): a Trace from a drawn timeline, for tests. Import it through `builders`."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

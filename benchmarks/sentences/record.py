@@ -133,7 +133,7 @@ def _windows(facts: RunFacts) -> dict[int, list[Interval]]:
 
 
 def origin_ns(trace: Trace) -> int:
-    """The moment of the recorder's or the foreign file's clock that is 0 on the trace's time line."""
+    """The moment of the recorder's or the foreign file's clock that is 0 on the trace's timeline."""
     code = trace.strings.find("origin_monotonic_ns")
     values = trace.metadata["value_code"][trace.metadata["key_code"] == code]
     return int(trace.text(values[0])) if code >= 0 and len(values) else 0

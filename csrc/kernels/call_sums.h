@@ -1,4 +1,4 @@
-// Sums of I/O calls per thread and time bin, for a time line that cannot show each call. SPDX-License-Identifier: Apache-2.0
+// Sums of I/O calls per thread and time bin, for a timeline that cannot show each call. SPDX-License-Identifier: Apache-2.0
 //
 // Used by bind_perfetto.cpp for timeline/files.py. One pass over calls as they come from disk: a part may end
 // anywhere, also within a bin, and nothing but the sums is kept. A call belongs to the bin in which it begins.

@@ -59,7 +59,7 @@ struct Pieces : Intervals {
   std::vector<std::int64_t> right;
 };
 
-// The time line cut into pieces, each with the first layer that covers it. Gaps between the layers are left out.
+// The timeline cut into pieces, each with the first layer that covers it. Gaps between the layers are left out.
 struct Painted : Intervals {
   std::vector<std::int64_t> layer;
 };

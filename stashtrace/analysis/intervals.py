@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.groupby import RowsBy as RowsBy
 from stashtrace.schema.table import Table
 
 Int64 = npt.NDArray[np.int64]

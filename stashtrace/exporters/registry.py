@@ -20,7 +20,7 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     (
         "perfetto",
         "stashtrace.timeline.timeline:export_perfetto",
-        "time line for ui.perfetto.dev (.pftrace.gz or .pftrace)",
+        "timeline for ui.perfetto.dev (.pftrace.gz or .pftrace)",
     ),
     ("csv", "stashtrace.exporters.tables:export_csv", "one table or analysis as CSV"),
     ("parquet", "stashtrace.exporters.tables:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
@@ -53,7 +53,7 @@ class Exported:
     file_bytes : int
         Its size.
     rows_count : int
-        Slices of a time line, rows of a table, nodes of execution traces.
+        Slices of a timeline, rows of a table, nodes of execution traces.
     notes : tuple of str
         Sentences for the user about cuts and aggregation.
     """

@@ -39,7 +39,7 @@ class Refused:
 
 FORMATS = (
     Refused(
-        "a time line of Horovod",
+        "a timeline of Horovod",
         "it has the phases of each tensor as one rank coordinated them, and no steps, compute or other ranks",
         "record each rank with torch.profiler or `nsys profile`, or the job with `stashtrace run -- horovodrun ...`",
         re.compile(rb'"(NEGOTIATE_(ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER)|CYCLE_START)"'),

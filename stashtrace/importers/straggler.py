@@ -142,7 +142,7 @@ class _Group:
 
 
 class _Job:
-    """Rows of one file, with their times on one time line."""
+    """Rows of one file, with their times on one timeline."""
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ def annotate(name: str) -> Any:
     Parameters
     ----------
     name : str
-        Shown on the time line. Use few different names.
+        Shown on the timeline. Use few different names.
 
     Returns
     -------

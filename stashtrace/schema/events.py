@@ -28,7 +28,7 @@ PROCESSES = schema(
 )
 TRACKS = schema(
     "tracks",
-    "A line of the time line: thread, communicator, stream, counter",
+    "A line of the timeline: thread, communicator, stream, counter",
     Column("track_id", "i8", "", "row number, unique in the trace", role="key"),
     PROCESS_ID,
     Column("kind_code", "i8", "", "", of=kinds.TrackKind),

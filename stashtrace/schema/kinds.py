@@ -373,7 +373,7 @@ class StallKind(Code):
 
 
 class TrackKind(Code):
-    """What a track of the time line shows."""
+    """What a track of the timeline shows."""
 
     THREAD = 1
     COMMUNICATOR = 2
@@ -392,7 +392,7 @@ class ProcessRole(Code):
 
 
 class FlowKind(Code):
-    """What an arrow of the time line joins."""
+    """What an arrow of the timeline joins."""
 
     BATCH = 1
     COLLECTIVE = 2

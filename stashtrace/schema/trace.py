@@ -156,7 +156,7 @@ class IoOutline(Protocol):
 
 
 class Trace(_Tables):
-    """All ranks on one time line.
+    """All ranks on one timeline.
 
     The ``io`` table of a large run stays on disk until it is used. ``notable_io``, ``io_rows_count``, ``io_span_ns``
     and ``io_pieces`` never load it, and are enough for most purposes.

@@ -1,4 +1,4 @@
-"""TrackRegistry: numbers the lines of the time line while rows are decoded or imported."""
+"""TrackRegistry: numbers the lines of the timeline while rows are decoded or imported."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

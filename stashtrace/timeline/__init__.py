@@ -1,3 +1,3 @@
-"""A Trace -> one time line for the Perfetto UI, and its viewer. Binds to the loopback interface and nothing else."""
+"""A Trace -> one timeline for the Perfetto UI, and its viewer. Binds to the loopback interface and nothing else."""
 
 # SPDX-License-Identifier: Apache-2.0

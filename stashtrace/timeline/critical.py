@@ -38,14 +38,14 @@ _NO_PARENT = 0
 
 
 def critical_stretches(trace: Trace) -> Table | None:
-    """Return the rows of ``critical_path``; None if the run has no graph, or one too large for a time line."""
+    """Return the rows of ``critical_path``; None if the run has no graph, or one too large for a timeline."""
     if sum(len(trace.table(name)) for name in _NODES) > MOST_ROWS:
-        _LOG.info("the time line has no critical path: it would be a graph of more than %d rows", MOST_ROWS)
+        _LOG.info("the timeline has no critical path: it would be a graph of more than %d rows", MOST_ROWS)
         return None
     try:
         stretches = analyze(trace, "critical_path")
     except MissingDataError as error:
-        _LOG.info("the time line has no critical path: %s", error)
+        _LOG.info("the timeline has no critical path: %s", error)
         return None
     return stretches if len(stretches) else None
 

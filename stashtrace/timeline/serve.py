@@ -1,4 +1,4 @@
-"""Serves one time line to one browser, over the loopback interface.
+"""Serves one timeline to one browser, over the loopback interface.
 
     online    127.0.0.1:9001 serves the trace alone, once, and only to https://ui.perfetto.dev (the policy of that page
               lets it read from this port only)
@@ -59,7 +59,7 @@ def view(
     port: int | None = None,
     say: Callable[[str], object] | None = None,
 ) -> None:
-    """Show a time line in the Perfetto UI; returns when the browser has it (online) or on Ctrl-C (offline).
+    """Show a timeline in the Perfetto UI; returns when the browser has it (online) or on Ctrl-C (offline).
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class Server:
     def __init__(self, path: str | Path, *, offline: bool = False, port: int | None = None) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise MissingDataError(f"there is no time line {path}", hint="stashtrace export perfetto RUN -o FILE")
+            raise MissingDataError(f"there is no timeline {path}", hint="stashtrace export perfetto RUN -o FILE")
         self._root = _ui_folder() if offline else None
         self._done = threading.Event()
         requested_port = port if port is not None else (0 if offline else ONLINE_PORT)
@@ -234,7 +234,7 @@ def _handler(
     return Handler
 
 
-# The opening view, read from a time line file, and the page address that shows it.
+# The opening view, read from a timeline file, and the page address that shows it.
 #
 # The exporter writes a `ui_state` packet at the head of the file (worst step, rank to look at). Viewers ignore it, so
 # it is translated to `visStart`, `visEnd` and startup commands in the address.

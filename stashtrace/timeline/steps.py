@@ -1,4 +1,4 @@
-"""The budget on the time line: one slice per step, and in it how each instant was spent.
+"""The budget on the timeline: one slice per step, and in it how each instant was spent.
 
 A trace without steps has no such track.
 """

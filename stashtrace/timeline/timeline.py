@@ -1,4 +1,4 @@
-"""The time line of a trace for the Perfetto UI: order of the layers, options, compression.
+"""The timeline of a trace for the Perfetto UI: order of the layers, options, compression.
 
 Above all ranks stands the critical path; then one process per rank, below it the step track with its budget, phases,
 devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters. Ranks are written one
@@ -54,7 +54,7 @@ def export_perfetto(
     window_ns: tuple[int, int] | None = None,
     budget_slices: int = BUDGET_SLICES,
 ) -> Exported:
-    """Write the time line for https://ui.perfetto.dev.
+    """Write the timeline for https://ui.perfetto.dev.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def _require_times(trace: Trace) -> None:
     reasons = facts["value_code"][facts["key_code"] == trace.strings.find("no_times")]
     if len(reasons) and not (processes["end_ns"] > processes["begin_ns"]).any():
         reason, _, hint = trace.text(int(reasons[0])).partition("; ")
-        raise MissingDataError(f"{trace.path} has no time line: {reason}", hint=hint or None)
+        raise MissingDataError(f"{trace.path} has no timeline: {reason}", hint=hint or None)
 
 
 def _window(

@@ -282,7 +282,7 @@ def test_a_trace_without_times_says_so(run: Run) -> None:
 def test_a_trace_without_times_has_no_time_line(run: Run, tmp_path: Path, files: str, command: str) -> None:
     answer = run(*words_of(command, str(corpus(files))))
     assert refused(answer).endswith(
-        "has no time line: an execution trace holds operators, sizes and their order, and no times"
+        "has no timeline: an execution trace holds operators, sizes and their order, and no times"
     )
     assert "torch.profiler trace of the same run" in answer.err
     assert not (tmp_path / "out").exists()
@@ -291,8 +291,8 @@ def test_a_trace_without_times_has_no_time_line(run: Run, tmp_path: Path, files:
 @pytest.mark.parametrize(
     ("files", "name", "instead"),
     [
-        ("horovod/horovod_timeline_small.json.gz", "a time line of Horovod", "torch.profiler"),
-        ("horovod", "a time line of Horovod", "torch.profiler"),
+        ("horovod/horovod_timeline_small.json.gz", "a timeline of Horovod", "torch.profiler"),
+        ("horovod", "a timeline of Horovod", "torch.profiler"),
         ("dlio_hpe_unet3d_h100/3_output.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
         ("dlio_hpe_unet3d_h100/summary.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),
         ("dlio_hpe_unet3d_h100/per_epoch_stats.json.gz", "a result of the DLIO benchmark", "DFTRACER_ENABLE=1"),

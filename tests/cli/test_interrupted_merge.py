@@ -57,7 +57,7 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, di
     done = merge(run, 0)
     assert done.returncode == 0, done.stderr
     events, renames = map(int, done.stdout.split()[-2:])
-    assert renames >= 4  # two files, the time line, the summary
+    assert renames >= 4  # two files, the timeline, the summary
     return events, rows(run)
 
 

@@ -42,7 +42,7 @@ def test_a_run_leaves_a_merged_directory(run: Run, job: Path) -> None:
     assert answer.err.startswith("\nstashtrace  ")
     assert "stashtrace view ./out" in answer.err
     names = {p.suffix for p in (job / "out").iterdir()}
-    assert names == {".json", ".stash", ".gz", ".txt"}, "rings are gone, time line and summary are there"
+    assert names == {".json", ".stash", ".gz", ".txt"}, "rings are gone, timeline and summary are there"
     assert (job / "out/summary.txt").read_text() == answer.err.lstrip("\n")
     assert records(job / "out")["posix_io"] >= 6000
 

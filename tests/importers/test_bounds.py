@@ -215,7 +215,7 @@ def test_numbers_of_darshan_that_64_bits_do_not_hold(odd: float) -> None:
 
 
 def fault_of_file(path: Path, folder: Path, *, thorough: bool) -> list[str]:
-    """What came out that should not have: of load, summary and time line, or of all that there is."""
+    """What came out that should not have: of load, summary and timeline, or of all that there is."""
     traces: list[Trace] = []
 
     def load() -> None:

@@ -1,4 +1,4 @@
-"""Files of two hosts whose clocks are off: one time line, with the error that the operations leave."""
+"""Files of two hosts whose clocks are off: one timeline, with the error that the operations leave."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

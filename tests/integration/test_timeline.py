@@ -1,4 +1,4 @@
-"""The time line of the example: read by the real trace processor, shown by the real UI in a real browser."""
+"""The timeline of the example: read by the real trace processor, shown by the real UI in a real browser."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -32,7 +32,7 @@ def stash(tmp_path: Path) -> StashWriter:
 
 
 def loaded(stash: StashWriter) -> Trace:
-    """The run, loaded; it must have a time line too."""
+    """The run, loaded; it must have a timeline too."""
     stash.save()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)

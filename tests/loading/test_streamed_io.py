@@ -188,7 +188,7 @@ def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pyt
 def test_memory_does_not_grow_with_calls_that_say_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: IoOp
 ) -> None:
-    """Load and time line of calls none of which blocked: a few pieces, not the table."""
+    """Load and timeline of calls none of which blocked: a few pieces, not the table."""
     count = 600_000
     stash = StashWriter(tmp_path / "run", pid=20)
     array = np.zeros(count, dtype=stash.rows("io_op", []).dtype)

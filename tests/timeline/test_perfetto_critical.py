@@ -1,4 +1,4 @@
-"""The critical path on the time line, by the real trace processor: its slices are the rows, its arrows the turns."""
+"""The critical path on the timeline, by the real trace processor: its slices are the rows, its arrows the turns."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

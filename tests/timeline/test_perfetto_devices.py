@@ -1,4 +1,4 @@
-"""The GPU half of the time line, loaded into the real trace processor."""
+"""The GPU half of the timeline, loaded into the real trace processor."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damages seeds and reads them: info, summary, time line, merge; each input in a forked child with limits.
+"""Damages seeds and reads them: info, summary, timeline, merge; each input in a forked child with limits.
 
     python tests/trust/fuzz_worker.py FORMAT[,FORMAT...] SEED COUNT FOLDER [--bytes N]
 
@@ -161,7 +161,7 @@ def read_everything(path: Path, out: Path) -> int:
         try:
             code = cli(["--debug", *words])
         except MissingDataError:
-            if words[0] != "export":  # a trace without times has no time line, and is read all the same
+            if words[0] != "export":  # a trace without times has no timeline, and is read all the same
                 return REFUSED
             continue
         except StashtraceError:

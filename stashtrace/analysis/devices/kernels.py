@@ -28,7 +28,7 @@ def kernel_times(
     """Sum up what ran on the devices by name, the largest first.
 
     Times of one name are added, also where they ran at once on several streams: shares are those of the work, not of
-    the time line. The time of communication kernels includes waiting for other ranks.
+    the timeline. The time of communication kernels includes waiting for other ranks.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
 from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
-from stashtrace.analysis.intervals import RowsBy, TimeSet
+from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.agreement import agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -1,4 +1,4 @@
-"""Nodes of a rank whose device was timed by events, without its kernels: the time line of its compute streams.
+"""Nodes of a rank whose device was timed by events, without its kernels: the timeline of its compute streams.
 
     nccl stream       [joined ............. done]
     compute stream    [ cell ][ cell ]-----------[ cell ]       it waited for the collective: no node

@@ -147,7 +147,7 @@ class CriticalPath:
 def critical_path(trace: Trace) -> Table:
     """Follow the run from its end back along what each piece of work waited for last.
 
-    Times are those of the time line. Only shorter work on this path makes the run shorter. Beside ``ambiguous``
+    Times are those of the timeline. Only shorter work on this path makes the run shorter. Beside ``ambiguous``
     stretches ran work of another path that is as long within the error of the clocks.
 
     Parameters

@@ -107,7 +107,7 @@ STALL_TOTALS_BY_STEP_KIND = Schema(
 )
 STALL_INTERVALS = schema(
     "stall_intervals",
-    "The attribution as intervals on the time line; those of a rank neither overlap nor leave gaps",
+    "The attribution as intervals on the timeline; those of a rank neither overlap nor leave gaps",
     RANK,
     Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
     ("kind", "U16", "", "StallKind in lower case"),
@@ -255,7 +255,7 @@ def _apart(index: TraceIndex) -> Table:
 
 
 def stall_intervals(trace: Trace) -> Table:
-    """The same attribution as intervals: what each rank did when, for the time line.
+    """The same attribution as intervals: what each rank did when, for the timeline.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""From what hosts know of each other, pair by pair, to one time line: a tree over hosts with the errors added up.
+"""From what hosts know of each other, pair by pair, to one timeline: a tree over hosts with the errors added up.
 
 In a group of hosts everyone is compared with one of them, its hub, so that a thousand hosts need a thousand fits. The
 tree is that of least error from the reference; a host that nothing connects to it stays at its first guess.

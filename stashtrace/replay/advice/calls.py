@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Group, group_table
-from stashtrace.analysis.intervals import NEVER, Int64, RowsBy, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.collectives import blocked_on_collectives
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -19,14 +19,14 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
 from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.intervals import Int64, RowsBy, int64
+from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.late.instances import HUNG, PARTIAL, Instances, instances
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts
 from stashtrace.replay.communication.overlap import link_times
 from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
