@@ -5,7 +5,7 @@ time of an empty message, 1 / beta the bandwidth of an endless one. Libraries ch
 so one line seldom holds from bytes to gigabytes; then there are two or three, each for a range of sizes.
 Errors of times are relative ones: 3 % of 10 us are as good as 3 % of 10 ms.
 
-Called by ``lab.calibrate.measure``; its results are kept in files by ``calibration.file``.
+``calibration.file`` keeps the results.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,6 +1,6 @@
 """One straight line through times that spread in proportion to their size: robust, with standard errors.
 
-Called by ``fit``, which decides how many lines there are. Pure functions of numpy arrays.
+Pure functions of numpy arrays.
 """
 
 # SPDX-License-Identifier: Apache-2.0

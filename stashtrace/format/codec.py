@@ -1,6 +1,6 @@
 """Payload of a segment <-> rows, for each codec of ``csrc/schema/container.h``.
 
-Called by ``stash_file`` (decode) and ``compact`` (encode). The columnar codec is native. Rows with texts are few, and
+The columnar codec is native. Rows with texts are few, and
 zlib packs them here.
 """
 

@@ -1,7 +1,7 @@
 """Opens a run: a directory of .stash and .ring files, or a single .stash. Offline side of the recorder.
 
 ``open_run`` reads heads and segment headers only; rows are read when a process is loaded, one process
-at a time. Called by ``loading``, ``compact`` and the CLI. Damage is a loss row; ``strict=True`` raises.
+at a time. Damage is a loss row; ``strict=True`` raises.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -343,7 +343,7 @@ def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
 
 # Rows of a process in pieces of bounded size, for the one table that may not fit into memory twice.
 #
-# Called by ``loading.decode`` for I/O calls. Threads come in ascending order; small ones share a piece, a large one
+# Threads come in ascending order; small ones share a piece, a large one
 # is cut where a call ends before the next begins, as they do unless a signal handler did I/O.
 
 PIECE_ROWS = 1 << 16  # a segment of a merged file: columns stay in the cache, and nothing is copied together

@@ -1,6 +1,6 @@
 """Write runs of any size with known stalls as .stash files, to test speed and accuracy.
 
-Called by ``stashtrace synth``, by benchmarks and by tests. Every rank trains by the same script: wait for a batch,
+Every rank trains by the same script: wait for a batch,
 forward, backward, one all-reduce that ends when the last rank has entered and the transfer is over, optimizer. A
 worker fetches a batch in open/stat/lseek/read/read/close calls of files in random order; ``fetch_ratio`` of
 its time is blocked in storage. Rank ``late_rank`` computes ``late_ns`` longer in each step.

@@ -1,6 +1,6 @@
 """Files of other tools -> Trace: each by the importer that recognises it, all on one timeline.
 
-Called by ``load.load_trace`` for paths that hold no run of ours. A file that cannot be read costs its own rows only.
+A file that cannot be read costs its own rows only.
 """
 
 # SPDX-License-Identifier: Apache-2.0

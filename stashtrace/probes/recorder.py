@@ -1,6 +1,6 @@
 """Recording from Python: rows packed as the schema says, failures of probes, and what the probes cost.
 
-Used by every probe. Nothing here may raise into the user's code. The ids of strings are not cached, since a forked
+Nothing here may raise into the user's code. The ids of strings are not cached, since a forked
 child has a string table of its own.
 """
 

@@ -1,6 +1,6 @@
 """The environment that turns an ordinary command into a traced one.
 
-Called by ``stashtrace run``, ``stashtrace env`` and tests. Pure: it takes a mapping and returns a new one; it starts
+Pure: it takes a mapping and returns a new one; it starts
 nothing and leaves the caller's environment alone. The variables are all that the launcher tells the traced processes;
 values of the user's own stay behind ours.
 """

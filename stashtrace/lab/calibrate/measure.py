@@ -1,6 +1,6 @@
 """Measure what the links of this machine can do: plan, run the workers, fit, return a ``Calibration``.
 
-Called by ``stashtrace calibrate``. Nothing heavy is imported here; workers are processes of their own, so a driver
+Nothing heavy is imported here; workers are processes of their own, so a driver
 that crashes takes one of them and not the answer.
 """
 

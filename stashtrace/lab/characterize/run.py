@@ -5,7 +5,7 @@
     ...
 
 What is kept alike in all of them: threads, processors of each rank, training steps that are left out at the start.
-Called by ``stashtrace characterize``. Sharma et al., Stash, ICDCS 2023; ``docs/concepts/differential.md`` says what is
+Sharma et al., Stash, ICDCS 2023; ``docs/concepts/differential.md`` says what is
 done otherwise, and why.
 """
 

@@ -3,7 +3,7 @@
     stage:       copy the files that `io_staging` chose into a folder of the tier, and list them
     check_gain:  run the job in pairs, with the files where they are and with the copies in their place, both cold
 
-Called by ``stashtrace stage``. The job's script is not changed: the preloaded runtime leads its opens to the copies.
+The job's script is not changed: the preloaded runtime leads its opens to the copies.
 """
 
 # SPDX-License-Identifier: Apache-2.0

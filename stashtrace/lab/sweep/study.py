@@ -3,7 +3,7 @@
     repetition 0   resnet10 x1, x2   resnet12 x1, x2   ...      what slows the machine down for a while
     repetition 1   resnet10 x1, x2   ...                        meets one rank and all alike
 
-Called by ``stashtrace model --sweep``. After each run the study file is written anew, so that an interrupted study
+After each run the study file is written anew, so that an interrupted study
 goes on where it was, and others may add their variants to it. torch is imported in the processes of the ranks alone.
 """
 

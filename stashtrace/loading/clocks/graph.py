@@ -2,7 +2,7 @@
 
 In a group of hosts everyone is compared with one of them, its hub, so that a thousand hosts need a thousand fits. The
 tree is that of least error from the reference; a host that nothing connects to it stays at its first guess.
-Used by ``align``; pure.
+Pure functions.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,7 @@
 A limit says that the follower's clock plus the offset cannot be later, or earlier, than the leader's: the end of a
 collective on one host comes after the entry on the other. Wrong limits (an operation matched to another one, a clock
 that was set) are voted out and counted. The error is a half-width: what the remaining limits leave open at that
-moment, and what a clock may wander between them. Used by ``graph``; pure.
+moment, and what a clock may wander between them. Pure functions.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -339,7 +339,7 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
 #       |   ^     ^       ^
 #       +------------------ time
 #
-# Used by ``offset``, which chooses the limits. Times and offsets are floats of ns around the middle of the run.
+# Times and offsets are floats of ns around the middle of the run.
 
 
 #: No two clocks differ by more: each may be slewed by 500 ppm.
