@@ -4,8 +4,8 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on_host``. What each kind means and which one
-wins is in ``docs/concepts/stalls.md``.
+Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on_host``. What each kind means and which
+one wins is in ``docs/concepts/stalls.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
