@@ -244,7 +244,7 @@ def test_newer_schema_is_told(run: Run, job: Path) -> None:
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
     told = [row for row in losses if "schema" in row["reason"]]
     assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "error")]
-    assert "schemaVersion 99" in told[0]["advice"]
+    assert "schemaVersion is 99" in told[0]["advice"]
 
 
 def test_half_a_surrogate_pair_ends_nothing(run: Run, tmp_path: Path) -> None:

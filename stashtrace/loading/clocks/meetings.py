@@ -5,7 +5,7 @@
 
 One :class:`Meetings` holds, for each operation and host, the latest entry that the others had to wait for and the
 earliest end that had to wait for the others. An exchange of messages is the same: what was received after what was
-sent. Made from the collectives of a run (natively recorded or imported) and from pings; used by ``graph``; pure.
+sent. Made from the collectives of a run (natively recorded or imported) and from pings; pure.
 """
 
 # SPDX-License-Identifier: Apache-2.0
