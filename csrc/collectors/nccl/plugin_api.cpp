@@ -1,7 +1,7 @@
 // API events: which call an operation belongs to, and calls that no hook saw. SPDX-License-Identifier: Apache-2.0
 //
-// They come on the thread that calls NCCL, inside the call. With a hook on the stack the event takes its call_id;
-// without one (a static NCCL, dlsym) the event itself is the call, and its row is written when the group around it ends.
+// They come on the thread that calls NCCL, inside the call. With a hook on the stack the event takes its call_id; if
+// there is none (a static NCCL, dlsym) the event is the call, and its row is written when the group around it ends.
 #include <cstring>
 
 #include "collectors/nccl/calls.h"
