@@ -231,7 +231,7 @@ class Imported:
         return Table.concat(TABLES["metadata"], [Table.from_rows(TABLES["metadata"], rows), *parts])
 
     def alignment_table(self) -> Table:
-        """Return one row per clock. Files of one host share a clock; those of unknown hosts are assumed to share one."""
+        """Return one row per clock. Files of one host share a clock; unknown hosts are assumed to share one."""
         return self.clocks.table(self.strings, self.origin_ns)
 
 
@@ -433,7 +433,7 @@ def _by_size(claims: Sequence[Claim]) -> list[tuple[str, list[str]]]:
 
 
 def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -> list[tuple[str, list[str]]]:
-    """Return (ranks as text, files) of each job if two processes hold one rank. Jobs by folder, then time, then file."""
+    """Return (ranks as text, files) of each job if two processes hold one rank; jobs by folder, else time or file."""
     holders: dict[int, set[int]] = {}
     for claim in claims:
         holders.setdefault(claim.rank, set()).add(claim.process_id)

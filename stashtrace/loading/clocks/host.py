@@ -74,7 +74,7 @@ class TickMap:
     ticks, ns : int64 arrays
         Anchors, ascending; at least two.
     error_ns : int
-        Half-width of the interval around a mapped moment: brackets plus residuals that the kept readings do not explain.
+        Half-width of the interval around a mapped moment: brackets plus what the kept readings do not explain.
     rejected_count : int
         Number of readings that contradict the others.
     """
