@@ -43,7 +43,7 @@ _SIGNIFICANT, _WORTH_NAMING = 3.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Per step: wall time and time of each kind, mean over ranks, warm-up and validation left out."""
+    """Wall time and time of each kind per step: means over ranks, without warm-up and validation."""
 
     walls: Int64
     kinds: dict[str, Int64]
