@@ -1,6 +1,6 @@
-"""A run of ours, one rank after the other, so that no more than one rank's rows are in memory.
+"""Load a native run one rank after the other, so that no more than one rank's rows are in memory.
 
-Numbers of tracks and processes, and texts, are those of the whole run.
+Numbers of tracks and processes, and codes of texts, are those of the whole run.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,7 +24,7 @@ Path = str | os.PathLike[str]
 
 
 class RanksOfRun:
-    """Iterate once, then ask for ``rest``.
+    """Ranks of a run, to be iterated once before ``rest`` is called.
 
     Parameters
     ----------
@@ -40,20 +40,20 @@ class RanksOfRun:
 
     @property
     def strings(self) -> StringPool:
-        """Texts of the run so far."""
+        """Texts of the run that have been read so far."""
         return self._run.strings
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the run."""
         return self._run.path
 
     def __len__(self) -> int:
-        """Number of parts that iterating gives."""
+        """Return the number of parts that iterating gives."""
         return len({process.identity.rank for process in self._run.processes})
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Table]]]:
-        """Each rank (-1: none) with its big tables, in order of ranks."""
+        """Yield each rank (-1: processes without one) with its big tables, in order of ranks."""
         processes = self._run.processes
         for rank in sorted({process.identity.rank for process in processes}):
             own = decode_processes([p for p in processes if p.identity.rank == rank], self._run.tracks, None)
@@ -68,7 +68,7 @@ class RanksOfRun:
             yield rank, tables
 
     def rest(self) -> dict[str, Table]:
-        """Small tables of the whole run: processes, tracks, groups, losses, alignment, metadata."""
+        """Return the small tables of the whole run: processes, tracks, groups, losses, alignment, metadata."""
         groups = Table.concat(TABLES["groups"], self._groups)
         collectives = Table.concat(TABLES["collectives"], self._collectives)
         notes = GroupNotes.of_all(one.notes for one in self._decoded)

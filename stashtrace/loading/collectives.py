@@ -1,9 +1,9 @@
 """One row per collective: torch's calls and NCCL's calls of one process, joined.
 
-An NCCL call that was made inside a torch call,
-on the same thread, is that collective: the NCCL row stays, because it knows stream, device times and a number that
-all ranks count alike, and takes what torch knows: the operator's name, its flags, who called. A torch call that NCCL
-carries out by several other operations (an all-to-all of sends and receives) stays one row, in torch's group.
+An NCCL call inside a torch call of the same thread is the same collective. The NCCL row stays, because it has the
+stream, the device times and a number that is the same on all ranks; it takes the operator's name, the flags and the
+caller from torch. A torch call that NCCL carries out by several other operations (an all-to-all of sends and receives)
+stays one row, in torch's group.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,14 +28,14 @@ _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 @dataclass(slots=True)
 class GroupNotes:
-    """What rows tell of communicators, for ``loading.join``.
+    """Facts about communicators, collected from rows for ``loading.join``.
 
     Attributes
     ----------
     votes : Counter
-        (NCCL's hash, torch's hash) -> operations that were one.
+        (NCCL's hash, torch's hash) -> number of operations that both recorded.
     lanes : dict
-        Hash of a lane -> what it is of.
+        Hash of a lane -> what the lane belongs to.
     """
 
     votes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class GroupNotes:
 
     @classmethod
     def of_all(cls, parts: Iterable[GroupNotes]) -> GroupNotes:
-        """Notes of several processes together."""
+        """Join the notes of several processes."""
         whole = cls()
         for part in parts:
             whole.votes.update(part.votes)
@@ -54,21 +54,21 @@ class GroupNotes:
 def merge_collectives(
     tables: Mapping[str, list[Table]], context: DecodeContext, notes: GroupNotes
 ) -> dict[str, list[Table]]:
-    """``collectives``, ``collective_waits`` and ``collective_details`` with one row per collective.
+    """Return ``collectives``, ``collective_waits`` and ``collective_details`` with one row per collective.
 
     Parameters
     ----------
     tables : mapping
         Name -> the tables that decoders of one process gave.
     context : DecodeContext
-        Of the process; what cannot be told is counted there as lost.
+        Of the process; unknown values are counted there as losses.
     notes : GroupNotes
-        Takes what the rows tell of communicators.
+        Filled with the facts about communicators in the rows.
 
     Returns
     -------
     dict
-        Those of the three that changed, by name.
+        The changed ones of the three tables, by name.
     """
     notes.lanes.update(context.lanes)
     parts = tables.get("collectives", [])
@@ -115,11 +115,11 @@ def _only(parts: list[Table], name: str = "collectives") -> Table:
 
 
 def _nesting(host: Table, device: Table) -> Int64:
-    """Row of ``host`` inside which each row of ``device`` was called, -1 if none."""
+    """Return for each row of ``device`` the row of ``host`` inside which it was called; -1 if none."""
     inside = np.full(len(device), -1, dtype=np.int64)
     if not len(host):
         return inside
-    # A call whose return was not seen lasts until the next one of its thread.
+    # A call whose return was not recorded lasts until the next call of its thread.
     order = np.lexsort((host["call_ns"], host["track_id"]))
     track, call = host["track_id"][order], host["call_ns"][order]
     after = np.append(np.where(track[1:] == track[:-1], call[1:], np.iinfo(np.int64).max), np.iinfo(np.int64).max)
@@ -130,7 +130,7 @@ def _nesting(host: Table, device: Table) -> Int64:
         at = first + np.searchsorted(call[first:last], device["call_ns"][mine], side="right") - 1
         fits = (at >= first) & (device["call_ns"][mine] <= until[np.maximum(at, 0)])
         inside[mine[fits]] = order[at[fits]]
-    # The plugin of older libraries does not tell who called: time and operation must do.
+    # The plugin of older libraries does not record the caller; time and operation decide instead.
     lone = np.flatnonzero((inside < 0) & (device["return_ns"] < 0))
     if len(lone):
         order = np.argsort(host["call_ns"], kind="stable")
@@ -143,14 +143,14 @@ def _nesting(host: Table, device: Table) -> Int64:
 
 
 def _collapsed(host: Table, device: Table, inside: Int64) -> npt.NDArray[np.bool_]:
-    """Rows of ``device`` that are parts of a torch call of another kind."""
+    """Return a mask of the rows of ``device`` that are parts of a torch call of another kind."""
     known = inside >= 0
     out = np.zeros(len(device), dtype=bool)
     asked = host["op_code"][inside[known]]
     plain = np.isin(asked, (CollectiveOp.OTHER, CollectiveOp.BARRIER))
     coalesced = (host["collective_flags"][inside[known]] & CollectiveFlag.COALESCED) != 0
     out[known] = (asked != device["op_code"][known]) & ~plain & ~coalesced
-    # One part of another kind makes all parts of that call such.
+    # If one part of a call is of another kind, all parts of the call count as such.
     whole = np.zeros(len(host), dtype=bool)
     whole[inside[out]] = True
     out[known] = whole[inside[known]]
@@ -158,7 +158,7 @@ def _collapsed(host: Table, device: Table, inside: Int64) -> npt.NDArray[np.bool
 
 
 def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
-    """Note which communicator carried out the calls of which group. Messages have groups of their own."""
+    """Count the calls of each group by the communicator that carried them out. Messages have groups of their own."""
     chosen = np.flatnonzero(inside >= 0)
     chosen = chosen[~np.isin(host["op_code"][inside[chosen]], _MESSAGES)]
     pairs = np.stack([device["group_hash"][chosen], host["group_hash"][inside[chosen]]], axis=1)
@@ -169,7 +169,7 @@ def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
 
 
 def _named(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
-    """The device's rows with what torch knows of them."""
+    """Return the device's rows with the facts that torch recorded of them."""
     rows = np.flatnonzero((inside >= 0) & ~collapsed)
     if not len(rows):
         return device
@@ -189,7 +189,7 @@ def _named(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.
 
 
 def _timed(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
-    """Torch's rows with the times of their parts."""
+    """Return torch's rows with the times of their parts."""
     if not collapsed.any():
         return host
     rows = np.flatnonzero(collapsed)
@@ -224,7 +224,7 @@ def _renumbered(waits: Table, of_host: Int64) -> Table:
 
 
 def _details(details: Table, of_device: Int64, merged: Table) -> Table:
-    """Details by the new keys, those of collapsed parts added up."""
+    """Return the details with the new keys; details of collapsed parts are added up."""
     if not len(details):
         return details
     details = details.replace(collective_key=of_device[details["collective_key"]]).sort_by("collective_key")
@@ -244,10 +244,10 @@ def _details(details: Table, of_device: Int64, merged: Table) -> Table:
         seen = np.maximum.reduceat(details[name], first) >= 0
         total = np.add.reduceat(np.maximum(details[name], 0), first)
         changes[name] = np.where(seen, total, -1)
-    for name in ("channel_skew_ns", "channel_spread_ns"):  # of the parts, each by itself
+    for name in ("channel_skew_ns", "channel_spread_ns"):  # each column is the largest of the parts
         changes[name] = np.maximum.reduceat(details[name], first)
     changes["nccl_flags"] = np.bitwise_or.reduceat(details["nccl_flags"], first)
-    # Proxies of the parts overlap: their times added up are a union only as far as the operation lasted.
+    # Proxies of the parts overlap in time: the sum of their times is limited to the duration of the operation.
     span = merged["device_end_ns"][key] - merged["device_begin_ns"][key]
     timed = merged["device_begin_ns"][key] >= 0
     changes["network_ns"] = np.where(timed, np.minimum(changes["network_ns"], span), changes["network_ns"])
@@ -255,7 +255,7 @@ def _details(details: Table, of_device: Int64, merged: Table) -> Table:
 
 
 def _count_untimed(merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64], context: DecodeContext) -> None:
-    """A collective of the device without its times is counted, never guessed."""
+    """Count the device's collectives without times as losses; times are never guessed."""
     untimed = (merged["status_code"] == UNSEEN_STATUS) & (merged["device_begin_ns"] < 0)
     host = merged["source_code"] == CollectiveSource.HOST
     if len(details):

@@ -1,7 +1,7 @@
-"""Rows of one process -> its tables on the common clock; its I/O calls, which can be many, in pieces.
+"""Decode the rows of one process into tables on the common clock; I/O calls, which can be many, in pieces.
 
-A process's rows are read here and let go as soon as they are decoded, so memory is that of the tables. What torch and
-NCCL recorded of one collective becomes one row before the process is done.
+A process's rows are read here and freed as soon as they are decoded, so memory holds only the tables. The two records
+that torch and NCCL made of one collective are merged into one row per process.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,7 +24,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import EventTables, LossRow
 from stashtrace.schema.tracks import TrackRegistry
 
-#: Tables that are decoded whatever was asked for.
+#: Tables that are always decoded.
 _ALWAYS = ("losses", "metadata")
 #: Records that are read before anything is decoded, or with every load of a file.
 _READ_BEFORE = frozenset({"clock_sync", "clock_ping", "string_part"})
@@ -32,17 +32,17 @@ _resolved = cache(resolve)
 
 
 class IoRows:
-    """The I/O calls of one process, decoded whenever they are asked for.
+    """The I/O calls of one process, decoded on each use.
 
     Attributes
     ----------
     file : StashFile
     rows_count : int
-        At most so many calls are there.
+        Upper bound of the number of calls.
     losses : list of LossRow
-        What decoders missed when the calls were last read to the end.
+        Losses in the decoders when the calls were last read to the end.
     end_ns : int
-        Latest end of a call that was read; 0 before.
+        Latest end of a call that has been read; 0 before any was read.
     """
 
     def __init__(self, process: Process, rooms: Sequence[Room], tracks: TrackRegistry) -> None:
@@ -54,11 +54,11 @@ class IoRows:
         self.end_ns = 0
 
     def pieces(self) -> Iterator[Table]:
-        """The ``io`` table in pieces of bounded size, by thread and time."""
+        """Yield the ``io`` table in pieces of bounded size, by thread and time."""
         for room in self._rooms:
             context: DecodeContext | None = None
             for raw in pieces(self.file, room.records):
-                if context is None:  # one for all pieces: it keeps what it has looked up
+                if context is None:  # one context for all pieces, because it caches lookups
                     context = self._process.context(raw, self._tracks, frozenset({"io"}))
                 table = _without_impossible(room.decode(raw, context).io, context)
                 if len(table):
@@ -70,20 +70,20 @@ class IoRows:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was decoded of one process.
+    """Decoded rows of one process.
 
     Attributes
     ----------
     number : int
         Of the process.
     tables : EventTables
-        All but ``io``. Joining takes the large ones out.
+        All but ``io``. Joining removes the large ones.
     io : IoRows
-        No calls if ``io`` is not wanted.
+        Without calls if ``io`` is not wanted.
     end_ns : int
-        Last sign of life in ``tables`` and in what was read before.
+        Latest moment in ``tables`` and in the records read before.
     losses : list of LossRow
-        What decoders missed.
+        Losses in the decoders.
     unknown_collectors : list of str
         Collectors with rows in the file that have no decoder.
     notes : GroupNotes
@@ -123,7 +123,7 @@ def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | No
         for room in known.values()
         if wanted is None or room.name == "core" or not room.tables or wanted.intersection(room.tables)
     ]
-    # Only ``io`` grows with what the job does rather than with its steps, so only it is never held twice.
+    # The size of ``io`` alone does not follow from the number of steps, so only ``io`` is never held twice.
     streamed = [room for room in filling if room.tables == ("io",)]
     rooms = [room for room in filling if room not in streamed]
     raw = process.file.load({record for room in rooms for record in room.records} - _READ_BEFORE)
@@ -148,15 +148,15 @@ def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | No
 
 
 def _collectors(file: StashFile) -> list[str]:
-    """Collectors that have rows in a file, the core first."""
+    """Return the collectors that have rows in a file, the core first."""
     current, counts = current_layouts(), file.row_counts()
     filled = (x.collector for x in file.layouts.values() if counts.get(x.name) and x.name in current)
     return list(dict.fromkeys(("core", *filled)))
 
 
 def _placed(table: Table, context: DecodeContext) -> Table:
-    """The table with a track for each row; a row whose track was not recorded is still shown."""
-    # What was lost is told whatever its number says.
+    """Return the table with a track for each row; a row without a recorded track gets an unknown one."""
+    # Losses are reported even if a number in them is impossible.
     table = table if table.schema.name == "losses" else _without_impossible(table, context)
     table, count = context.registry.placed(table)
     if count:
@@ -166,7 +166,7 @@ def _placed(table: Table, context: DecodeContext) -> Table:
 
 
 def _without_impossible(table: Table, context: DecodeContext) -> Table:
-    """The rows whose numbers can be; the others are counted as lost."""
+    """Return the rows whose numbers are possible; the others are counted as losses."""
     table, count = without_impossible(table)
     if count:
         text = f"rows of {table.schema.name} hold numbers that no run has; they are left out"
@@ -175,7 +175,7 @@ def _without_impossible(table: Table, context: DecodeContext) -> Table:
 
 
 def _end_of(process: Process, tables: dict[str, Table]) -> int:
-    """Last sign of life: the latest moment in any row."""
+    """Return the latest moment in any row, in ns."""
     latest = [process.begin_ns]
     latest += [
         int(process.clock(records.rows["ticks"]).max())

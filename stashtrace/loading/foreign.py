@@ -1,6 +1,6 @@
-"""Files of other tools -> Trace: each by the importer that recognises it, all on one timeline.
+"""Load files of other tools as one Trace: the importer that recognises a file reads it, and all share one timeline.
 
-A file that cannot be read costs its own rows only.
+If a file cannot be read, only its own rows are lost.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -42,14 +42,14 @@ from stashtrace.units import ranks_text
 #: Called with (bytes read, bytes in all, name of the file).
 Progress = Callable[[int, int, str], None]
 
-#: Files between two signs of life while a folder is listed.
+#: Progress is reported once per this many files while a folder is listed.
 _COUNTED_AT_ONCE = 1000
-#: What lies in a folder beside traces and is nobody's loss.
+#: Suffixes of files that often lie beside traces; such a file is skipped without a loss row.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
 
 
 class Imported:
-    """Everything of one load."""
+    """State of one load: importers, tracks, clocks and errors."""
 
     def __init__(self, paths: Sequence[str], strict: bool) -> None:
         self.strings = StringPool()
@@ -65,12 +65,12 @@ class Imported:
         self.part_names: list[str] = []
 
     def read(self, progress: Progress | None) -> list[EventTables]:
-        """Tables of every file that can be read.
+        """Return the tables of every file that can be read.
 
         Raises
         ------
         ImporterError
-            If no file can, or the first that cannot if ``strict``.
+            If no file can be read; with ``strict``, for the first file that cannot be read.
         """
         files = list[Path]()
         for file in files_of(self.paths):
@@ -108,7 +108,7 @@ class Imported:
         return parts
 
     def _pass_over(self, file: Path, error: ImporterError) -> None:
-        """Note a file that no importer takes, or raise why if ``strict``."""
+        """Record a file that no importer reads as a loss; if ``strict``, raise the error of a file that is damaged."""
         unknown = isinstance(error, UnknownFileError | RefusedFileError)
         if self.strict and not unknown:
             raise error
@@ -119,7 +119,7 @@ class Imported:
             self._lose(file.name, "unreadable_file", Severity.DATA_LOSS, str(error))
 
     def _nothing(self) -> ImporterError:
-        """What to say if no file gave a row."""
+        """Return the error for a load in which no file gave a row."""
         errors = self.errors
         readable = [error for error in errors if not isinstance(error, UnknownFileError)]
         if len(errors) == 1:
@@ -133,7 +133,7 @@ class Imported:
         return ImporterError(f"{self.paths[0]} holds no trace", hint=f"{hint} ({known()})")
 
     def _import(self, source: Source, name: str, importer: Importer) -> None:
-        """Fill the context from a file; one that cannot be read is a loss, or raises if ``strict``."""
+        """Fill the context from a file. A file that cannot be read becomes a loss, or raises if ``strict``."""
         self.context.begin(name, source.path.name, str(source.path))
         try:
             _fill(self.context, source, name, importer)
@@ -153,7 +153,7 @@ class Imported:
     # Times ----------------------------------------------------------------------------------------
 
     def settle(self, parts: Sequence[EventTables]) -> None:
-        """Let times count from the first one, and note when each process was seen first and last."""
+        """Move times so that the first one is 0, and store when each process was seen first and last."""
         _add_bases(parts, self.context.bases_ns, np.array(self.tracks.table()["process_id"]))
         firsts, lasts = dict[int, int](), dict[int, int]()
         owner = np.array(self.tracks.table()["process_id"])
@@ -187,7 +187,7 @@ class Imported:
     # Small tables -----------------------------------------------------------------------------------
 
     def process_table(self) -> Table:
-        """The ``processes`` table."""
+        """Return the ``processes`` table."""
         code = self.strings.code
         rows = []
         for index, process in enumerate(self.context.processes):
@@ -213,14 +213,14 @@ class Imported:
         return Table.from_rows(TABLES["processes"], rows)
 
     def loss_table(self, parts: Sequence[Table]) -> Table:
-        """What importers missed, and what the files as a whole lack."""
+        """Return the ``losses`` table: what importers missed, and what the files as a whole lack."""
         self.context.begin("importers", "")
         self.context.losses += [(-1, row) for row in self.clocks.losses]
         note_ranks(self.context)
         return Table.concat(TABLES["losses"], [self.context.loss_table(), *parts])
 
     def metadata_table(self, parts: Sequence[Table]) -> Table:
-        """What importers said, and where it came from."""
+        """Return the ``metadata`` table: the facts that importers gave, the origin of times and the formats read."""
         facts = [
             (-1, "origin_monotonic_ns", str(self.origin_ns)),
             (-1, "imported", ", ".join(f"{n} {name}" for name, n in sorted(self.importers.items()))),
@@ -231,12 +231,12 @@ class Imported:
         return Table.concat(TABLES["metadata"], [Table.from_rows(TABLES["metadata"], rows), *parts])
 
     def alignment_table(self) -> Table:
-        """One row per clock: files of one host share it, those of unknown hosts are taken to."""
+        """Return one row per clock. Files of one host share a clock; unknown hosts are assumed to share one."""
         return self.clocks.table(self.strings, self.origin_ns)
 
 
 def _fill(context: ImportContext, source: Source, name: str, importer: Importer) -> None:
-    """Let an importer read a file; whatever goes wrong is an ImporterError."""
+    """Let an importer read a file; every error is raised as an ImporterError."""
     try:
         importer.load(source, context)
     except ImporterError:
@@ -245,10 +245,10 @@ def _fill(context: ImportContext, source: Source, name: str, importer: Importer)
         raise ImporterError(f"{source.path} cannot be read: {error}") from error
     except MemoryError as error:
         context.drop()
-        error.__traceback__ = None  # its frames hold what was read so far
+        error.__traceback__ = None  # its frames hold the rows read so far
         raise ImporterError(f"{source.path} does not fit into memory", hint=HINT) from error
     except Exception as error:
-        # A format has more ways to be broken than an importer can name: the file costs itself, not the load.
+        # A file can be broken in more ways than an importer can name; the load goes on without this file.
         told = f"{type(error).__name__}: {error}"[:200]
         package = plugins()[name].package if name in plugins() else "stashtrace"
         raise ImporterError(
@@ -271,9 +271,9 @@ def load_imported(
     ------
     ImporterError
         If nothing can be read.
-        If the files are of several jobs.
+        If the files belong to several jobs.
     UsageError
-        If a rank is not there.
+        If a rank does not exist.
     """
     imported = Imported(paths, strict)
     parts = imported.read(progress)
@@ -302,7 +302,7 @@ def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, .
 
 
 def _processes_of(table: Table, owner: Array) -> Array:
-    """Process of each row, by its own column or its track's."""
+    """Return the process of each row, from its column ``process_id`` or from its track."""
     if "process_id" in table:
         return table["process_id"]
     track = "track_id" if "track_id" in table else "source_track_id"
@@ -310,12 +310,12 @@ def _processes_of(table: Table, owner: Array) -> Array:
 
 
 def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
-    """Stamps of a table moved; what was not seen stays so."""
+    """Return the moments of a table moved by ``by_ns``; negative ones (not seen) stay as they are."""
     return {c: np.where(table[c] >= 0, table[c] + by_ns, table[c]) for c in table.schema.moments}
 
 
 def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None], owner: Array) -> None:
-    """Times of files that do not say from when they count: from where the others do."""
+    """Add the most common origin of the other files to the times of files that do not name their origin."""
     known = Counter(base for base in bases_ns.values() if base)
     unknown = [process for process, base in bases_ns.items() if base is None]
     if not known or not unknown:
@@ -332,7 +332,7 @@ def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None],
 
 
 def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
-    """Collectives of these groups numbered from 0, in the order and across the ranks that their numbers so far give."""
+    """Renumber the collectives of these groups from 0; order and matching across ranks stay as they were."""
     for value in hashes:
         own = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
         used = [part.collectives["sequence"][rows] for part, rows in zip(parts, own, strict=True)]
@@ -347,7 +347,7 @@ def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
 def _choose(
     processes: Sequence[ImportedProcess], tracks: Table, parts: Sequence[EventTables], ranks: Collection[int]
 ) -> None:
-    """Keep rows of these ranks, and of processes that serve none."""
+    """Keep the rows of these ranks, and of processes that serve no rank."""
     there = sorted({p.rank for p in processes if p.rank >= 0})
     missing = sorted(set(ranks) - set(there))
     if missing:
@@ -362,18 +362,18 @@ def _choose(
                 part.put(table.take(kept[_processes_of(table, owner)]))
 
 
-# Do the files of one load belong together? Ranks that are missing or doubled, of other jobs, of another time.
+# Do the files of one load belong together? Checks for ranks that are missing, doubled, of other jobs or other times.
 #
-# What does not fit stays in the trace; it is only matched with nobody, and a loss row says so.
+# Rows that do not fit stay in the trace. They are not matched with other ranks, and a loss row says so.
 
-#: Recordings further apart than this are not of the same moment, however their clocks differ.
+#: Recordings further apart than this were not made at the same time, however much their clocks differ.
 _APART_NS = 60_000_000_000
 _SHOWN_WIDTH = 60
 _FILES_AT_MOST, _JOBS_AT_MOST = 3, 4
 
 
 def note_ranks(context: ImportContext) -> None:
-    """Ranks that are missing, those that two processes claim, and sizes of the job that differ."""
+    """Add losses for missing ranks, for ranks that two processes claim, and for job sizes that differ."""
     ranks = Counter(p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK)
     twice = sorted(rank for rank, count in ranks.items() if count > 1)
     if twice:
@@ -402,9 +402,9 @@ def note_ranks(context: ImportContext) -> None:
 
 
 def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: Mapping[int, tuple[int, int]]) -> None:
-    """Raise ImporterError if files say that they are of jobs of different size, or two of them hold the same rank.
+    """Raise ImporterError if files name jobs of different size, or if two of them hold the same rank.
 
-    One table of both would be of neither. What different formats say of a rank is of one job.
+    A table of two jobs would describe neither. Claims of different formats are taken to be of one job.
     """
     for importer in dict.fromkeys(claim.importer for claim in context.claims):
         own = [claim for claim in context.claims if claim.importer == importer]
@@ -422,7 +422,7 @@ def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: 
 
 
 def _by_size(claims: Sequence[Claim]) -> list[tuple[str, list[str]]]:
-    """Files by the size of their job, where sizes differ."""
+    """Return (size as text, files) of each job if the files name different sizes; else an empty list."""
     sizes: dict[int, list[str]] = {}
     for claim in claims:
         if claim.world_size > 0:
@@ -433,7 +433,7 @@ def _by_size(claims: Sequence[Claim]) -> list[tuple[str, list[str]]]:
 
 
 def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -> list[tuple[str, list[str]]]:
-    """Files by their job, where two processes hold the same rank; jobs by folder, else by time, else by file."""
+    """Return (ranks as text, files) of each job if two processes hold one rank; jobs by folder, else time or file."""
     holders: dict[int, set[int]] = {}
     for claim in claims:
         holders.setdefault(claim.rank, set()).add(claim.process_id)
@@ -463,7 +463,7 @@ def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -
 
 
 def _moments(processes: Sequence[int], spans_ns: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Number of the stretch of time in which each process was recorded; between two nothing was recorded."""
+    """Number the periods separated by time without any recording, and return the period of each process."""
     numbers: dict[int, int] = {}
     number, latest = -1, 0
     for process in sorted({p for p in processes if p in spans_ns}, key=lambda p: spans_ns[p]):
@@ -475,14 +475,14 @@ def _moments(processes: Sequence[int], spans_ns: Mapping[int, tuple[int, int]]) 
 
 
 def _files_text(files: Sequence[str], folder: str) -> str:
-    """Files in few words, as they are called from their folder."""
+    """Return the first few files relative to their folder, and how many more there are."""
     shown = [os.path.relpath(f, folder) if os.path.isdir(folder) else os.path.basename(f) for f in files]
     more = f" and {len(shown) - _FILES_AT_MOST} more" if len(shown) > _FILES_AT_MOST else ""
     return ", ".join(shown[:_FILES_AT_MOST]) + more
 
 
 def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns: Mapping[int, tuple[int, int]]) -> None:
-    """Keep apart what was not recorded at the same time: collectives of different days have no last rank."""
+    """Give collectives recorded at different times different groups: their ranks did not wait for each other."""
     clusters = _clusters(context.processes, spans_ns)
     if len(clusters) < 2:
         return
@@ -506,7 +506,7 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
 
 
 def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names: Sequence[str], owner: Array) -> None:
-    """Tell of steps that two files of one process hold: of two jobs whose process ids agree, or of two profilers.
+    """Add a doubt for steps that two files of one process hold: two jobs with equal process ids, or two profilers.
 
     Parameters
     ----------
@@ -533,7 +533,7 @@ def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names
 
 
 def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Array) -> None:
-    """Tell of ranks that recorded none of the steps that the others recorded.
+    """Add a loss for ranks that recorded none of the steps that the other ranks recorded.
 
     Parameters
     ----------
@@ -577,7 +577,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _sources(context: ImportContext, rank: int) -> str:
-    """Files that hold a rank."""
+    """Return the names of the files that hold a rank."""
     return _few(list(dict.fromkeys(p.source for p in context.processes if p.rank == rank and p.source)))
 
 
@@ -586,13 +586,13 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _listed(ranks: list[int]) -> str:
-    """Ranks in few words."""
+    """Return the ranks as text; only their count and the first one if the list is long."""
     shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
     return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"
 
 
 def _clusters(processes: Sequence[ImportedProcess], spans_ns: Mapping[int, tuple[int, int]]) -> list[list[int]]:
-    """Processes of ranks by the time they were recorded at, the largest cluster first."""
+    """Return the processes of ranks, clustered by the time of their recording; the largest cluster comes first."""
     of_ranks = [p for p in spans_ns if processes[p].rank >= 0 and processes[p].role == ProcessRole.RANK]
     clusters: list[list[int]] = []
     latest = 0

@@ -1,4 +1,4 @@
-"""Which files a load of other tools' traces is to read, and by which importer."""
+"""Find the files to read in a load of other tools' traces, and the importer of each."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.units import bytes_text
 
-#: In a folder of more files than this some are looked at before all are.
+#: In a folder with more files than this, a sample is examined first.
 FEW_FILES = 1000
-#: Endings of what lies in data sets and beside jobs in large numbers; no tool writes traces under such a name.
+#: Suffixes of files that are numerous in data sets and beside jobs; no tool writes traces with such a name.
 NEVER_TRACES = frozenset(
     (
         *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".mp4", ".avi", ".mkv", ".wav", ".flac"),
@@ -32,11 +32,11 @@ class UnknownFileError(ImporterError):
     """No importer recognises a file."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+        super().__init__(f"{file} is not a trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
 
 
 class RefusedFileError(ImporterError):
-    """A file is of a format that is known and not read."""
+    """The format of a file is known, but cannot be read."""
 
     def __init__(self, file: Path, known_as: Refused) -> None:
         super().__init__(f"{file} is {known_as.name}, which is not read: {known_as.lacks}", hint=known_as.hint)
@@ -44,14 +44,14 @@ class RefusedFileError(ImporterError):
 
 
 def known() -> str:
-    """Names of the formats, for a hint."""
+    """Return the names of the formats, for a hint."""
     return ", ".join(importer_names())
 
 
 def files_of(paths: Sequence[str]) -> Iterator[Path]:
-    """Every file under the paths, in order of name; hidden ones are left out, links to folders are not followed.
+    """Yield every file under the paths, by name; hidden files are left out, links to folders are not followed.
 
-    A folder below a path that may not be listed stands for what is in it.
+    A folder below a path that cannot be listed is yielded itself, in place of its files.
     """
     for path in paths:
         if not os.path.isdir(path):
@@ -67,21 +67,21 @@ def files_of(paths: Sequence[str]) -> Iterator[Path]:
 def require_trace_among(
     files: Sequence[Path], where: str, progress: Callable[[int, int, str], None] | None = None
 ) -> None:
-    """Raise if an even choice of many files holds no trace; folders of few files are read without a look.
+    """Raise if an evenly spaced sample of many files holds no trace; a few files are not checked.
 
     Parameters
     ----------
     files : sequence of path
         As :func:`files_of` gives them.
     where : str
-        What holds them, for the message.
+        Folder or paths that hold the files, for the message.
     progress : callable, optional
-        Called with (0, 0, how far) before each look; 0 bytes are read.
+        Called with (0, 0, progress as text) before each file is examined; 0 bytes are read.
 
     Raises
     ------
     ImporterError
-        If no importer takes any of the files looked at.
+        If no importer reads any of the examined files.
     """
     if len(files) <= FEW_FILES:
         return
@@ -100,7 +100,7 @@ def require_trace_among(
 
 
 def size_of(file: Path) -> int:
-    """Bytes of a file, 0 if that cannot be told."""
+    """Return the size of a file in bytes; 0 if it is unknown."""
     try:
         status = file.stat()
     except OSError:
@@ -109,7 +109,7 @@ def size_of(file: Path) -> int:
 
 
 def is_trace(file: Path) -> bool:
-    """Return True for files that can be read and that an importer takes."""
+    """Return True for files that can be read and that an importer recognises."""
     try:
         importer_of(Source(file))
     except ImporterError:
@@ -118,14 +118,14 @@ def is_trace(file: Path) -> bool:
 
 
 def importer_of(source: Source) -> tuple[str, Importer]:
-    """Name and importer of a file.
+    """Return the name of the format of a file, and its importer.
 
     Raises
     ------
     UnknownFileError
-        If no importer takes it.
+        If no importer recognises it.
     RefusedFileError
-        If its format is known and not read.
+        If its format is known, but cannot be read.
     ImporterError
         If it cannot be read.
     """
@@ -144,7 +144,7 @@ def importer_of(source: Source) -> tuple[str, Importer]:
 
 
 def _is_empty_inside(source: Source) -> bool:
-    """Return True if a compressed file can be decompressed, to nothing."""
+    """Return True if a compressed file can be decompressed and is empty."""
     try:
         with source.open() as stream:
             return not stream.read(1)
@@ -153,9 +153,9 @@ def _is_empty_inside(source: Source) -> bool:
 
 
 def _require_readable(file: Path) -> None:
-    """Raise ImporterError if a file cannot be read, before anybody looks at what is in it.
+    """Raise ImporterError if a file cannot be read, before its contents are examined.
 
-    Pipes and the like are not opened: nobody may ever write to them.
+    Pipes and the like are not opened: opening one would block until another process writes to it.
     """
     try:
         mode = file.stat().st_mode
@@ -163,7 +163,7 @@ def _require_readable(file: Path) -> None:
             os.listdir(file)
             return
         if not stat.S_ISREG(mode):
-            raise ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
+            raise ImporterError(f"{file} is not a regular file", hint="give the files that the other tool wrote")
         if not file.stat().st_size:
             raise ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
         with file.open("rb"):
@@ -173,16 +173,16 @@ def _require_readable(file: Path) -> None:
         raise ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
-# Is there memory for more of a file? Asked while it is read, so that a load ends before the kernel kills it.
+# Is there memory for more of a file? Checked while it is read, so that a load ends before the kernel kills it.
 #
 
-#: How much is read between two looks.
+#: Bytes read between two checks.
 _LOOK_BYTES = 32 << 20
-#: Less than this is left to other programs.
+#: Memory left to other programs.
 _RESERVE_BYTES = 128 << 20
-#: Tables are joined after reading, for which a part of them exists twice.
+#: Tables are joined after reading; during that, this part of them exists twice.
 _JOIN_RATIO = 0.5
-#: What a control group may use, and uses: version 2, version 1.
+#: Files with the limit and the use of memory of a control group: version 2, version 1.
 _GROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
     (
@@ -195,19 +195,19 @@ HINT = "give fewer files or ranks at a time, or use a machine with more memory"
 
 
 class Room:
-    """Memory that a load has."""
+    """Memory that is available to a load."""
 
     def __init__(self) -> None:
         self._held_before = held_bytes()
         self._since_look = 0
 
     def check(self, count: int, file: str) -> None:
-        """Look again if enough was read since the last time.
+        """Check the memory again if enough was read since the last check.
 
         Raises
         ------
         ImporterError
-            If what is kept of the files would not leave room to join it.
+            If the rows kept from the files would not leave memory to join them.
         """
         self._since_look += count
         if self._since_look < _LOOK_BYTES:
@@ -222,7 +222,7 @@ class Room:
 
 
 def held_bytes() -> int:
-    """Memory of this process; 0 where it cannot be known."""
+    """Return the resident memory of this process in bytes; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -230,14 +230,14 @@ def held_bytes() -> int:
 
 
 def free_bytes() -> int | None:
-    """Memory that can be had: of the machine, or of the container if that is less; None where it cannot be known."""
+    """Return the free memory in bytes, of the machine or of the container if that is less; None if unknown."""
     told = _read("/proc/meminfo")
     available = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
     free = [int(available[1]) << 10] if available else []
     for most, used, details in _GROUP_FILES:
         limits = [_read(path).strip() for path in (most, used)]
         if all(text.isdigit() for text in limits):
-            # Pages of files that nobody used lately are given back before anybody is killed.
+            # The kernel frees inactive pages of files before it kills a process.
             cached = re.search(r"^(?:total_)?inactive_file (\d+)", _read(details), re.MULTILINE)
             free.append(max(int(limits[0]) - int(limits[1]) + (int(cached[1]) if cached else 0), 0))
     return min(free, default=None)

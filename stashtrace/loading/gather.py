@@ -1,7 +1,7 @@
-"""Bringing the directories of several hosts together: are they of one job, and which files does it take.
+"""Merge the directories of several hosts: check that they are parts of one job, and copy their files together.
 
-Called by ``stashtrace merge``, and by ``analyze`` to tell several parts of one job from several jobs. Files are copied,
-never moved; a part that holds nothing is said and left out, since the others are still worth having.
+Used by ``stashtrace merge``, and by ``analyze`` to distinguish several parts of one job from several jobs. Files are
+copied, never moved. A part without a trace is reported and left out, because the other parts are still useful.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,23 +30,23 @@ from stashtrace.record.launchers import folded, launchers
 from stashtrace.units import ranks_text
 from stashtrace.whole_files import remove_left_in
 
-#: Parts whose recordings lie further apart than this are not of one run, whatever they are called.
+#: Parts whose recordings are further apart than this do not belong to one run, whatever their names are.
 _LARGEST_GAP_HOURS = 1.5
 _HOUR_NS = 3600 * 10**9
-#: Wall clocks of hosts differ; nobody starts the next run by hand faster than this.
+#: Allowed difference between the wall clocks of hosts; starting the next run by hand takes longer.
 _WALL_CLOCK_ERROR_NS = 2 * 10**9
 _RANKS_NAMED = 8
-#: Files of a folder that are looked at to tell whose it is.
+#: At most this many files of a folder are examined to find out whether another tool wrote it.
 _LOOKED_AT_MOST = 20
 
 
 def is_wanted(name: str) -> bool:
-    """Whether a file of a run directory is needed to merge it elsewhere."""
+    """Return True for the names of files that a merge of a run directory needs."""
     return name.endswith(TRACE_SUFFIXES) or name == RUN_FILE or (name.startswith("launch.") and name.endswith(".json"))
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The run directories that a path stands for: itself, or those that lie in it, one for each host.
+    """Return the run directories at a path: the path itself, or the directories in it, one for each host.
 
     Raises
     ------
@@ -71,14 +71,14 @@ def run_directories(path: Path) -> list[Path]:
 
 
 def _holds_foreign(path: Path) -> bool:
-    """Whether one of the first files is of another tool."""
+    """Return True if one of the first files was written by another tool."""
     from stashtrace.loading.foreign_files import files_of, is_trace
 
     return any(map(is_trace, itertools.islice(files_of([str(path)]), _LOOKED_AT_MOST)))
 
 
 def is_one_job(paths: Sequence[Path]) -> bool:
-    """Whether directories hold parts of one job, and no process twice. Of foreign files only that all are foreign."""
+    """Return True if directories hold parts of one job and no process twice, or if all hold files of other tools."""
     from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
@@ -97,15 +97,15 @@ def is_one_job(paths: Sequence[Path]) -> bool:
 
 
 def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Bring the files of the directories of a job into ``target``, and fold what their launchers said.
+    """Copy the files of the directories of a job into ``target``, and combine the records of their launchers.
 
     Parameters
     ----------
     target : Path
-        May be one of the sources, or new.
+        One of the sources, or a new directory.
     sources : sequence of Path
     say : callable
-        Told of what was left out.
+        Called with a warning for each source that is left out.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) ->
             before = known.get(_who(file))
             if before is None:
                 stem = free_stem(target, file.name)
-            elif _rows(file) > _rows(before):  # taken again, later: the first copy was of a process that still ran
+            elif _rows(file) > _rows(before):  # copied again later: the process still ran at the first copy
                 stem = before.name
                 _drop(target / stem)
             else:
@@ -145,7 +145,7 @@ def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) ->
 
 
 def fold_launchers(directory: Path) -> None:
-    """Let ``run.json`` say what all launchers of the directory have said."""
+    """Combine the records of all launchers of the directory in ``run.json``."""
     _fold(directory, [directory])
 
 
@@ -155,7 +155,7 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
     Raises
     ------
     FormatError
-        If their ids differ and their ranks do not fit, if a rank is there twice, or if they are far apart in time.
+        If their ids differ and their ranks do not fit, if a rank occurs twice, or if they are far apart in time.
     """
     ids = {str(f.metadata.get("run_id", "")) for run in runs for f in run.processes}
     told = _places_of(runs)
@@ -175,7 +175,7 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
 
 
 def _refuse_successors(runs: Sequence[RawRun], hint: str) -> None:
-    """The hosts of a rendezvous end together; when one had ended well before another began, that was another day."""
+    """Raise if one part ended without an error before another began: the hosts of one rendezvous end together."""
     ended = [(end, run) for run in runs if (end := _ended_well_ns(run)) is not None]
     if not ended:
         return
@@ -190,7 +190,7 @@ def _refuse_successors(runs: Sequence[RawRun], hint: str) -> None:
 
 
 def _ended_well_ns(run: RawRun) -> int | None:
-    """When the launchers of a part had all ended without an error, None if they have not."""
+    """Return the time in ns at which the last launcher of a part ended; None unless all ended without an error."""
     said = [part for part in run.run.get("parts") or [] if isinstance(part, dict)] or launchers(Path(run.path))
     ends = [part.get("end_realtime_ns") for part in said or [run.run] if part.get("exit_code") == 0]
     known = [end for end in ends if isinstance(end, int)]
@@ -198,7 +198,7 @@ def _ended_well_ns(run: RawRun) -> int | None:
 
 
 def _refuse_twins(runs: Sequence[RawRun], told: Sequence[Sequence[Place]], same_id: bool, hint: str) -> None:
-    """A rank may be in two parts if the file is the same, or if an elastic job started it again elsewhere."""
+    """Raise if two parts hold one rank, unless the file is the same or an elastic job restarted the rank elsewhere."""
     first: dict[int, tuple[RawRun, set[tuple[Any, ...]]]] = {}
     twice: dict[tuple[str, str], list[int]] = {}
     for run, part in zip(runs, told, strict=True):
@@ -220,14 +220,14 @@ def _refuse_twins(runs: Sequence[RawRun], told: Sequence[Sequence[Place]], same_
 
 
 def _places_of(runs: Sequence[RawRun]) -> list[list[Place]]:
-    """Places of the processes of each run, by one launcher for all of them."""
+    """Return the places of the processes of each run; one launcher decides them for all runs."""
     environments = [f.metadata.get("env") for run in runs for f in run.processes]
     flat = iter(places([e if isinstance(e, dict) else {} for e in environments]))
     return [[next(flat) for _ in run.processes] for run in runs]
 
 
 def _largest_gap_ns(runs: Sequence[RawRun]) -> int:
-    """Longest time without a recording between the first and the last part, by wall clocks."""
+    """Return the longest time in ns without a recording between the first and the last part, by wall clocks."""
     spans = sorted(_span_ns(run) for run in runs)
     largest, end = 0, spans[0][1]
     for begin, until in spans[1:]:
@@ -243,7 +243,7 @@ def _span_ns(run: RawRun) -> tuple[int, int]:
 
 
 def _who(file: StashFile) -> tuple[Any, ...]:
-    """What tells a process image from all others."""
+    """Return the header fields that identify a process image."""
     keys = ("run_id", "host", "boot_id", "pidns", "pid", "incarnation", "start_ticks")
     return tuple(file.metadata.get(key) for key in keys)
 
@@ -253,7 +253,7 @@ def _rows(file: StashFile) -> int:
 
 
 def _fold(target: Path, sources: Iterable[Path]) -> None:
-    """Write ``run.json`` of the gathered directory."""
+    """Write ``run.json`` of the merged directory."""
     own: Mapping[str, Any] = read_run_file(target)
     parts: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in dict.fromkeys([target, *sources]):

@@ -1,7 +1,7 @@
-"""Who is who: parents, ranks, workers and launcher among the processes of a run.
+"""Identify the processes of a run: parents, ranks, workers and launchers.
 
-Works on the facts in file headers and on core rows, before any decoder runs. What the job said about itself
-(``metadata`` rows) goes before its environment, because a launcher's environment is inherited by everything it starts.
+Works on file headers and core rows, before any decoder runs. ``metadata`` rows, which the job itself wrote, take
+precedence over its environment, because every process that a launcher starts inherits the launcher's environment.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,22 +23,22 @@ from stashtrace.schema.possible import rank_number
 from stashtrace.schema.trace import RawProcess
 from stashtrace.schema.tracks import TrackRegistry
 
-#: Records that only a process that trains writes.
+#: Records that only training processes write.
 TRAINING_RECORDS = ("phase_span", "collective_call", "group")
 
 
 @dataclass(slots=True)
 class ProcessFacts:
-    """What is known of one process before its rows are decoded.
+    """Facts about one process, known before its rows are decoded.
 
     Attributes
     ----------
     metadata : mapping
-        Of the file header.
+        From the file header.
     begin_ns : int
         Start on the common clock.
     learned : mapping of str to str
-        ``metadata`` rows: what the job said later.
+        ``metadata`` rows, which the job wrote after its start.
     row_counts : mapping of str to int
         Rows per record name.
     worker_thread : bool
@@ -58,26 +58,26 @@ class ProcessFacts:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """What launchers told it by variables."""
+        """Launcher variables of its environment, from the file header."""
         env = self.metadata.get("env")
         return env if isinstance(env, dict) else {}
 
     def said(self, name: str, otherwise: int = -1) -> int:
-        """A number that the process said itself."""
+        """Return a number from the ``metadata`` rows of the process; ``otherwise`` if there is none."""
         number = rank_number(self.learned.get(name, "").strip())
         return number if number >= 0 else otherwise
 
     @property
     def trains(self) -> int:
-        """Evidence that this process runs the training loop."""
+        """Number of rows that only a training process writes."""
         return sum(self.row_counts.get(name, 0) for name in TRAINING_RECORDS)
 
 
 @dataclass(slots=True)
 class Identity:
-    """The answer for one process; ``parent`` is an index into the list of facts, -1 if not traced.
+    """Identity of one process; ``parent`` is an index into the list of facts, -1 if the parent is not traced.
 
-    ``generation`` counts the restarts of an elastic job; -1 is a process that outlives them, such as torchrun.
+    ``generation`` counts the restarts of an elastic job; -1 means that the process outlives them, as torchrun does.
     """
 
     parent: int = -1
@@ -92,13 +92,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a run: its file, its clocks, and who it is.
+    """One process of a run: its file, its clocks and its identity.
 
     Attributes
     ----------
     file : StashFile
     core : RawProcess
-        What was read of it before anything is decoded.
+        Records that were read before decoding.
     clock : HostClock
     facts : ProcessFacts
     identity : Identity
@@ -123,7 +123,7 @@ class Process:
         return self.clock.start_ns(self.file.metadata)
 
     def context(self, raw: RawProcess, tracks: TrackRegistry, tables: frozenset[str] | None) -> DecodeContext:
-        """What the decoders of its rows are given."""
+        """Return the context that the decoders of its rows take."""
         who = self.identity
         identity = ProcessIdentity(
             self.number,
@@ -148,12 +148,12 @@ class Process:
 def identify_processes(
     files: Sequence[StashFile], core: Sequence[RawProcess], clocks: RunClocks, generation: int | None, run_id: str
 ) -> list[Process]:
-    """All processes of a run, in the order of the files, with who they are.
+    """Return all processes of a run with their identities, in the order of the files.
 
     Parameters
     ----------
     files, core : sequence
-        Each file, and what was read of it.
+        Each file, and the records read from it.
     clocks : RunClocks
     generation : int, optional
         As in :func:`identify`.
@@ -163,7 +163,7 @@ def identify_processes(
     Raises
     ------
     UsageError
-        If the job has no start of that number.
+        If the job has no start with that number.
     """
     own = [clocks.of(raw) for raw in core]
     facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, own, strict=True)]
@@ -176,7 +176,7 @@ def identify_processes(
 
 
 def leader(processes: Sequence[Process]) -> Process:
-    """The process of the lowest rank; the first of all if nobody has a rank."""
+    """Return the process of the lowest rank; the first process if none has a rank."""
     ranked = [p for p in processes if p.identity.role is ProcessRole.RANK]
     return min(ranked, key=lambda p: p.identity.rank) if ranked else processes[0]
 
@@ -185,12 +185,12 @@ _ROLE_ORDER = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2,
 
 
 def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None, path: str) -> list[Process]:
-    """The processes to load, in the order of the ``processes`` table, numbered.
+    """Return the processes to load, numbered in the order of the ``processes`` table.
 
     Parameters
     ----------
     processes : sequence of Process
-        All of the run, with their clocks on the common time.
+        All processes of the run, with their clocks on the common time.
     ranks : collection of int, optional
         Ranks to load, with their workers; all if None. Processes that serve no rank are always loaded.
     path : str
@@ -199,7 +199,7 @@ def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None
     Raises
     ------
     UsageError
-        If a rank is not there.
+        If a rank does not exist.
     """
     there = {p.identity.rank for p in processes if p.identity.role is ProcessRole.RANK}
     if ranks is not None and not set(ranks) <= there:
@@ -232,7 +232,7 @@ def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None
 
 
 def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
-    """Facts of one process from its header and its core records."""
+    """Collect the facts about one process from its header and its core records."""
     learned: dict[str, str] = {}
     rows = raw.records.get("metadata")
     if rows is not None:
@@ -249,14 +249,14 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
 
 
 def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
-    """Parents, ranks and roles of all processes of a run.
+    """Return the parents, ranks and roles of all processes of a run.
 
     Parameters
     ----------
     processes : sequence of ProcessFacts
     generation : int, optional
-        Which start of an elastic job has the ranks; by default the one that trained most, of equals the last.
-        Processes of the others have no rank.
+        Start of an elastic job that has the ranks; by default the start that trained most, and of equals the last.
+        Processes of other starts have no rank.
     """
     identities = [Identity(parent=p) for p in _parents(processes)]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
@@ -287,14 +287,14 @@ def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -
 
 
 def generations(identities: Sequence[Identity]) -> tuple[int, list[int]]:
-    """(the start of an elastic job that has the ranks, all starts); (-1, []) if it is none."""
+    """Return (start of an elastic job that has the ranks, all starts); (-1, []) if the job is not elastic."""
     known = sorted({i.generation for i in identities if i.generation >= 0})
     shown = next((i.generation for i in identities if i.role is ProcessRole.RANK and i.generation >= 0), -1)
     return shown, known
 
 
 def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
-    """Index of each parent: the same boot, its pid, the incarnation it names, else the last one begun before."""
+    """Return the index of each parent: same boot and pid, with the named incarnation, else the last begun before."""
     # Containers of one host share its boot, and each has a process 1.
     here = [tuple(str(p.metadata.get(n, "")) for n in ("boot_id", "host", "pidns")) for p in processes]
     by_pid: dict[tuple[tuple[str, ...], int], list[int]] = {}
@@ -312,7 +312,7 @@ def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
         choice = named or begun
         parent = max(choice, key=lambda c: processes[c].begin_ns, default=-1)
         parents.append(-1 if parent == index else parent)
-    for index in range(len(parents)):  # a damaged header must not close a circle
+    for index in range(len(parents)):  # a damaged header must not make a cycle
         seen, at = {index}, parents[index]
         while at >= 0 and at not in seen:
             seen.add(at)
@@ -329,10 +329,10 @@ def _count_generations(
     told: Sequence[Place],
     workers: set[int],
 ) -> None:
-    """Number the starts of an elastic job: a rank that begins a second time begins the next one for everybody.
+    """Number the starts of an elastic job: when one rank begins a second time, the next start begins for all ranks.
 
-    torchrun stops all ranks before it starts any again, so by time the starts lie apart. Its own count of restarts
-    will not do: agents that joined later have another, and a change of membership is not counted.
+    torchrun stops all ranks before it starts any again, so the starts do not overlap in time. Its own count of
+    restarts is not usable: agents that joined later have another count, and it misses changes of membership.
     """
     elastic = [i for i in range(len(processes)) if told[i].elastic and own[i] >= 0 and i not in workers]
     begun_by_torchrun = [i for i in elastic if not any(told[a].elastic for a in _ancestors(i, identities))]
@@ -344,7 +344,7 @@ def _count_generations(
             (metadata.get("host"), metadata.get("ppid"), told[index].local_rank),
         }
         count = str(processes[index].environment.get("TORCHELASTIC_RESTART_COUNT", ""))
-        # A child of a rank that left no file has its variables too, but neither trains nor counts further.
+        # A child inherits the variables of a rank without a file, but does not train and does not raise the count.
         if names & seen and (processes[index].trains or count != restarts):
             current, seen = current + 1, set()
         restarts, seen = count, seen | names
@@ -356,7 +356,7 @@ def _count_generations(
 
 
 def _main_generation(processes: Sequence[ProcessFacts], identities: Sequence[Identity]) -> int:
-    """The generation that trained most; of equals the last."""
+    """Return the generation that trained most; of equals the last."""
     trained: dict[int, int] = {}
     for facts, identity in zip(processes, identities, strict=True):
         if identity.generation >= 0:
@@ -388,7 +388,7 @@ def _leaders(
     workers: set[int],
     generation: int,
 ) -> dict[int, int]:
-    """Rank -> the process that is it: who trains, else the topmost one that has the rank in its environment."""
+    """Map each rank to its process: the one that trains, else the topmost one with the rank in its environment."""
     candidates: dict[int, list[int]] = {}
     for index, rank in enumerate(own):
         if rank >= 0 and index not in workers:
@@ -407,7 +407,7 @@ def _leaders(
         )
     if leaders or not processes:
         return leaders
-    # Nobody has a rank: a job of one process, or something that is no training job at all.
+    # No process has a rank: this is a job of one process, or not a training job.
     roots = [i for i in range(len(processes)) if i not in workers and identities[i].generation in (-1, generation)]
     best = max(
         roots,
@@ -431,7 +431,7 @@ def _serve(
     leaders: Mapping[int, int],
     workers: set[int],
 ) -> None:
-    """Rank that a process without a rank of its own works for."""
+    """Set the rank that a process without a rank of its own works for."""
     identity = identities[index]
     master = next((a for a in _ancestors(index, identities) if identities[a].role is ProcessRole.RANK), -1)
     if master < 0 and index in workers:  # its parent left no file, but the environment was inherited
@@ -460,18 +460,18 @@ def _name(facts: ProcessFacts, identity: Identity) -> str:
     return program
 
 
-# What launchers tell the processes that they start: rank, place on the host, size of the job.
+# Environment variables by which launchers give processes their rank, local rank and world size.
 #
 # A process often has the variables of several launchers at once: torchrun under ``srun`` under a batch script. They
-# number different things, so one launcher is taken at its word for the whole run, the innermost that any process
-# knows.
+# number different things, so only one launcher is used for the whole run: the innermost one whose variables any
+# process has.
 
-#: SLURM numbers what is no step of its own (batch script, interactive shell, extern) from here.
+#: SLURM gives the batch script, interactive shell and extern step numbers from here on.
 _FIRST_SPECIAL_STEP = 4_294_967_280
 
 
 class Place(NamedTuple):
-    """Where a process stands in its job; -1 is unknown."""
+    """Rank, local rank and world size of a process; -1 is unknown."""
 
     rank: int = -1
     local_rank: int = -1
@@ -480,7 +480,7 @@ class Place(NamedTuple):
 
 
 class _Launcher(NamedTuple):
-    """Variables of one launcher, and those without which the others mean something else."""
+    """Variables of one launcher; without the ``needed`` ones, the others mean something else."""
 
     rank: str
     local_rank: tuple[str, ...]
@@ -505,14 +505,14 @@ _LAUNCHERS = (
 
 
 def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = ()) -> list[Place]:
-    """Where each process of a run stands, by the innermost launcher that any of them knows.
+    """Return the place of each process of a run, by the innermost launcher whose variables any of them has.
 
     Parameters
     ----------
     environments : sequence of mapping
         Variables of each process.
     aside : collection of int
-        Processes that do not decide which launcher that is: a worker may have variables that its rank set for itself.
+        Processes that do not decide which launcher is used: a worker may have variables that its rank set for itself.
     """
     for launcher in _LAUNCHERS:
         told = [_place(launcher, environment) for environment in environments]
@@ -527,7 +527,7 @@ def _place(launcher: _Launcher, environment: Mapping[str, Any]) -> Place:
         return Place()
     world = _number(environment, *launcher.world_size)
     if launcher.rank == "SLURM_PROCID" and not 0 <= _number(environment, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP:
-        world = -1  # a batch script, and what it starts without srun, is task 0 and none of the tasks to come
+        world = -1  # a batch script, and what it starts without srun, has task number 0 but is not one of the tasks
     return Place(rank, _number(environment, *launcher.local_rank), world if world > rank else -1, launcher.elastic)
 
 

@@ -1,7 +1,7 @@
-"""I/O calls: read once for what most need of them, and kept in memory unless there are too many.
+"""I/O calls: read once for an outline, and kept in memory unless there are too many.
 
-Only calls of merged files and of stores, which nobody rewrites, are left on disk: a row is read again at any time.
-Where rows turn out not to be in the order of the ``io`` table, all are loaded whatever their number.
+Only calls of merged files and of stores are left on disk, because nothing rewrites these: rows may be read again at any
+time. If rows are not in the order of the ``io`` table, all are loaded whatever their number.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,14 +20,14 @@ from stashtrace.schema.order import SORT_KEYS, in_order_of
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables, Trace
 
-#: Runs with at most so many calls have them in memory: 44 bytes each.
+#: The calls of runs with at most so many are kept in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
 _BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
-#: By code, which in a damaged file may be any of 16 bits: calls that are notable, and those that may be.
+#: Masks by code (any of 16 bits in a damaged file): calls that are notable, and calls that may be.
 _RECEIVES, _WRITES = np.zeros((2, 1 << 16), dtype=np.bool_)
 _RECEIVES[[IoOp.RECV, IoOp.CONNECT]] = True
 _WRITES[[IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE]] = True
-#: A thread that may drive a training loop has rows in one of these tables; the column that names it.
+#: A thread that may drive a training loop has rows in one of these tables; the values are the columns with its track.
 _LOOP_TABLES = {"phases": "track_id", "batches": "track_id", "spans": "track_id", "device_brackets": "thread_track_id"}
 
 
@@ -37,13 +37,13 @@ class IoSource(Protocol):
     Attributes
     ----------
     rows_count : int
-        At most so many calls are there.
+        Upper bound of the number of calls.
     """
 
     rows_count: int
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
-        """The rows of these processes, all if None, in pieces of bounded size, none of them empty."""
+        """Yield the rows of these processes (all if None) in pieces of bounded size; none of them is empty."""
         ...
 
 
@@ -72,31 +72,31 @@ class Outline:
         self.notable = Table.empty(TABLES["io"])
 
     def whole(self) -> Table:
-        """All rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
+        """Return all rows, by track, then begin; for calls left on disk, as :meth:`pieces`."""
         assert self._source is not None
         return _load(Outline(self._source, len(self.counts)), self._source.rows_count)
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
-        """The rows of these processes, all if None, in pieces of bounded size and in the order of ``io``."""
+        """Yield the rows of these processes (all if None) in pieces of bounded size and in the order of ``io``."""
         assert self._source is not None
         return self._source.pieces(process_ids)
 
     def forget_files(self) -> None:
-        """Let go of the opened run: the calls are in memory."""
+        """Release the opened run, once the calls are in memory."""
         self._source = None
 
 
 def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_count: int) -> tuple[Outline, Table | None]:
-    """Outline of all calls of a run, and their table unless they had better stay on disk.
+    """Return the outline of all calls of a run, and their table; None if they are too many and stay on disk.
 
     Parameters
     ----------
     sources : sequence of IoRows
         Of each process.
     parts : sequence of EventTables
-        The other tables of each process: they tell which threads may drive a training loop.
+        The other tables of each process; they show which threads may drive a training loop.
     tracks_count : int
-        Tracks of the trace so far.
+        Number of tracks of the trace so far.
     """
     source = CallsOfRun(sources)
     if source.rows_count > KEPT_ROWS and all(one.file.head.merged for one in sources):
@@ -110,7 +110,7 @@ def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_coun
 
 
 def outline_io(source: IoSource, parts: Iterable[EventTables | Trace], tracks_count: int) -> Outline | None:
-    """Outline of calls that stay on disk; None if they are not in the order of ``io``, so that they cannot."""
+    """Return the outline of calls that stay on disk; None if they cannot, because they are not in ``io`` order."""
     outline, notable = Outline(source, tracks_count), _Notable(_loop_tracks(parts, tracks_count))
     if not _read(outline, notable=notable):
         return None
@@ -119,7 +119,7 @@ def outline_io(source: IoSource, parts: Iterable[EventTables | Trace], tracks_co
 
 
 def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt.NDArray[np.bool_]:
-    """Whether each track is a thread that may drive a training loop."""
+    """Return a mask of the tracks that are threads which may drive a training loop."""
     drives = np.zeros(tracks_count, dtype=bool)
     for part in parts:
         for name, column in _LOOP_TABLES.items():
@@ -129,21 +129,21 @@ def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt
 
 
 class _Notable(GrowingTable):
-    """The notable rows of pieces."""
+    """Notable rows, collected from pieces."""
 
     def __init__(self, loop_tracks: npt.NDArray[np.bool_]) -> None:
         super().__init__(TABLES["io"])
         self.loop_tracks = loop_tracks
 
     def look(self, piece: Table) -> None:
-        """Keep those rows of a piece that are notable."""
+        """Keep the notable rows of a piece."""
         rows = np.flatnonzero(_is_notable(piece, self.loop_tracks))
         if len(rows):
             self.add(piece.take(rows), len(rows))
 
 
 def _load(outline: Outline, rows_count: int, notable: _Notable | None = None) -> Table:
-    """The io table of at most so many rows, filled piece by piece: beside it there is never more than one piece."""
+    """Return the io table of at most ``rows_count`` rows; beside it, only one piece is in memory at a time."""
     schema = TABLES["io"]
     columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
     in_order = _read(outline, notable=notable, columns=columns)
@@ -154,9 +154,9 @@ def _load(outline: Outline, rows_count: int, notable: _Notable | None = None) ->
 
 
 def _read(outline: Outline, *, notable: _Notable | None, columns: dict[str, Array] | None = None) -> bool:
-    """Fill the outline, and what else is given; False if the rows are not in the order of the table.
+    """Fill the outline, ``notable`` and ``columns``; return False if the rows are not in the order of the table.
 
-    Without columns there is no use in going on once that is known.
+    Without columns, reading stops at the first piece that is out of order.
     """
     last, in_order, filled = (-1, 0), True, 0
     for piece in outline.pieces():

@@ -1,6 +1,6 @@
-"""Tables of all processes -> tables of the trace: numbered, sorted, joined column by column.
+"""Join the tables of all processes into the tables of the trace: number and sort rows, join column by column.
 
-Column by column, so that no table exists twice.
+Joining column by column means that no table exists twice.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -24,12 +24,12 @@ _SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
 def join_tables(
     parts: Sequence[EventTables], wanted: frozenset[str] | None, notes: GroupNotes, tracks: TrackRegistry
 ) -> dict[str, Table]:
-    """The wanted tables whose rows stand for what happened, all if None, but ``io``.
+    """Return the wanted tables of events, without ``io``; all of them if ``wanted`` is None.
 
     Parameters
     ----------
     parts : sequence of EventTables
-        One per process, in order; these tables are taken out of them.
+        One per process, in order; the joined tables are removed from them.
     wanted : set of str, optional
     notes : GroupNotes
         Of all processes.
@@ -44,7 +44,7 @@ def join_tables(
 
 
 def join_rows(parts: Sequence[EventTables], wanted: frozenset[str] | None = None) -> dict[str, Table]:
-    """As :func:`join_tables` of some or all processes, with communicators as each process knows them."""
+    """Join tables as :func:`join_tables` does, with communicators as each process knows them."""
     joined: dict[str, Table] = {}
     offset_keys(parts)
     for name in TABLES:
@@ -61,14 +61,14 @@ def join_rows(parts: Sequence[EventTables], wanted: frozenset[str] | None = None
 
 
 def join_table(name: str, parts: Sequence[EventTables]) -> Table:
-    """One table of all processes, taken out of the parts: each column is let go once it is joined."""
+    """Join one table of all processes and remove it from the parts; each column is freed once it is joined."""
     schema = TABLES[name]
     keys = SORT_KEYS.get(name, ())
     pieces: list[dict[str, Array]] = []
     for part in parts:
         table = part.pop(name)
         if len(table):
-            # Tracks rise with the processes, so what begins with track_id is sorted piece by piece.
+            # Track numbers ascend with the processes, so tables sorted by track_id are sorted piece by piece.
             table = in_order_of(table, keys) if keys[:1] == ("track_id",) else table
             pieces.append({column: table[column] for column in schema.names})
     if not pieces:
@@ -82,12 +82,12 @@ def join_table(name: str, parts: Sequence[EventTables]) -> Table:
 
 # Communicators of NCCL under the names and members that torch gave them, the same on every rank.
 #
-# NCCL knows the size of a communicator and this process's place in it; which global ranks are its members is known from
-# all processes together, or from torch's group that it served.
+# NCCL gives the size of a communicator and this process's place in it. The global ranks of its members follow from
+# all processes together, or from the torch group that it served.
 
 
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:
-    """The ``groups`` table with NCCL's communicators described, and with their lanes.
+    """Return the ``groups`` table with names and members of NCCL's communicators, and with their lanes.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
 
 
 def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[int, int]:
-    """NCCL's hash -> torch's group most of whose calls it carried out."""
+    """Map each NCCL hash to the torch group for which the communicator carried out most calls."""
     best: dict[int, tuple[int, int]] = {}
     for (nccl, group), count in notes.votes.items():
         if group in torch and count > best.get(nccl, (0, 0))[0]:
@@ -139,10 +139,10 @@ def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[
 def _described(
     value: int, rows: Sequence[dict[str, int]], served: int | None, torch: dict[int, tuple[str, list[int]]], name: str
 ) -> tuple[str, list[int]]:
-    """(name, global ranks in the communicator's order); no ranks if not all are known."""
+    """Return (name, global ranks in the communicator's order); no ranks unless all are known."""
     size = max(row["group_size"] for row in rows)
     places = {row["group_rank"]: row["rank"] for row in rows if row["group_rank"] >= 0 and row["rank"] >= 0}
-    # A damaged file may claim billions of members: as many as ranks are known, or they are not all known.
+    # A damaged file may claim billions of members; with more members than known ranks, not all are known.
     complete = 0 < size <= len(places) and all(i in places for i in range(size))
     members = [places[i] for i in range(size)] if complete else []
     fitting = [
@@ -159,7 +159,7 @@ def _described(
 
 
 def _distinguish(known: dict[int, tuple[str, list[int]]], collectives: Table, served: set[int]) -> None:
-    """Torch may run one group on several communicators: the busiest that serves its calls has the plain name."""
+    """Number communicators of one torch group; the busiest one that serves its calls keeps the plain name."""
     hashes, counts = np.unique(collectives["group_hash"], return_counts=True)
     used = dict(zip(hashes.tolist(), counts.tolist(), strict=True))
     taken: dict[str, int] = {}
@@ -173,7 +173,7 @@ def _distinguish(known: dict[int, tuple[str, list[int]]], collectives: Table, se
 def _lane_rows(
     mine: Sequence[dict[str, int]], collectives: Table, notes: GroupNotes, known: dict[int, tuple[str, list[int]]]
 ) -> list[tuple[dict[str, int], str, list[int]]]:
-    """(row of ``groups``, name, members) of each lane in each process that used it."""
+    """Return (row of ``groups``, name, members) of each lane in each process that used it."""
     base = {(row["process_id"], row["group_hash"]): row for row in mine}
     chosen = np.flatnonzero(np.isin(collectives["group_hash"], np.array(list(notes.lanes), dtype=np.uint64)))
     used = collectives.take(chosen)

@@ -79,7 +79,7 @@ def load_trace(
     ranks : collection of int, optional
         Ranks to load, with their workers; processes that serve no rank are always there.
     run_id : str, optional
-        Which run, if a directory holds several; a prefix will do.
+        Id of the run if a directory holds several; a prefix is enough.
     strict : bool
         Raise on damage that otherwise becomes a row of ``losses`` and a :class:`DataLossWarning`.
 
@@ -91,9 +91,9 @@ def load_trace(
     FormatError
         If there is nothing to read.
     ImporterError
-        If files of other tools hold nothing that could be used.
+        If files of other tools hold no usable row.
     UsageError
-        If a table or rank is not there.
+        If a table or rank does not exist.
     """
     if tables is not None and set(tables) - set(TABLES):
         raise UsageError(
@@ -115,7 +115,7 @@ def load_trace(
     return trace
 
 
-#: Kinds of input, as messages call them.
+#: Kinds of input, as they appear in messages.
 _RUN, _STORE, _FOREIGN = "a run", "a store", "of another tool"
 
 
@@ -136,7 +136,7 @@ def is_foreign(path: str) -> bool:
 
 
 def _load_run(run: OpenedRun, wanted: frozenset[str] | None) -> Trace:
-    """Decode the rows of a run and join them: the second half of the way."""
+    """Decode the rows of an opened run and join them."""
     decoded = decode_processes(run.processes, run.tracks, wanted)
     parts = [one.tables for one in decoded]
     outline, io = None, None
@@ -156,7 +156,7 @@ def open_processes(
     strict: bool = False,
     ranks: Collection[int] | None = None,
 ) -> OpenedRun:
-    """Open a run and find out everything but its rows: who is who, and on which clocks. See :func:`load_trace`."""
+    """Open a run, identify its processes and align its clocks, without decoding rows. See :func:`load_trace`."""
     paths = _listed(path)
     if not paths:
         raise UsageError("no path given")
@@ -194,12 +194,12 @@ def _listed(path: Path | Sequence[Path]) -> list[str]:
 
 
 def _start_of(run_id: str | None) -> int | None:
-    """The start of an elastic job in ``--run ID.N``, None if none is named.
+    """Return the start of an elastic job in ``--run ID.N``; None if it names none.
 
     Raises
     ------
     UsageError
-        If what follows the point is no number.
+        If N is not a number.
     """
     _, point, number = (run_id or "").partition(".")
     if not point:
@@ -210,7 +210,7 @@ def _start_of(run_id: str | None) -> int | None:
 
 
 def _align(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> list[LossRow]:
-    """Correct the clocks of several hosts by what these did together, decoded on the first guess."""
+    """Correct the clocks of several hosts by their common operations, decoded on the first guess."""
     clocks.count_from(_first_ns(runs, everyone, clocks))
     processes = choose_processes(everyone, None, "")
     tracks = _thread_tracks(processes)
@@ -220,7 +220,7 @@ def _align(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClock
 
 
 def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> int:
-    """When the run began, on the reference's monotonic clock."""
+    """Return the begin of the run in ns on the reference's monotonic clock."""
     clocks.count_from(0)
     begins = [process.begin_ns for process in everyone]
     told = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
@@ -228,7 +228,7 @@ def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunCl
 
 
 def _thread_tracks(processes: Sequence[Process]) -> TrackRegistry:
-    """Tracks of all threads first, so that ids do not depend on which tables are loaded."""
+    """Register the tracks of all threads first, so that ids do not depend on which tables are loaded."""
     tracks = TrackRegistry(StringPool())
     for process in processes:
         for tid in process.file.thread_ids():
@@ -237,7 +237,7 @@ def _thread_tracks(processes: Sequence[Process]) -> TrackRegistry:
 
 
 def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], list[tuple[int, LossRow]]]:
-    """The processes with the clocks of their devices: those of a host read a device that they share for each other."""
+    """Return the processes with their device clocks, and losses; a host's processes share readings of one device."""
     times, losses = device.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
     return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
 

@@ -1,6 +1,6 @@
-"""What a trace holds of its run: the tables of processes, losses, metadata and alignment.
+"""Tables that describe a run as a whole: processes, losses, metadata and alignment.
 
-Among the losses are the ranks and hosts that left no file here, and the other starts of an elastic job.
+The losses include ranks and hosts without a file here, and the other starts of an elastic job.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -29,7 +29,7 @@ _HOSTS_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run of which everything is known but its rows.
+    """An opened run: everything except its rows.
 
     Attributes
     ----------
@@ -40,18 +40,18 @@ class OpenedRun:
     everyone : list of Process
         All processes that left a file.
     processes : list of Process
-        Those to load, numbered.
+        The processes to load, numbered.
     start, starts : int, list of int
-        Of an elastic job, which start has the ranks, and all starts; -1 and none if it is no elastic job.
+        Start of an elastic job that has the ranks, and all starts; -1 and none if the job is not elastic.
     all_ranks : bool
-        Whether no choice of ranks was made.
+        True if all ranks are loaded.
     clocks : RunClocks
     strings : StringPool
     tracks : TrackRegistry
     clock_losses : list of LossRow
-        What did not fit when the clocks of several hosts were aligned.
+        Contradictions found when the clocks of several hosts were aligned.
     device_losses : list of (process number, LossRow)
-        What is wrong with readings of the clocks of devices.
+        Faults in the readings of device clocks.
     """
 
     path: str
@@ -69,13 +69,13 @@ class OpenedRun:
 
 
 def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
-    """The tables that say how far the others can be trusted: processes, losses, metadata, alignment and tracks.
+    """Return the tables processes, losses, metadata, alignment and tracks, by name.
 
     Parameters
     ----------
     run : OpenedRun
     decoded : sequence of Decoded
-        Of each process, in the order in which they were decoded; their I/O calls have been read if they are wanted.
+        Of each process, in the order of decoding. Their I/O calls have been read, if they are wanted.
     """
     return {
         "processes": _process_table(run, decoded),
@@ -114,7 +114,7 @@ def _process_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
 
 
 def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
-    """Facts of the run, then those of its processes."""
+    """Return the facts of the run, then those of its processes."""
     origin = run.clocks.origin_monotonic_ns
     reference = next(clock for clock in run.clocks if clock.boot_id == run.clocks.reference)
     facts = {
@@ -124,7 +124,7 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
     }
     for raw in run.runs:
         for key, value in raw.run.items():
-            if key == "parts":  # a launcher of each host, told apart by `stashtrace info`
+            if key == "parts":  # one launcher per host; `stashtrace info` shows each of them
                 continue
             facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
     own = {
@@ -149,7 +149,7 @@ def _alignment_table(run: OpenedRun) -> Table:
 
 
 def _loss_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
-    """What decoders gave, then the other losses: equal ones of a process are one row."""
+    """Return the losses of the decoders, then all others; equal losses of a process are added up in one row."""
     merged: dict[int, dict[tuple[str, str, int, str], int]] = {}
     for process_id, (collector, reason, severity, count, advice) in _losses(run, decoded):
         of_process, key = merged.setdefault(process_id, {}), (collector, reason, severity, advice)
@@ -162,7 +162,7 @@ def _loss_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
 
 
 def _losses(run: OpenedRun, decoded: Sequence[Decoded]) -> Iterator[tuple[int, LossRow]]:
-    """All losses with the number of their process, -1 for the run."""
+    """Yield each loss with the number of its process; -1 for the run."""
     of_run = [*run.clock_losses, *_other_starts(run), *(_missing_ranks(run) if run.all_ranks else ())]
     for name in (name for d in decoded for name in d.unknown_collectors):
         text = f"records of {name} cannot be read by this stashtrace"
@@ -180,7 +180,7 @@ def _losses(run: OpenedRun, decoded: Sequence[Decoded]) -> Iterator[tuple[int, L
 
 
 def _other_starts(run: OpenedRun) -> Iterator[LossRow]:
-    """That a job was started several times, and which start this is."""
+    """Yield a note if the job was started several times, with the number of the loaded start."""
     shown, known = run.start, run.starts
     if len(known) < 2:
         return
@@ -194,7 +194,7 @@ def _other_starts(run: OpenedRun) -> Iterator[LossRow]:
 
 
 def _missing_ranks(run: OpenedRun) -> Iterator[LossRow]:
-    """That ranks of the job left no file here, and the hosts that may have them."""
+    """Yield a loss if ranks of the job left no file here; it names the hosts that may have their files."""
     there, missing, world = missing_ranks([p.identity for p in run.everyone])
     if not missing or not there:
         return
@@ -211,14 +211,14 @@ def _missing_ranks(run: OpenedRun) -> Iterator[LossRow]:
 
 
 def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
-    """(ranks there, ranks missing, world size) of a run."""
+    """Return (present ranks, missing ranks, world size) of a run; the size is -1 if unknown."""
     present = {i.rank for i in identities if i.role is ProcessRole.RANK}
     world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
     return sorted(present), [r for r in range(world) if r not in present], world
 
 
 def _launched_on(runs: Sequence[RawRun]) -> list[str]:
-    """Hosts on which a launcher said that it began."""
+    """Return the hosts on which a launcher recorded its start."""
     parts = [part for run in runs for part in run.run.get("parts") or [] if isinstance(part, dict)]
     return list(dict.fromkeys(str(part["host"]) for part in parts if part.get("host")))
 

@@ -1,4 +1,4 @@
-"""A store -> Trace, with its I/O calls left on disk if they are many."""
+"""Load a store as a Trace; if its I/O calls are many, they stay on disk."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stashtrace.schema.trace import Trace
 from stashtrace.store.files import load_store, read_partitions
 from stashtrace.store.layout import NO_RANK, read_facts
 
-#: Rows of a piece: about as many as of a run.
+#: Rows of a piece: about as many as when a run is loaded.
 _PIECE_ROWS = 1 << 16
 
 
 class _DamagedCallsError(FormatError):
-    """A call has an impossible number, or names no track of the store: the reader of whole tables mends that."""
+    """A call has an impossible number or an unknown track; the reader of whole tables can repair that."""
 
 
 class CallsOfStore:
@@ -55,7 +55,7 @@ class CallsOfStore:
             If a file cannot be read.
         """
         ranks = self._rank_of_process if process_ids is None else self._rank_of_process[sorted(process_ids)]
-        # What belongs to no rank comes last, as do its tracks.
+        # Calls of processes without a rank come last, as do their tracks.
         listed = sorted(set(ranks.tolist()), key=lambda rank: (rank == NO_RANK, rank))
         waiting: list[Table] = []
         for part in read_partitions(self._path, "io", listed, self._strings):
@@ -69,7 +69,7 @@ class CallsOfStore:
         yield from _cut(waiting)
 
     def _of_trace(self, part: Table) -> Table:
-        """The calls of a rank with the trace's numbers of tracks."""
+        """Return the calls of a rank with the trace's numbers of tracks."""
         if not len(part):
             return part
         tracks, numbers = part["track_id"], self._numbers
@@ -80,16 +80,16 @@ class CallsOfStore:
 
 
 def _cut(waiting: list[Table]) -> Iterator[Table]:
-    """The rows of tables in pieces of bounded size."""
+    """Yield the rows of tables in pieces of bounded size."""
     joined = Table.concat(TABLES["io"], waiting)
     for begin in range(0, len(joined), 2 * _PIECE_ROWS):
         yield joined.take(slice(begin, begin + 2 * _PIECE_ROWS))
 
 
 def load_stored(path: str, tables: frozenset[str] | None = None, ranks: Collection[int] | None = None) -> Trace:
-    """Load a store; parameters and errors as of ``load_trace``.
+    """Load a store; parameters and errors are those of ``load_trace``.
 
-    Only a whole and sound store leaves its calls on disk.
+    Calls stay on disk only if all ranks are loaded and no call is missing or damaged.
     """
     folder = Path(path)
     calls_count = read_facts(folder)["rows"].get("io", 0)

@@ -88,7 +88,7 @@ def walk(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
         if above not in (None, here) and is_stage(frame):
             calls.append((above, here))
 
-    load.load_trace(path)  # imports are no part of the way
+    load.load_trace(path)  # imports are not part of the way
     decode._resolved.cache_clear()
     with watched(called):
         load.load_trace(path)

@@ -66,7 +66,7 @@ def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("command", ["analyze summary", "info"])
 def test_pipe_is_not_waited_for(run: Run, tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    assert refused(run(*words_of(command, "pipe.json"))) == "pipe.json is no regular file"
+    assert refused(run(*words_of(command, "pipe.json"))) == "pipe.json is not a regular file"
 
 
 def test_links_in_circles_cost_nothing(run: Run, job: Path) -> None:

@@ -50,7 +50,7 @@ _STDIO = _of_ops({1: (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSE
 
 
 def time_class(table: Table) -> Codes:
-    """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is no file."""
+    """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is not a file."""
     classes = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
     return np.where((table["io_flags"] & NOT_FILES) == 0, classes, OTHER).astype(np.int8)
 

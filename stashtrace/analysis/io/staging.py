@@ -52,7 +52,7 @@ def io_staging(
 
     Times are inside calls, added over all threads: a job that waits with four workers at once ends sooner by a quarter
     of it at most, and not at all where it does not wait for its batches. Files that were written too, and what cannot
-    be staged (sockets, pipes, /proc), are left out, and by default all that is no data set.
+    be staged (sockets, pipes, /proc), are left out, and by default all that is not a data set.
 
     Parameters
     ----------

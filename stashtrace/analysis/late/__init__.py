@@ -1,3 +1,3 @@
-"""Who was late, why, and who waited for it."""
+"""Late ranks: which rank was late, why, and which ranks waited for it."""
 
 # SPDX-License-Identifier: Apache-2.0

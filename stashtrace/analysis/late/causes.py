@@ -1,6 +1,6 @@
 """Why a late rank was late: what it did longer than the median of the others since all of them were level.
 
-A rank without steps of its own, or one that does nothing longer than the others, has no cause.
+A rank without steps of its own has no cause; neither has a rank that does nothing longer than the others.
 ``cause_names`` finds the worker, file, kernel or phase.
 """
 
@@ -22,9 +22,9 @@ from stashtrace.errors import MissingDataError
 from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 
-#: Ranks that a late one is compared with, at most; spread over the members of the group.
+#: A late rank is compared with at most so many others, spread over the members of the group.
 COMPARED = 15
-#: What a rank did longer explains its lateness if it is at least this share of it.
+#: A surplus of time explains the lateness if it is at least this share of it.
 _EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
 
 
@@ -35,15 +35,15 @@ class Causes:
     Attributes
     ----------
     cause, cause_ns
-        Column of ``CAUSES`` and by how much longer; -1 if unknown.
+        Column of ``CAUSES`` and its surplus of time; -1 if unknown.
     late_by_ns
-        Entry of the late rank after the median entry of those that it is compared with; -1 if unknown.
+        Entry of the late rank minus the median entry of the ranks that it is compared with; -1 if unknown.
     late_rank, begin_ns, end_ns
         The late rank and its window.
     other, other_begin_ns, other_end_ns
         A rank near the median of that cause, and its window; -1 if there is none.
     times
-        Times of the ranks that were looked at.
+        Times of the compared ranks.
     """
 
     cause: Int64
@@ -59,13 +59,13 @@ class Causes:
 
     @classmethod
     def unknown(cls, count: int) -> Causes:
-        """Nothing known of so many instances."""
+        """Return unknown causes for ``count`` instances."""
         a, b, c, d, e, f, g, h, i = (np.full(count, -1, dtype=np.int64) for _ in range(9))
         return cls(a, b, c, d, e, f, g, h, i, {})
 
 
 def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
-    """Causes of the chosen instances, all ranks at once, rank by rank."""
+    """Find the causes of the chosen instances, rank by rank for all of them."""
     count = len(chosen)
     out = Causes.unknown(count)
     try:
@@ -106,14 +106,14 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
 
 
 def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
-    """(position in chosen, rank, whether it is the late one), sorted by position."""
+    """Return (position in chosen, rank, mask of the late ranks), sorted by position."""
     groups, late = group_table(index.trace), operations.late_rank[chosen]
     sure = (late >= 0) & (operations.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
     for value, own in GroupBy(operations.group_hash[chosen]).items():
         own = own[sure[own]]
         members = groups[value].members
-        # One more than is needed: the late rank itself may be among them.
+        # One more than needed: the late rank itself may be among them.
         spread = members[np.unique(np.linspace(0, len(members) - 1, min(COMPARED + 1, len(members))).astype(np.int64))]
         parts_at.append(np.repeat(own, len(spread)))
         parts_rank.append(np.tile(spread, len(own)))
@@ -127,14 +127,14 @@ def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[
 def _windows(
     index: TraceIndex, operations: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
 ) -> tuple[Int64, Int64]:
-    """From when all were level, or the step began, to the entry; of one that never entered, to its end."""
+    """Return windows from when all ranks were level, or the step began, to the entry; else to the rank's end."""
     row = operations.rows_of(instance, rank)
     last = int64([ends[r] for r in rank.tolist()])
     never = (row < 0) & (operations.method[instance] == HUNG)
     end = np.where(row >= 0, operations.enter_ns[row], np.where(never, last, -1))
     anchor = operations.anchor[instance]
     before = operations.rows_of(anchor, rank)
-    # A rank that was recorded later lacks it: then all are compared since the step began.
+    # A rank whose recording began later lacks it; then all are compared from the begin of the step.
     shared = np.ones(len(operations), dtype=bool)
     shared[instance[(before < 0) & (end >= 0)]] = False
     before = np.where(shared[instance], before, -1)
@@ -147,7 +147,7 @@ def _windows(
 
 
 def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, end: Int64, amounts: Int64) -> None:
-    """For each instance the compared rank in the middle by its time of the cause."""
+    """Set, for each instance, the compared rank with the median time of the cause."""
     others = others[out.cause[at[others]] >= 0]
     if not len(others):
         return
@@ -159,14 +159,14 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
     out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
 
 
-# Time of ranks by kind inside given windows: the stall kinds, with what hides in them taken out by name.
+# Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as kinds of their own.
 #
 #     compute = compute + gc + cpu_contention        other = other + sleep        launch = launch + gc + sleep
 #
 # The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
-#: Kinds of a late rank's time; the first ones are stall kinds. ``before``: its window began later than those of others.
+#: Kinds of a late rank's time, stall kinds first. ``before``: its window began later than those of the others.
 CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "sleep", "cpu_contention", "before")
 COMPUTE, OTHER, LAUNCH = (CAUSES.index(name) for name in ("compute", "other", "launch"))
 GC, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
@@ -182,7 +182,7 @@ class RankTimes:
     queue_ns: Int64
 
     def within(self, begin: Int64, end: Int64) -> Int64:
-        """Windows x causes."""
+        """Return the ns of each cause in each window, as an array (windows, causes)."""
         out = np.zeros((len(begin), len(CAUSES)), dtype=np.int64)
         for column, time in enumerate(self.sets):
             if len(time):
@@ -197,7 +197,7 @@ class RankTimes:
 
 
 def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
-    """Times of a rank by cause, over its whole life."""
+    """Return the times of a rank by cause, over its whole life."""
     made = rank_layers(index, thread)
     time = made.painted_kinds()
     sets = [TimeSet.of(time.begin[time.tag == k], time.end[time.tag == k]) for k in _STALLS]
@@ -211,7 +211,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     held = held[waits["wait_code"][held] == WaitOp.SLEEP]
     asleep = TimeSet.of_rows(waits, held)
     on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
-    # A device computes on while its host collects or sleeps; only where it has run dry is the host to blame.
+    # A device continues while its host collects garbage or sleeps; the host is the cause only where the device idles.
     of_compute, of_launch = sets[COMPUTE] & on_host & collecting, sets[LAUNCH] & collecting
     slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting)
     sets[COMPUTE], sets[OTHER] = sets[COMPUTE] - of_compute, sets[OTHER] - asleep
@@ -222,7 +222,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
 
 
 def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
-    """Moments at which the run-queue time of the step thread is known, and that time."""
+    """Return moments with a known run-queue time of the step thread, and that time in ns."""
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)
     rows = rows[(phases["begin_runqueue_ns"][rows] >= 0) & (phases["end_runqueue_ns"][rows] >= 0)]
@@ -234,6 +234,6 @@ def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
 
 
 def medians(values: Int64, group: Int64, count: int) -> Int64:
-    """Median of each column over the rows of each group, 0 where a group has none."""
+    """Return the median of each column over the rows of each group; 0 where a group has no rows."""
     each = GroupBy.numbered(group, count)
     return np.column_stack([each.median(column, empty=0) for column in values.T])

@@ -1,4 +1,4 @@
-"""straggler_roots: at whom a chain of waits ends. Rank 3 waits for 2, which then waits for 1, which computes.
+"""straggler_roots: the rank at which a chain of waits ends. Rank 3 waits for 2, which waits for 1, which computes.
 
     rank 3   [ waits for 2 ................. ]        root 1 1 1 1 2 2 2 2
     rank 2   [ waits for 1 .... ][ computes  ]        root 1 1 1 1
@@ -40,9 +40,9 @@ STRAGGLER_ROOTS = schema(
 def straggler_roots(trace: Trace) -> Table:
     """Follow each wait to the rank that waited for nobody at that instant, by rank and step.
 
-    Who is late in an operation may have waited for somebody else before: ``cause_rank`` of ``stalls`` names the
+    A rank that is late in an operation may have waited for another rank before: ``cause_rank`` of ``stalls`` names the
     first, ``root_rank`` the last of such a chain. The rows of a rank and step sum to its ``straggler`` time. Warm-up is
-    included; step -1 is what lies outside the steps.
+    included; step -1 is the time outside the steps.
 
     Parameters
     ----------
@@ -67,7 +67,9 @@ def straggler_roots(trace: Trace) -> Table:
     for value, own in by_rank.items():
         own = own[np.argsort(begin[own], kind="stable")]
         late[value], step_of[value] = Tagged(begin[own], end[own], cause[own]), step[own]
-    parts: list[tuple[Int64, Int64, Int64, Int64, Bools]] = []  # rank, step, whom, length, whether directly
+    parts: list[
+        tuple[Int64, Int64, Int64, Int64, Bools]
+    ] = []  # rank, step, root rank, length, whether the wait is direct
     for value, root in roots(late).items():
         direct = late[value]
         at = step_of[value][np.searchsorted(direct.begin, root.begin, side="right") - 1]
@@ -85,10 +87,10 @@ def straggler_roots(trace: Trace) -> Table:
 
 
 def roots(late: Mapping[int, Tagged]) -> dict[int, Tagged]:
-    """Straggler time of each rank, tagged with the rank at which the chain of waits ends.
+    """Return the straggler time of each rank, tagged with the rank at which the chain of waits ends.
 
-    Ranks that wait for each other in a circle at one instant, as clocks or several streams may have it, keep the one
-    that each waits for directly.
+    If ranks wait for each other in a cycle at one instant (possible by errors of clocks, or with several streams), each
+    keeps the rank that it waits for directly.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ def roots(late: Mapping[int, Tagged]) -> dict[int, Tagged]:
 
 
 def _root(rank: int, own: Tagged, late: Mapping[int, Tagged]) -> Tagged:
-    """Follow the waits of one rank, a link of every chain at a time; a chain has no more links than there are ranks."""
+    """Follow the waits of one rank, one link of every chain at a time; a chain has at most one link per rank."""
     begin, end, tag, direct = own.begin, own.end, own.tag, own.tag
     done: list[tuple[Int64, Int64, Int64]] = []
     for _ in range(len(late)):
@@ -108,7 +110,7 @@ def _root(rank: int, own: Tagged, late: Mapping[int, Tagged]) -> Tagged:
         parts: list[tuple[Int64, Int64, Int64, Int64]] = []
         for cause in np.unique(tag).tolist():
             rows = np.flatnonzero(tag == cause)
-            if cause == rank:  # a circle
+            if cause == rank:  # a cycle
                 done.append((begin[rows], end[rows], direct[rows]))
                 continue
             waits = late.get(cause)

@@ -1,12 +1,12 @@
-"""Collectives as instances over all ranks: who entered when, who was last, what that cost, since when all were level.
+"""Collectives as instances over all ranks: entries, last rank, cost of its lateness, and when all ranks were level.
 
     rank 0   ... k ...|-- k --|-- work --| enter i ....... wait ......|       anchor of i: the last earlier operation k
     rank 1            |--- k ---|---------------- work ------| enter i        of the group that all had entered before
                       ^ all have entered k: nobody can have left it before.   anybody entered i
                         The window that explains i begins here, on each rank
 
-Buckets that are in flight together have one anchor, so that one cause explains them all. That all had *left* k would
-ask too much: a rank leaves it later than another one enters i, and the window would reach back a step.
+Buckets that are in flight together have one anchor, so that one cause explains them all. The anchor does not require
+that all had *left* k: one rank may leave k after another enters i, and the window would then reach back a step.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -40,17 +40,17 @@ class Instances:
     each
         The rows grouped by instance.
     rank, enter_ns, end_ns, wait_ns, cost_ns
-        Of each row; the cost counts a moment in which the rank waits in several operations for the oldest alone.
+        Of each row. If a rank waits in several operations at a moment, the cost counts it only for the oldest.
     late_row
         Row (of these) of the late rank, -1 if it has none.
     late_rank
-        -1 if nobody is known to have been late.
+        -1 if no late rank is known.
     level_ns
-        Of each row: when all had entered, on this rank's clock; ``NEVER`` if somebody never did.
+        Of each row: when all had entered, on this rank's clock; ``NEVER`` if a rank never did.
     anchor
-        Last earlier instance of the same group that all had entered before anybody entered this one, -1 if none.
+        Last earlier instance of the same group that all had entered before any rank entered this one, -1 if none.
     by_clock
-        Whether times of its ranks can be compared; else only lengths can.
+        True if moments of its ranks can be compared; else only lengths of time can.
     """
 
     row: Int64
@@ -80,13 +80,13 @@ class Instances:
         return self.each.first
 
     def rows_of(self, instance: Int64, rank: Int64) -> Int64:
-        """Row of each pair, -1 if the rank has none there."""
+        """Return the row of each pair; -1 if the rank has no row in the instance."""
         row = GroupBy(self.each.number, self.rank).row_of(instance, rank)
         return np.where(rank >= 0, row, -1)
 
 
 def instances(index: TraceIndex) -> Instances | None:
-    """Instances of all operations in which nobody can end before everybody has entered; None if there are none."""
+    """Return the instances of operations in which no rank can end before all have entered; None if there are none."""
     table, matched = index.trace.collectives, index.in_flight
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS))
     if not len(rows):
@@ -137,7 +137,7 @@ def instances(index: TraceIndex) -> Instances | None:
 
 
 def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
-    """Wait of each row, each moment of a rank counted once, for the operation that it had entered first."""
+    """Return the wait of each row; a moment of a rank counts once, for the operation that it entered first."""
     out = np.zeros(len(rank), dtype=np.int64)
     waits = np.flatnonzero(end > begin)
     for rows in GroupBy(rank[waits]):
@@ -148,7 +148,7 @@ def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
 
 
 def _anchors(group: npt.NDArray[np.uint64], rank: Int64, each: GroupBy, enter: Int64, level: Int64) -> Int64:
-    """Anchor of each instance; each rank is asked by its own clock, and the earliest answer holds for all."""
+    """Return the anchor of each instance: the earliest of those found for each rank by its own clock."""
     latest = np.full(len(rank), -1, dtype=np.int64)
     for rows in GroupBy(group, rank):
         at = np.searchsorted(np.maximum.accumulate(level[rows]), enter[rows], side="right") - 1
@@ -158,9 +158,9 @@ def _anchors(group: npt.NDArray[np.uint64], rank: Int64, each: GroupBy, enter: I
 
 
 def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
-    """Time between the late rank's call and its entry in which its device did nothing: the launch was on its way.
+    """Return the time between the late rank's call and its entry in which its device was idle: the launch delay.
 
-    0 where no device ran the operation, -1 where nobody saw what else the device did.
+    0 where no device ran the operation, -1 where the other work of the device was not recorded.
     """
     out = np.zeros(len(operations), dtype=np.int64)
     table, kernels = index.trace.collectives, index.trace.kernels
@@ -175,7 +175,7 @@ def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
             continue
         busy = TimeSet.of_rows(kernels, work)
         enter = index.entered_ns[rows[own]]
-        # The part before the first rank entered made nobody wait.
+        # Before the first rank entered, no rank waited.
         called = np.maximum(table["call_ns"][rows[own]], enter - operations.longest_wait_ns[timed[own]])
         called = np.minimum(called, enter)
         out[timed[own]] = enter - called - busy.within(called, enter)

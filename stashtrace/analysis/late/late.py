@@ -360,7 +360,7 @@ def transfers(index: TraceIndex, operations: Instances, calibration: Calibration
     """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
     table = index.trace.collectives
     end = operations.each.max(operations.end_ns)
-    # Entry and end of different hosts are no length where their clocks are too far apart.
+    # Entry and end of different hosts are not a length where their clocks are too far apart.
     shortest = operations.each.min(operations.end_ns - operations.enter_ns)
     transfer = np.where(operations.by_clock, np.maximum(end - operations.last_enter_ns, 0), shortest)
     transfer = int64(np.where(operations.method == HUNG, -1, transfer))

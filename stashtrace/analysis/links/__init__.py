@@ -1,3 +1,3 @@
-"""How fast transfers were, which way they went, and how sure that is."""
+"""Speed of transfers, the paths that they took, and the certainty of both."""
 
 # SPDX-License-Identifier: Apache-2.0

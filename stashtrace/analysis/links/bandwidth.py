@@ -43,7 +43,7 @@ BANDWIDTH = schema(
 )
 
 Floats = npt.NDArray[np.float64]
-#: Operations whose size, to NCCL's tests, is what all ranks put in together.
+#: Operations whose size, in NCCL's tests, is the input of all ranks together.
 _OF_ALL = ("all_gather", "gather")
 #: Not operations of a group.
 _SINGLE = ("barrier", "other")
@@ -52,14 +52,14 @@ _SINGLE = ("barrier", "other")
 def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     """Hold the bytes of collectives against their time.
 
-    ``algbw`` is size by time, ``busbw`` what the busiest link carried by time, with the sizes and factors of
+    ``algbw`` is size by time, ``busbw`` the bytes on the busiest link by time, with the sizes and factors of
     nccl-tests: all-reduce ``2 (n - 1) / n``; all-gather, reduce-scatter and all-to-all ``(n - 1) / n``; broadcast,
-    reduce, send and receive 1. The size of an all-gather is what all ranks put in together. Barriers, and operations
+    reduce, send and receive 1. The size of an all-gather is the input of all ranks together. Barriers, and operations
     of an unknown kind, have neither and are left out.
 
-    The time of an operation begins when its own rank enters it, so it includes waiting for late ranks, as it does in
-    the tools that divide by the length of the kernel; NCCL's tests start all ranks together. ``transfer`` begins with
-    the entry of the last rank, where that is known: with one recorded rank both are the same.
+    The time of an operation begins when its own rank enters it. So it includes waiting for late ranks, as in tools that
+    divide by the length of the kernel; NCCL's tests start all ranks together. ``transfer`` begins with the entry of the
+    last rank, where that is known; with one recorded rank, both are the same.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     rank, communicator, op, group_size, size_class = alike.keys
     known = size_class >= 0
     total, taken, transfer = alike.sum(size), alike.sum(duration), times["transfer_ns"]
-    # A rank that left as the last one entered, by the ranks' clocks, says nothing about the link.
+    # If a rank left when the last one entered, by the ranks' clocks, its time says nothing about the link.
     moved = alike.sum(np.where(transfer > 0, carried, 0.0))
     best = alike.max(np.where(transfer > 0, carried / np.maximum(transfer, 1), 0.0))
     return Table(
@@ -116,7 +116,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
 
 
 def _group_sizes(trace: Trace) -> Int64:
-    """Ranks of each row's group: what the group said, or the members that are known."""
+    """Return the number of ranks of each row's group: the recorded size, or the known members if they are more."""
     groups = trace.groups
     told = dict(zip(groups["group_hash"].tolist(), groups["group_size"].tolist(), strict=True))
     known = group_table(trace)
@@ -124,7 +124,7 @@ def _group_sizes(trace: Trace) -> Int64:
 
 
 def _carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Floats, Floats]:
-    """(size as NCCL's tests count it, bytes over the busiest link) of each row."""
+    """Return (size as NCCL's tests count it, bytes over the busiest link) of each row."""
     size = np.maximum(message, 0).astype(np.float64)
     carried = np.zeros(len(size))
     for name, count, rows in GroupBy(op, ranks).items():
@@ -135,6 +135,6 @@ def _carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Fl
 
 
 def _size_class(size: Floats) -> Int64:
-    """Largest power of two that is not above the size, -1 where there is none."""
+    """Return the largest power of two not above each size; -1 for sizes below 1."""
     _, exponent = np.frexp(size)
     return np.where(size >= 1, np.int64(1) << np.maximum(exponent.astype(np.int64) - 1, 0), -1)

@@ -4,7 +4,7 @@
     rank 2             [ enter ..................... end ]      before the end
     link time          |---------- ranks_missing --------|
 
-The bounds of ``stalls`` say the same by step; here the reason stands beside it.
+The bounds of ``stalls`` give the same by step; this table adds the reasons.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -42,7 +42,7 @@ TRANSFER_CERTAINTY = schema(
 )
 
 CERTAIN = "certain"
-#: Why a rank may have entered later than those that are known; what is found first explains an instant.
+#: Why a rank may have entered later than the known ones; the first reason that applies explains an instant.
 REASONS = ("operation_unknown", "members_unknown", "ranks_missing", "untimed", "matched_by_order", CERTAIN)
 NO_OPERATION = "no_operation"
 _LINKS = (StallKind.NETWORK, StallKind.INTERCONNECT)
@@ -51,11 +51,11 @@ _LINKS = (StallKind.NETWORK, StallKind.INTERCONNECT)
 def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     """Divide the link time of each rank by whether all ranks of the operation are known to have entered before.
 
-    ``certain``: they had. ``ranks_missing``: members of the group left no record of this operation.
-    ``members_unknown``: nobody says who belongs to the group. ``operation_unknown``: what the operation waits for is
-    not known (a kernel of sends and receives, a root that nobody names). ``untimed``: of a rank the device's times are
-    missing. ``matched_by_order``: its rows were put together by their order, and do not end together.
-    ``no_operation``: a kernel that communicates, of an operation that is not in the trace.
+    ``certain``: all had entered. ``ranks_missing``: members of the group left no record of this operation.
+    ``members_unknown``: the members of the group are not recorded. ``operation_unknown``: it is unknown what the
+    operation waits for (a kernel of sends and receives, an unknown root). ``untimed``: the device times of a rank are
+    missing. ``matched_by_order``: its rows were matched by their order, and do not end together.
+    ``no_operation``: a communication kernel whose operation is not in the trace.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
     rows = index.collectives.rows(thread.process_id)
     matched = index.in_flight
     begin = np.maximum(matched.last_enter_ns[rows], index.entered_ns[rows])
-    # What never ended lasts as long as the rank; what somebody never entered did not transfer.
+    # An operation that never ended lasts as long as the rank; without the entry of a rank, it never transferred.
     end = np.minimum(matched.end_ns[rows], thread.end_ns)
     named: list[tuple[str, int, int]] = []
     for code, name in enumerate(REASONS):
@@ -116,7 +116,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
 
 
 def _reasons(index: TraceIndex) -> Int64:
-    """Place in ``REASONS`` of each collective."""
+    """Return the index in ``REASONS`` of each collective."""
     trace, table = index.trace, index.trace.collectives
     groups = group_table(trace)
     size = GroupBy(table["group_hash"]).map(lambda group: groups[group].size)

@@ -1,4 +1,4 @@
-"""link_efficiency: the transfers of a run beside what the calibration of its machine says the link can do."""
+"""link_efficiency: the transfers of a run compared with the calibrated speed of the machine's links."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -45,7 +45,7 @@ LINK_EFFICIENCY = schema(
     ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
 )
 
-#: Why there is an expected time, or none; worst last, so that a group of rows takes the largest.
+#: Source of the expected time, or why there is none; worst last, so that a group of rows takes the largest.
 METHODS = ("calibration", "extrapolated", "crosses_hosts", "not_calibrated", "none")
 _CALIBRATED, _EXTRAPOLATED, _CROSSES, _UNCALIBRATED, _NONE = range(len(METHODS))
 
@@ -57,7 +57,7 @@ class ExpectedTransfers:
     Attributes
     ----------
     expected_ns, error_ns : float array
-        Expected transfer and its standard error, -1 where nothing is known.
+        Expected transfer time and its standard error, -1 where unknown.
     method : int64 array
         Index into :data:`METHODS`.
     """
@@ -76,9 +76,9 @@ def link_efficiency(
     """Compare the transfers of collectives with what the link did when it was calibrated.
 
     One row per communicator, operation and message size. ``efficiency_ratio`` is expected by measured time: 0.9 is
-    90 % of what the link can do. The median transfer counts, from the last rank's entry to the end. Groups that leave a
-    host have no expected time, since a calibration is that of one host; neither has another backend or another number
-    of ranks than was calibrated (``method`` says which).
+    90 % of what the link can do. The median transfer counts, from the last rank's entry to the end. Groups over several
+    hosts have no expected time, because a calibration covers one host; neither have other backends or numbers of ranks
+    than the calibrated ones (``method`` says which).
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def link_efficiency(
 
 
 def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[str] | None = None) -> Calibration | None:
-    """The calibration that was given, or lies beside the run; None if there is none.
+    """Return the given calibration, or the one in the run directory; None if there is none.
 
     Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
     """
@@ -178,7 +178,7 @@ def expected_transfers(trace: Trace, calibration: Calibration | None) -> Expecte
 
 
 def _sizes_and_links(trace: Trace) -> tuple[Int64, Int64]:
-    """Number of members of each row's group, and its link."""
+    """Return the number of members of each row's group, and its link."""
     groups, by_group = group_table(trace), GroupBy(trace.collectives["group_hash"])
     return by_group.map(lambda group: len(groups[group].members)), by_group.map(lambda group: groups[group].link)
 

@@ -1,8 +1,8 @@
-"""links: which way the bytes of collectives went, by counters that know nothing of collectives.
+"""links: the paths that the bytes of collectives took, from traffic counters of devices and hosts.
 
 Per place and path: bytes of each sample window = background rate * length + sum over classes of share * expected bytes
-of the class in the window. A class is a communicator and an operation; its share is what this path carried of each
-byte that had to be moved.
+of the class in the window. A class is a communicator and an operation; its share is the part of each expected byte
+that this path carried.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -43,13 +43,13 @@ LINKS = schema(
 
 #: Classes of a place that get a share of their own; those with fewer expected bytes share one, which is not reported.
 _MOST_CLASSES = 8
-#: A class needs so many windows with some of its bytes, and a fit so many windows more than it has unknowns.
+#: A class needs so many windows with some of its bytes; a fit needs so many windows more than it has unknowns.
 _FEWEST_WINDOWS = 5
-#: What of a class the others do not explain: below, its share cannot be told from theirs.
+#: Part of a class that the other classes do not explain: below this, its share is not separable from theirs.
 _LEAST_OWN = 0.05
-#: Standard error of a share up to which it is called good, and fair.
+#: Largest standard error of a share that counts as good, and as fair.
 _GOOD, _FAIR = 0.05, 0.2
-#: An interface of a host is listed if it moved at least this part of what was expected of a class.
+#: An interface of a host is listed if it moved at least this part of the expected bytes of a class.
 _WORTH_A_ROW = 0.01
 
 _Class = tuple[int, int]
@@ -70,7 +70,7 @@ class _Share:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Coefficient and standard error of each column, and whether it is more than a mix of the others."""
+    """Coefficient and standard error of each column, and whether it is separable from the others."""
 
     share: Doubles
     error: Doubles
@@ -89,10 +89,10 @@ def links(trace: Trace) -> Table:
     some windows (Newey-West).
 
     ``confidence`` is good (standard error up to 0.05), fair (up to 0.2) or weak; ``upper bound`` where the class fills
-    every window alike, so that nothing tells it from a steady background and all traffic counts as its own (more
-    samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where another class
-    always comes with it. Shares of a class add up to 1 if every path was sampled and NCCL moved what the factors say;
-    PCIe holds the hop to a NIC, so the two may both be near 1.
+    every window alike, so that it cannot be separated from a steady background and all traffic counts as its own (more
+    samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it always
+    occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes that the
+    factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1.
 
     Parameters
     ----------
@@ -223,14 +223,14 @@ def _fit(columns: Doubles, moved: Doubles) -> _Fit:
         lasting += (1 - lag / (lags + 1)) * (moment + moment.T)
     variance = np.maximum(np.diag(inverse @ plain @ inverse), np.diag(inverse @ lasting @ inverse))
     error = np.sqrt(np.maximum(variance, 0.0) * (len(moved) / spare))
-    # Columns have length 1 here, so this is the part of each that the others do not explain.
+    # Columns are normalised here, so this is the part of each that the others do not explain.
     own = 1.0 / np.maximum(np.diag(inverse), 1e-12)
     full = bool(np.linalg.matrix_rank(x) == x.shape[1])
     return _Fit(coefficient / scale, error / scale, (own >= _LEAST_OWN) & full)
 
 
 def _combined(each: _Share) -> tuple[float, float, str]:
-    """Share over all places, weighted by expected bytes; -1 if most of the bytes have none."""
+    """Return (share, error, confidence) over all places, weighted by expected bytes; -1 if most bytes have no share."""
     expected, share, error = (np.array(values) for values in (each.expected, each.share, each.error))
     known = ~np.isnan(share) & (expected > 0)
     if expected[known].sum() <= 0.5 * expected.sum():
@@ -243,7 +243,7 @@ def _combined(each: _Share) -> tuple[float, float, str]:
     return float((weight * share[known]).sum()), total, confidence
 
 
-# Bytes by path: what counters of devices and hosts moved between samples, and what collectives had to move.
+# Bytes by path: moved by counters of devices and hosts between samples, and expected of collectives.
 #
 # A *place* is a device (by UUID) or a host; a *path* is NVLink or PCIe of a device, an RDMA
 # port or a network interface of a host. Bytes of a path are the mean of both directions, and so are expected bytes.
@@ -271,7 +271,7 @@ class Samples:
     total: Doubles
 
     def until(self, ts_ns: Int64) -> Doubles:
-        """Bytes moved until then, between samples by interpolation."""
+        """Return the bytes moved until each time, interpolated between samples."""
         return np.asarray(np.interp(ts_ns, self.edges, self.total), dtype=np.float64)
 
 
@@ -282,7 +282,7 @@ class _Readings:
     series: dict[tuple[str, int], tuple[Int64, Doubles]] = field(default_factory=dict)
 
     def both_ways(self) -> list[tuple[Int64, Doubles]]:
-        """Whole-device series where there are any, else those of the links; empty if a direction is missing."""
+        """Return whole-device series if there are any, else those of the links; empty if a direction is missing."""
         both: list[tuple[Int64, Doubles]] = []
         for way in ("transmit", "receive"):
             of_way = {link: s for (w, link), s in self.series.items() if w == way}
@@ -293,7 +293,7 @@ class _Readings:
 
 
 def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
-    """(place, path) -> what each process that sampled it saw."""
+    """Map (place, path) to the samples of each process."""
     hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     counters = trace.counters.sort_by("track_id", "ts_ns")
     raw: dict[tuple[Place, int], dict[str, _Readings]] = {}
@@ -334,9 +334,9 @@ class Expected:
     Attributes
     ----------
     begin_ns, end_ns
-        While bytes could move: from the last rank's entry to the end.
+        Time in which bytes could move: from the last rank's entry to the end.
     sent_bytes
-        What one rank has to send, and to receive, by the bus-bandwidth factor of the operation.
+        Bytes that one rank has to send, and to receive, by the bus-bandwidth factor of the operation.
     group, op
         Group hash and CollectiveOp.
     device, host
@@ -392,7 +392,7 @@ def expected_traffic(trace: Trace) -> Expected:
 
 
 def _factor(trace: Trace, size: Int64) -> Doubles:
-    """Bytes that a rank sends (and receives, on average over ranks) per byte of its input; 0 if it cannot be said."""
+    """Return the bytes that a rank sends (and receives, as mean over ranks) per byte of its input; 0 if unknown."""
     table = trace.collectives
     n = np.maximum(size, 1).astype(np.float64)
     ring = (n - 1) / n
@@ -419,14 +419,14 @@ def _factor(trace: Trace, size: Int64) -> Doubles:
 
 
 def _devices(trace: Trace) -> tuple[list[str], Int64]:
-    """UUIDs, and for each collective which of them it ran on: by its stream, else its process's only device."""
+    """Return UUIDs, and the index of each collective's device: of its stream, else its process's only device."""
     table, rows = trace.collectives, trace.devices
     uuid_of = {(r["process_id"], r["device_index"]): trace.text(r["uuid_code"]) for r in rows.rows()}
     owned: dict[int, set[str]] = {}
     for (process, _), uuid in uuid_of.items():
         owned.setdefault(process, set()).add(uuid)
     for track in trace.tracks.take(trace.tracks["kind_code"] == TrackKind.COUNTER).rows():
-        # Without the cuda room the sampled devices tell; a process samples only what it uses.
+        # Without the cuda collector, the sampled devices decide; a process samples only devices that it uses.
         sampled = _DEVICE.match(trace.text(track["name_code"]))
         if sampled and not len(rows):
             owned.setdefault(track["process_id"], set()).add(sampled.group(3))
@@ -439,7 +439,7 @@ def _devices(trace: Trace) -> tuple[list[str], Int64]:
 
 
 def moved_until(ts_ns: Int64, begin_ns: Int64, end_ns: Int64, amount: Doubles) -> Doubles:
-    """Sum of amounts, each spread evenly over its interval, until each time; times ascend."""
+    """Return the sum of amounts until each time, each amount spread evenly over its interval; times ascend."""
     if len(begin_ns) == 0:
         return np.zeros(len(ts_ns))
     rate = amount / (end_ns - begin_ns)

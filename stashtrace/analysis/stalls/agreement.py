@@ -71,7 +71,7 @@ def agreement(trace: Trace) -> Table:
     return Table.from_rows(AGREEMENT, rows)
 
 
-#: The one that knows, and the one that is checked.
+#: The reference method, and the method that is checked.
 METHODS_COMPARED = ("kernels", "brackets")
 
 

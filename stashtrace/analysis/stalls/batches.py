@@ -4,9 +4,9 @@
     its worker     [ batch i-2 ][ batch i: io blocked ][ .. ]  put, unpickle, pin
                     state decides   fetch               prep   hand-off
 
-Without workers it works the same way: then the main process is the worker. Where the worker's state is known only as a
-sum (off the CPU for so long in this batch: page faults of a mapped file, threads that read for it) the amount is laid
-at the begin of the pieces it must lie in, and they carry a doubt.
+Without workers, the main process is the worker. Where only the sum of a worker's state is known (time off the CPU in
+this batch: page faults of a mapped file, threads that read for it), the amount is placed at the begin of the pieces
+that must contain it, and these pieces have a doubt.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,23 +28,23 @@ from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
 #: ``worker_id`` of a batch that the step thread made itself.
 MAIN_PROCESS = -1
-#: ``worker_id`` of a batch that a worker made of which an imported recording shows nothing.
+#: ``worker_id`` of a batch whose worker is not in the imported recording.
 UNSEEN_WORKER = -2
-#: Share of the time that other threads of a worker were blocked in storage which its main thread must have been off the
-#: CPU without other reason, to believe that it waited for them.
+#: A worker's main thread is taken to have waited for other threads that were blocked in storage if, for this share of
+#: their time, it was off the CPU without another reason.
 _COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWaits:
-    """Waits of the step thread, sorted and disjoint, with what is known of each awaited batch.
+    """Waits of the step thread, sorted and disjoint, with the facts about each awaited batch.
 
     Attributes
     ----------
     made_by
         Process that makes the batch, -1 if unknown.
     made_ns
-        When it was done; ``NEVER`` if that was not recorded.
+        When the batch was complete; ``NEVER`` if that was not recorded.
     ran_ns
         CPU and run-queue time of the step thread inside, 0 if unknown.
     """
@@ -64,9 +64,9 @@ class BatchWaits:
 
 @kept_per_thread
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
-    """Waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
+    """Return the waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
 
-    A wait without a batch (the iterator is created, or ends) is the step thread's own work on the loader.
+    A wait without a batch (creation or end of the iterator) is the step thread's own work on the loader.
     """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
@@ -80,7 +80,7 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     by_batch = _last_row(GroupBy(made_loader, made_number), loader, number)
     by_batch[none] = -1
     maker = by_batch
-    if ((by_batch < 0) & ~none).any():  # batches whose making was not recorded: another one of the worker
+    if ((by_batch < 0) & ~none).any():  # the making of a batch was not recorded: use another batch of its worker
         by_worker = _last_row(GroupBy(made_loader, fetches["worker_id"][made]), loader, worker)
         maker = np.where(by_batch >= 0, by_batch, by_worker)
     process = np.append(fetches["process_id"][made], -1)[maker]
@@ -95,13 +95,13 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
 
 
 def _last_row(groups: GroupBy, *keys: npt.NDArray[np.integer]) -> Int64:
-    """Last row with each key, -1 if there is none."""
+    """Return the last row with each key; -1 if there is none."""
     return np.append(groups.last, -1)[groups.find(*keys)]
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Pieces of waits before their batch was made, by what they are worth."""
+    """Pieces of waits before their batch was made, by kind and doubt."""
 
     fetch: list[TimeSet] = field(default_factory=list)
     likely_fetch: list[TimeSet] = field(default_factory=list)
@@ -109,12 +109,12 @@ class _Parts:
 
 
 def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> list[Layer]:
-    """Layers fetch, prep and hand-off of the waits, and hand-off of what the thread waited for workers to end."""
+    """Return layers fetch, prep and hand-off of the waits, and hand-off of waits for workers to end."""
     ready = np.clip(waits.made_ns, waits.begin, waits.end)
     unknown = waits.made_by < 0
-    alone = unknown & (waits.worker_id == MAIN_PROCESS)  # imported: it made the batch itself, nobody saw how
+    alone = unknown & (waits.worker_id == MAIN_PROCESS)  # imported: it made the batch itself, without a record of how
     unmade = ~unknown & (waits.made_by != thread.process_id) & (waits.made_ns == NEVER)
-    # What the step thread made itself, nobody hands over: whatever follows in the wait (pinning) prepares it as well.
+    # A batch that the step thread made itself has no hand-off: the rest of the wait (pinning) prepares it as well.
     handed = ~unknown & (waits.made_by != thread.process_id)
     own = ~unknown & ~handed
     before = TimeSet.of(waits.begin[~unknown], np.where(own, waits.end, ready)[~unknown])
@@ -139,7 +139,7 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
 
 
 def _main_track(index: TraceIndex, process: int) -> int:
-    """Thread of a worker that makes batches."""
+    """Return the track of a worker's thread that makes batches; -1 if unknown."""
     rows = index.fetches_by_process.rows(process)
     return int(index.batches_of_phase(BatchPhase.FETCH)["track_id"][rows[0]]) if len(rows) else -1
 
@@ -161,7 +161,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
     asleep = main | TimeSet.of(wait_begin, wait_end)
-    # Who holds the GIL computes: a thread that reads has given it up, so that the wait is for another one.
+    # A thread that reads has released the GIL, so a wait for the GIL is a wait for a thread that computes.
     for_gil = thread_waits["wait_code"][wait_rows] == WaitOp.GIL
     sure = main | (side & (asleep - TimeSet.of(wait_begin[for_gil], wait_end[for_gil])))
     if process in index.blocked_by_guess:
@@ -191,7 +191,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
 def _reads_of_threads(
     before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: npt.NDArray[np.bool_], parts: _Parts
 ) -> None:
-    """Other threads of the worker were blocked in storage; whether its main thread waited for them is a guess."""
+    """Add times when other threads of the worker were blocked in storage; that its main thread waited is a guess."""
     if len(side) == 0:
         return
     piece_begin, piece_end, row = (before & side).pieces(begin, end)
@@ -201,7 +201,7 @@ def _reads_of_threads(
 
 
 def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room: Int64, parts: _Parts) -> None:
-    """Lay each batch's estimated time in page faults over the free pieces of its making, in proportion."""
+    """Divide each batch's estimated time in page faults among the free pieces of its making, in proportion."""
     if not (estimate > 0).any():
         return
     piece_begin, piece_end, row = free.pieces(begin, end)
@@ -220,8 +220,8 @@ def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room:
 #     step thread  [ compute ]       [ compute ]       [ compute ]         no wait for a batch was recorded
 #                             |-prep-|         |--|                        it may have waited in either
 #
-# Where the trace shows that thread's compute, what lies between it beside a worker at work
-# was most likely a wait for that worker; where it shows nothing of the thread, nothing is likely.
+# If the trace shows the compute of that thread, time between it while a worker was at work was most likely a wait
+# for that worker. If it shows nothing of the thread, no cause is likely.
 
 #: Fact of a process whose compute a benchmark replaces by a sleep: name of the function.
 EMULATED = "emulated_compute"
@@ -232,14 +232,14 @@ _LOADING = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 def beside_workers(
     index: TraceIndex, thread: StepThread, waits: BatchWaits, working: TimeSet, explained: TimeSet
 ) -> list[Layer]:
-    """Layers of the gaps of a thread whose waits were not recorded, and of a sleep in the place of compute.
+    """Return layers of the gaps of a thread whose waits were not recorded, and of a sleep in the place of compute.
 
-    ``working`` is the time in its phases and annotations. None for traces of our own, and where no worker was seen.
+    ``working`` is the time in its phases and annotations. No layers for native traces and without recorded workers.
     """
     making = index.making_beside(thread)
     if not len(making) or not is_imported(index.trace):
         return []
-    # A sleep proves no compute; where loading runs beside it, no more than that nothing waited for it then.
+    # A sleep does not prove compute; beside loading, it only proves that the thread did not wait for the loading then.
     emulated = (_emulated(index, thread) & making) - explained
     layers = [Layer(_COMPUTE, emulated, (_OTHER,))]
     if len(waits.begin):
@@ -256,7 +256,7 @@ def beside_workers(
 
 
 def _emulated(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Annotations of the step thread in which it slept instead of computing."""
+    """Return the annotations of the step thread in which it slept instead of computing."""
     trace, facts = index.trace, index.trace.metadata
     told = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
     spans, rows = trace.spans, index.spans.rows(thread.track_id)

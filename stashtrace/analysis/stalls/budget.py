@@ -1,4 +1,4 @@
-"""stalls: every nanosecond of each step of each rank goes to exactly one kind. The heart of the product.
+"""stalls: every nanosecond of each step of each rank goes to exactly one kind. The central analysis of the package.
 
     layers of a rank, in order of priority        |-- straggler --|   |- fetch -|      |---- compute ----|
     painted: first layer that covers an instant   [...............][.][.........][..........................]
@@ -156,7 +156,7 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
     rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank, cause_share_ratio
 
     ``cause_rank`` is the rank that a ``straggler`` row waited for longest and ``cause_share_ratio`` the part of its
-    ``stall_ns`` that it did; both are -1 in rows of other kinds and where nobody is known to have been late.
+    ``stall_ns`` spent waiting for it; both are -1 in rows of other kinds and where no late rank is known.
     ``straggler_causes`` has all of them.
 
     Raises
@@ -173,8 +173,8 @@ def straggler_causes(trace: Trace) -> Table:
     """Divide the straggler time of each step of each rank among the ranks that it waited for.
 
     The rows of a rank and step sum to its ``straggler`` row of :func:`stalls`, exactly: ``stall_ns``, ``low_ns`` and
-    ``high_ns``. What waited for nobody who is known, and what may have been a wait although the budget gives it to
-    another kind, has ``cause_rank`` -1.
+    ``high_ns``. ``cause_rank`` is -1 for time in which the awaited rank is unknown, and for time that may have been a
+    wait although the budget gives it to another kind.
 
     Parameters
     ----------
@@ -196,9 +196,9 @@ def straggler_causes(trace: Trace) -> Table:
 def bounds_of_groups(
     trace: Trace, steps: Table, groups: Mapping[str, Sequence[str]]
 ) -> dict[int, dict[str, tuple[int, int]]]:
-    """Bounds of sums of kinds over some steps, by rank and name of the sum.
+    """Return bounds of sums of kinds over some steps, by rank and name of the sum.
 
-    Tighter than the sums of the kinds' own bounds: a doubt whether an instant was fetch or prep is none about both.
+    Tighter than the sums of the kinds' own bounds: a doubt between fetch and prep does not affect their sum.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def bounds_of_groups(
     Returns
     -------
     dict
-        Rank -> name -> not less and not more than so many ns.
+        Rank -> name -> (lower, upper) bound in ns.
     """
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
@@ -236,7 +236,7 @@ def bounds_of_groups(
 
 @kept_with_trace
 def _budget(trace: Trace) -> tuple[Table, Table]:
-    """The tables ``stalls`` and ``straggler_causes``: who wants one mostly wants the other too."""
+    """Return the tables ``stalls`` and ``straggler_causes``; most callers of one need the other as well."""
     index = TraceIndex(trace)
     whole, late = GrowingTable(STALLS), GrowingTable(STRAGGLER_CAUSES)
     for thread, own in ranks_and_steps(trace, index.steps):
@@ -247,7 +247,7 @@ def _budget(trace: Trace) -> tuple[Table, Table]:
 
 
 def _apart(index: TraceIndex) -> Table:
-    """Rows of ``stalls`` with a straggler row for each rank that was waited for."""
+    """Return the rows of ``stalls`` with one straggler row for each awaited rank."""
     whole = GrowingTable(STALLS)
     for thread, own in ranks_and_steps(index.origin, index.steps):
         columns = _divided(rank_layers(index, thread), thread, own).rows_apart()
@@ -278,9 +278,9 @@ def stall_intervals(trace: Trace) -> Table:
 
 
 def coded_intervals(trace: Trace) -> dict[str, Int64]:
-    """Columns of :func:`stall_intervals`, by rank and begin, the kinds as numbers of :class:`StallKind`.
+    """Return the columns of :func:`stall_intervals`, by rank and begin, with kinds as numbers of :class:`StallKind`.
 
-    A long run has millions, whose texts take more room than all other columns. Raises as that does.
+    A long run has millions of rows; texts of kinds would take more memory than all other columns. Same errors.
     """
     index = TraceIndex(trace)
     parts: dict[str, list[Int64]] = {name: [np.empty(0, dtype=np.int64)] for name in STALL_INTERVALS.names}
@@ -313,14 +313,14 @@ def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
 
 
 def _merge_equal(time: Tagged) -> Tagged:
-    """Join neighbours of one kind (two layers may share it)."""
+    """Join neighbours of one kind (two layers may have the same kind)."""
     apart = np.append(0, np.cumsum(time.begin[1:] != time.end[:-1]))[: len(time.begin)]
     stretches = GroupBy.runs(apart, time.tag)
     return Tagged(time.begin[stretches.first], time.end[stretches.last], time.tag[stretches.first])
 
 
 def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
-    """Steps and the time around them, sorted and disjoint, with their step numbers."""
+    """Return the steps and the time around them, sorted and disjoint, with their step numbers."""
     begin, end = steps["begin_ns"], steps["end_ns"]
     keep = end > begin
     begin, end, number = begin[keep], end[keep], steps["step"][keep]
@@ -332,7 +332,7 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
 
 
 def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
-    """Rows of ``stalls`` of one rank by given layers."""
+    """Return the rows of ``stalls`` of one rank by given layers."""
     return Table(STALLS, _divided(made, thread, steps).rows())
 
 
@@ -349,7 +349,7 @@ class _Divided:
     method : str array
         Of each step.
     causes : dict
-        Columns of straggler time by the rank that was waited for; ``row`` is that of the matrices.
+        Columns of straggler time by the awaited rank; ``row`` is the row of the matrices.
     """
 
     rank: int
@@ -361,7 +361,7 @@ class _Divided:
     causes: dict[str, Int64]
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """Columns of ``stalls``."""
+        """Return the columns of ``stalls``."""
         waited, causes = StallKind.STRAGGLER, self.causes
         columns, at, kind = self._kinds(self._wanted())
         main, stall = _heaviest(causes["row"], causes["cause_rank"], causes["stall_ns"], len(self.step))
@@ -371,7 +371,7 @@ class _Divided:
         return columns
 
     def rows_apart(self) -> dict[str, npt.NDArray[Any]]:
-        """The same with a straggler row for each rank that was waited for."""
+        """Return the columns of ``stalls`` with one straggler row for each awaited rank."""
         wanted = self._wanted()
         wanted[:, StallKind.STRAGGLER] = False
         columns, _, _ = self._kinds(wanted)
@@ -385,7 +385,7 @@ class _Divided:
         return {name: np.concatenate([values, parts[name]]) for name, values in columns.items()}
 
     def late(self) -> dict[str, Int64]:
-        """Columns of ``straggler_causes``."""
+        """Return the columns of ``straggler_causes``."""
         of = self.causes["row"]
         amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
         return {"rank": np.full(len(of), self.rank), "step": self.step[of], **amounts}
@@ -396,7 +396,7 @@ class _Divided:
         return wanted
 
     def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
-        """Columns of the wanted kinds, and of each row that of the matrices and the number of the kind."""
+        """Return the columns of the wanted kinds, and for each row its row in the matrices and its kind's number."""
         at, kind = np.nonzero(wanted)
         columns: dict[str, npt.NDArray[Any]] = {
             "rank": np.full(len(at), self.rank),
@@ -435,9 +435,9 @@ def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
 def _causes(
     made: RankLayers, windows: TimeSet, row: Int64, stall_ns: Int64, low_ns: Int64, high_ns: Int64
 ) -> dict[str, Int64]:
-    """Straggler time of each row by the rank that it waited for; with -1, what waits for nobody known, all sums agree.
+    """Return the straggler time of each row by the awaited rank; with -1 for an unknown one, all sums agree.
 
-    What may be a wait although another kind has it belongs to nobody: it can only be in the bound of -1.
+    Time of another kind that may be a wait has no awaited rank: it only widens the bound of -1.
     """
     parts: list[tuple[Int64, Int64, Int64, bool]] = [(int64([]), int64([]), int64([]), True)]
     last = max((n for n, layer in enumerate(made.layers) if layer.kind == StallKind.STRAGGLER), default=-1)
@@ -471,7 +471,7 @@ def _causes(
 
 
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
-    """Sums of :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
+    """Sum :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
 
     Columns
     -------
@@ -481,7 +481,7 @@ def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def stall_totals(counted: Table, by: str) -> Table:
-    """``stalls`` by rank, step kind or run from what ``stalls_counted`` gives of all ranks."""
+    """Return ``stalls`` by rank, step kind or run, from the rows of ``stalls_counted`` of all ranks."""
     apart = by == "step_kind"
     nothing = np.zeros(len(counted), dtype=np.int64)
     rank = nothing - 1 if by == "run" else counted["rank"]
@@ -537,12 +537,12 @@ def _counted(index: TraceIndex, warmup: bool) -> Table:
 
 
 def _codes(kinds: npt.NDArray[np.str_]) -> Int64:
-    # Comparing with each of few names is several times faster than sorting texts.
+    # Comparing with each of the few names is several times faster than sorting texts.
     return int64(np.select([kinds == kind.name.lower() for kind in _KINDS], [int(kind) for kind in _KINDS]))
 
 
 def _methods(sums: GroupBy, method: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Method of each sum; ``mixed`` where its parts have several."""
+    """Return the method of each sum; ``mixed`` where its parts have several."""
     out = np.full(len(sums), "", dtype="U16")
     for name in np.unique(method).tolist():
         has = sums.any(method == name)
@@ -551,12 +551,12 @@ def _methods(sums: GroupBy, method: npt.NDArray[np.str_]) -> npt.NDArray[np.str_
 
 
 def _heaviest(row: Int64, cause: Int64, weight: Int64, count: int) -> tuple[Int64, Int64]:
-    """Cause with the most weight of each row, of equals the first, and that weight; -1 and 0 if there is none."""
+    """Return the cause with the most weight in each row (of equals the first), and the weight; -1 and 0 if none."""
     heaviest = GroupBy.numbered(np.where(cause >= 0, row, -1), count).argmax(weight)
     return np.append(cause, -1)[heaviest], np.append(weight, 0)[heaviest]
 
 
-# Which method divides which time of a rank, and the layers it makes. The door between the budget and its methods.
+# Which method divides which time of a rank, and the layers it makes. The interface of the budget to its methods.
 #
 #     outside the steps   |  step 0  step 1  | step 2  step 3 |  step 4 ...       a rank with a device
 #     host                |  brackets        | kernels        |  brackets         deep mode on for steps 2 and 3
@@ -569,12 +569,12 @@ METHODS: dict[str, Callable[[TraceIndex, StepThread], RankLayers]] = {
     "brackets": bracket_layers,
     "kernels": kernel_layers,
 }
-#: The first and the last step of a recorded window count if they hold this share of the kernels of the one between.
+#: The first and the last step of a recorded window count if they hold this share of the kernels of those in between.
 _WHOLE_STEP_RATIO = 0.9
 
 
 def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
-    """Layers of a rank's whole life by one method, made once per trace."""
+    """Return the layers of a rank's whole life by one method; made once per trace."""
     known: dict[tuple[str, StepThread], RankLayers] = index.of_threads
     key = (method, thread)
     if key not in known:
@@ -584,7 +584,7 @@ def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
 
 @kept_per_thread
 def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
-    """Steps that kernels, and that brackets attribute; a step can be in both. Empty for a rank without a device."""
+    """Return the steps that each of kernels and brackets can attribute, maybe both; empty for a rank without device."""
     if thread.rank not in index.ranks_on_device:
         return {}
     own = index.steps_of(thread.rank)
@@ -600,7 +600,7 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
         with_kernels = np.flatnonzero(counts)
         if len(with_kernels):
             typical = float(np.median(counts[with_kernels]))
-            # Without brackets beside them, kernels are all there is: an imported recording has no edges to doubt.
+            # Without brackets, all steps with kernels count: the edges of an imported recording are not in doubt.
             least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
             whole = with_kernels[counts[with_kernels] >= least]
             windows["kernels"] = TimeSet.of_rows(own, whole)
@@ -608,7 +608,7 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
 
 
 def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Layers of a rank by its methods, made once per trace."""
+    """Return the layers of a rank by its methods; made once per trace."""
     if not device_windows(index, thread):
         return by_method(index, thread, "host")
     return _combined(index, thread)
@@ -616,7 +616,7 @@ def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 @kept_per_thread
 def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Each method's layers inside its own windows; these are disjoint, so the order between them does not matter."""
+    """Return each method's layers inside its own windows; these are disjoint, so their order does not matter."""
     windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])
     layers: list[Layer] = []

@@ -1,12 +1,12 @@
-"""Layers of a rank whose device was watched by timing events alone (method ``brackets``): the mode that can stay on.
+"""Layers of a rank whose device was recorded only by timing events (method ``brackets``): the mode that can stay on.
 
     seen waiting     straggler, network, interconnect, h2d, fetch, prep, handoff,    every compute stream stood still
-                     other (a function of the job's that the stream runs on the host)
+                     other (a function of the job that the stream runs on the host)
     seen loaded      compute                            an event stood in a stream behind unfinished work
-    neither          compute, bounded                   the host led by nothing: some of it may be launch, sync, ...
+    neither          compute, bounded                   the host was not ahead: some of it may be launch, sync, ...
 
-What brackets cannot see is a doubt of ``compute``, never a point of another kind; where the step thread is known to
-have stood still as well (a checkpoint, a sleep), that is the point and compute its doubt.
+Stalls that brackets cannot see are doubts of ``compute``, never the point value of another kind. Where the step thread
+is known to have stood still as well (a checkpoint, a sleep), that kind is the point value and ``compute`` its doubt.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,7 +25,7 @@ from stashtrace.schema.kinds import Awaited, Bracket, DeviceCall, StallKind
 
 _COMPUTE = StallKind.COMPUTE
 _LOADING = (StallKind.PREP, StallKind.FETCH, StallKind.HANDOFF)
-#: Kinds of what an untimed bracket stood around.
+#: Kinds that an untimed bracket may have stood for: its codes, the codes of the awaited work, the kinds.
 _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]], ...] = (
     ((Bracket.BATCH_WAIT,), (), _LOADING),
     ((Bracket.COPY,), (), (StallKind.H2D,)),
@@ -36,12 +36,12 @@ _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]],
     ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
 _Doubtful = tuple[TimeSet, tuple[StallKind, ...]]
-#: Calls that return when the stream they name has nothing left.
+#: Calls that return when their stream has no work left.
 _DRAINS_STREAM = (DeviceCall.STREAM_SYNCHRONIZE, DeviceCall.COPY)
 
 
 def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Exposed intervals in the order of the kinds, then what the device did or may have done."""
+    """Return layers of exposed intervals in the order of the kinds, then of what the device did or may have done."""
     view = DeviceView(index, thread)
     whole = TimeSet.of([thread.begin_ns], [thread.end_ns])
     every = _all_waiting(view, whole)
@@ -57,7 +57,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.OTHER, _of(seen, HOST) & every))
     stalled = TimeSet.united(*(layer.time for layer in layers))
 
-    # One compute stream waited and another was not seen to: stall or not, nobody knows, unless that one surely worked.
+    # If one compute stream waited and another was not seen to wait, a stall is possible unless the other surely worked.
     thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
     all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
     any_link = TimeSet.united(*links.values())
@@ -122,17 +122,17 @@ def _all_waiting(view: DeviceView, whole: TimeSet) -> TimeSet:
 
 
 def _loading(index: TraceIndex, thread: StepThread, time: TimeSet) -> list[Layer]:
-    """Exposed batch waits by what the worker did; where the loader left no record, by none of it."""
+    """Return layers of exposed batch waits by what the worker did; where it left no record, ``prep`` with doubts."""
     layers = [Layer(x.kind, x.time & time, x.doubts) for x in batch_layers(index, thread, batch_waits(index, thread))]
     return [*layers, Layer(StallKind.PREP, time, (StallKind.FETCH, StallKind.HANDOFF))]
 
 
 def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
-    """Compute with doubts; where several causes are possible their doubts add up."""
+    """Return layers of compute with doubts; where several causes are possible, a layer has the doubts of all."""
     layers: list[Layer] = []
     kinds = sorted({k for _, ks in parts for k in ks})
     reach = {k: TimeSet.united(*(t for t, ks in parts if k in ks)) for k in kinds}
-    # Cut at every border, so that each piece has one set of doubts.
+    # Cut at every edge, so that each piece has one set of doubts.
     if not any(len(time) for time in reach.values()):
         return layers
     edges = np.unique(np.concatenate([e for t in reach.values() for e in (t.begin, t.end)]))
@@ -146,16 +146,16 @@ def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
 
 
 def _drained(index: TraceIndex, thread: StepThread, view: DeviceView) -> tuple[TimeSet, TimeSet]:
-    """After blocking calls that left nothing to do, up to the next event; and inside such calls: the device worked.
+    """Return the time from the end of calls that drained the device to the next event, and the time inside such calls.
 
-    Kernels launched in between leave no trace here, so the first set is a bound.
+    The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound.
     """
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     code, stream = calls["call_code"][rows], calls["stream_track_id"][rows]
     on_compute = np.isin(stream, view.compute)
     drains = (code == DeviceCall.DEVICE_SYNCHRONIZE) | (np.isin(code, _DRAINS_STREAM) & on_compute)
     bound = drains | (code == DeviceCall.EVENT_SYNCHRONIZE)
-    if len(view.compute) > 1:  # the others may still have work
+    if len(view.compute) > 1:  # other streams may still have work
         drains = code == DeviceCall.DEVICE_SYNCHRONIZE
     blocking = TimeSet.of_rows(calls, rows[drains])
     returned = np.sort(calls["end_ns"][rows[bound]])

@@ -1,11 +1,11 @@
-"""Layers of a rank of which everything that ran on its device is known (method ``kernels``): deep mode, or imported.
+"""Layers of a rank whose device work is known completely (method ``kernels``): deep mode, or imported.
 
-    any stream   ##compute##      ###            ####      first what computes
-    NCCL             =====collective=====                  what is left of it: straggler, network, interconnect
-    copies                     ~~~~~~                      what is left of them: h2d
+    any stream   ##compute##      ###            ####      first all that computes
+    NCCL             =====collective=====                  the rest of its time: straggler, network, interconnect
+    copies                     ~~~~~~                      the rest of their time: h2d
     nothing                            ...       ...       idle: why the host gave the device nothing to do
 
-For the steps whose kernels were recorded.
+Applies to steps whose kernels were recorded.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import BLOCKING_CALLS, CollectiveSource, CopyDirection, DeviceWork, StallKind
 from stashtrace.schema.trace import HOST_NOT_RECORDED
 
-#: What an idle device of an unseen host may have stood for.
+#: Possible causes of an idle device if its host was not recorded.
 _UNSEEN = (StallKind.STRAGGLER,)
 
 
@@ -45,7 +45,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     opaque = when(work == DeviceWork.GRAPH) - computing
     talks = work == DeviceWork.COMMUNICATION
     streams = kernels["track_id"][rows]
-    # Only what nothing else hides: the streams' own order decides whom a piece waited for.
+    # Only time that nothing else hides; the order within a stream decides which rank a piece waited for.
     exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
     divided = link_layers(index, thread, _once(exposed), running=True)
     layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
@@ -69,14 +69,14 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 
 def _saw_host(index: TraceIndex, thread: StepThread) -> bool:
-    """Whether the recording tells of the host at all: else an idle device has no known cause."""
+    """Return True if the host was recorded; else an idle device has no known cause."""
     facts = index.trace.metadata
     told = facts["key_code"] == index.trace.strings.find(HOST_NOT_RECORDED)
     return not (told & (facts["process_id"] == thread.process_id)).any()
 
 
 def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
-    """Each instant under one stream: of two that communicate at once the first decides."""
+    """Assign each instant to one stream: the first one, if several communicate at once."""
     taken, out = TimeSet.empty(), {}
     for stream, time in exposed.items():
         out[stream] = time - taken
@@ -85,7 +85,7 @@ def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
 
 
 def _after_blocking(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
-    """Idle stretches whose begin lies inside a blocking call: it drained the device."""
+    """Return idle stretches that begin inside a blocking call: the call drained the device."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
@@ -94,7 +94,7 @@ def _after_blocking(index: TraceIndex, thread: StepThread, idle: TimeSet) -> Tim
 
 
 def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
-    """Operations that never went to a device (gloo beside NCCL): the step thread blocked on them leaves it idle."""
+    """Return layers of operations on the host (gloo beside NCCL): if they block the step thread, the device idles."""
     table, given = index.trace.collectives, index.on_devices.given
     backends = index.trace.groups
     nccl = backends["group_hash"][backends["backend_code"] == index.trace.strings.find("nccl")]

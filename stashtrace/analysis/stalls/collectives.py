@@ -1,13 +1,13 @@
-"""When the step thread of a host-driven rank is blocked on a collective, on which one, and why it is not done yet.
+"""When the step thread of a host-driven rank is blocked on a collective, on which one, and why it has not ended.
 
     call          last rank calls            end
      |--- straggler ---|------- link ---------|        the blocking collective: the oldest that has not ended
            ##################                          the thread's own wait: only this part is a stall
 
-The blocked time is the union of what ``Work.wait`` recorded, of blocking calls of the thread while a collective of the
-rank is in flight (DDP waits inside C++), outside of batch waits, and of the launching calls themselves: on busy cores
-the backend's threads take the caller's place before it gets to wait. A collective that a device timed is in flight from
-its entry there on, and blocks who waits for the device.
+The blocked time is the union of recorded calls of ``Work.wait``, of blocking calls of the thread outside of batch waits
+while a collective of the rank is in flight (DDP waits inside C++), and of the launching calls: on busy cores the
+backend's threads displace the caller before it waits. A collective that a device timed is in flight from its entry on
+the device, and blocks a thread that waits for the device.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
 
-#: Blocking calls by which a backend waits. A mutex, a sleep, a join or a semaphore (a lock of Python) is not one.
+#: Blocking calls by which a backend waits; not by a mutex, a sleep, a join or a semaphore (a lock of Python).
 BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
 
 
@@ -36,17 +36,17 @@ class Blocked:
     Attributes
     ----------
     row
-        Row of ``trace.collectives`` that is not done yet, -1 if none is known to be in flight.
+        Row of ``trace.collectives`` that has not ended, -1 if none is known to be in flight.
     waited_row
-        Row that the thread asked for; differs from ``row`` if that one is queued behind it; -1 if unknown.
+        Row that the thread waits for; differs from ``row`` if it is queued behind ``row``; -1 if unknown.
     link
         Link of the group.
     launching
         In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
     presumed
-        No wait was recorded, but nothing after the call either: the thread hangs in it.
+        No wait was recorded, but nothing after the call either: the thread is taken to hang in it.
     on_device
-        It is the device that has this collective in flight, and may compute beside it.
+        The collective is in flight on the device, which may compute at the same time.
     """
 
     begin: Int64
@@ -67,7 +67,7 @@ class Blocked:
 def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
     """Return rows by begin, without those that start inside an earlier one (waits inside waits of the same thread).
 
-    Of equal intervals the one with the smallest ``ties`` stays, so that the order of rows does not matter.
+    Of equal intervals, the row with the smallest ``ties`` stays, so that the order of rows does not matter.
     """
     order = order_by(begin, -end, *ties)
     order = order[end[order] > begin[order]]
@@ -78,7 +78,7 @@ def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> I
 
 
 def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
-    """For each instant with something in flight the oldest of it: begin, end and row; rows in order of their call."""
+    """Return begin, end and row of the oldest collective in flight at each instant; rows in order of their call."""
     if len(call) == 0:
         return int64([]), int64([]), int64([])
     order = order_by(call, end)
@@ -91,8 +91,8 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
 def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
     """Return rows, calls and ends of a rank's collectives; one that never ended lasts as long as the rank.
 
-    An end that nobody saw, of an operation that all had entered, must not block the queue for ever: it counts as ended
-    when the last one entered.
+    If all ranks entered an operation and its end was not recorded, it must not block the queue for ever: it counts as
+    ended when the last rank entered.
     """
     table, matched = index.trace.collectives, index.in_flight
     rows = index.collectives.rows(thread.process_id)
@@ -103,14 +103,14 @@ def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64
 
 
 def device_waits(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """The step thread inside calls that return when the device has done something."""
+    """Return when the step thread was inside calls that wait for the device."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[(calls["track_id"][rows] == thread.track_id) & np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)]
     return TimeSet.of_rows(calls, rows)
 
 
 def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: TimeSet) -> Blocked:
-    """Pieces of the step thread's time that it spends blocked on collectives."""
+    """Return the pieces of time in which the step thread is blocked on collectives."""
     table, matched = index.trace.collectives, index.in_flight
     rows, call, end = own_collectives(index, thread)
     hanging = matched.last_enter_ns[rows] == NEVER
@@ -127,7 +127,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     heads = in_flight_heads(call, end)
     for chosen, queue in _queues(group, waited, call, end, heads):
         made = _pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue)
-        # Before the device entered what is waited for, it did something else.
+        # Before the device entered the awaited collective, it did something else.
         early = (made[2] < 0) & (made[3] >= 0) & np.append(timed, False)[made[3]]
         parts.append(tuple(c[~early] for c in made))
     explicit = TimeSet.of(wait_begin, wait_end)
@@ -168,7 +168,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 
 
 def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
-    """The step thread inside calls that start a collective."""
+    """Return when the step thread was inside calls that start a collective."""
     table = index.trace.collectives
     own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
     return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
@@ -178,7 +178,7 @@ Queue = tuple[Int64, Int64, Int64]
 
 
 def _heads_of(members: Int64, call: Int64, end: Int64) -> Queue:
-    """Queue of some of the rank's collectives."""
+    """Return the queue of some of the rank's collectives."""
     begin, stop, row = in_flight_heads(call[members], end[members])
     return begin, stop, members[row]
 
@@ -186,7 +186,7 @@ def _heads_of(members: Int64, call: Int64, end: Int64) -> Queue:
 def _queues(
     group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
 ) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
-    """Waits by the queue they stand in: that of the group waited for, or of all groups if it is unknown."""
+    """Return the waits of each queue, and the queue: one for each awaited group, one for all if that is unknown."""
     queues: list[tuple[npt.NDArray[np.bool_], Queue]] = [(waited < 0, heads)]
     wanted = group[waited[waited >= 0]]
     waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
@@ -197,7 +197,7 @@ def _queues(
 
 
 def _pieces(begin: Int64, end: Int64, waited: Int64, queue: Queue) -> tuple[Int64, ...]:
-    """Waits cut by the queue's heads; what no head covers has row -1."""
+    """Return the waits cut by the queue's heads: begin, end, row, awaited row; row -1 where no head covers a wait."""
     waits = TimeSet(int64(begin), int64(end))
     head = TimeSet(queue[0], queue[1])
     cut = waits.pieces(queue[0], queue[1])
@@ -209,7 +209,7 @@ def _pieces(begin: Int64, end: Int64, waited: Int64, queue: Queue) -> tuple[Int6
 
 
 def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tuple[int, int, int] | None:
-    """The thread never came back from an operation that somebody never entered: begin, end, row."""
+    """Return (begin, end, row) if the thread never returned from an operation that some rank never entered."""
     if len(rows) == 0:
         return None
     first = int(call.argmin())
@@ -221,8 +221,8 @@ def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tu
 
 
 def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged, TimeSet]:
-    """Layers straggler, network and interconnect of blocked pieces, whom the straggler time waited for, and which link
-    time an estimate divides.
+    """Return layers straggler, network and interconnect of blocked pieces, the straggler time with the rank waited for,
+    and the link time that an estimate divides.
     """
     matched = index.in_flight
     rows = np.maximum(blocked.row, 0)
@@ -259,16 +259,16 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     return layers, late, TimeSet.united(*estimated)
 
 
-# Transfers of collectives as layers: network, interconnect, or cut in two where a group spans hosts and shares some.
+# Transfers of collectives as layers: network, interconnect, or both where a group spans hosts that members share.
 
 
 def transfer_layers(
     index: TraceIndex, begin: Int64, end: Int64, row: Int64, link: Int64, doubt: tuple[StallKind, ...] = ()
 ) -> tuple[list[Layer], TimeSet]:
-    """Pieces of transfers of some collectives (``row`` may be -1) by the link, and those that an estimate divides.
+    """Return layers of transfers by link (``row`` may be -1), and the transfers that an estimate divides.
 
-    Of a group over hosts of which some members share one: network up to its cut, then interconnect; around an estimated
-    cut each is the doubt of the other.
+    If a group spans hosts and some members share a host, its transfer is network up to the cut, then interconnect.
+    Around an estimated cut, each of the two is the doubt of the other.
     """
     network, inside = StallKind.NETWORK, StallKind.INTERCONNECT
     across, within, mixed = link == ACROSS, link == INSIDE, link == MIXED

@@ -1,4 +1,4 @@
-"""What the compute streams of a rank were seen to wait for, by pairs of timing events around it.
+"""What the compute streams of a rank waited for, from pairs of timing events around the waits.
 
     host     enter |....... next() .......| return
     stream   ### T_before ............... T_after ###      exposed = min(T_after, return) - max(T_before, enter)
@@ -6,8 +6,8 @@
     stream   ### T_before ........ T_after                 exposed = [T_before, min(T_after, end of the awaited work))
     awaited  ================ end
 
-Exposed time of one stream is a stall of the rank only where every compute stream waits. The rules, and why each is one,
-are in ``docs/concepts/stalls.md``.
+Exposed time of one stream is a stall of the rank only where every compute stream waits. The rules and their reasons are
+in ``docs/concepts/stalls.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,23 +28,23 @@ from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection
 from stashtrace.schema.table import Table
 
 BATCH, COPY, PEER, LINK, GRAPH, HOST = 1, 2, 3, 4, 5, 6
-#: Stream of a wait of which nobody knows what it stood for.
+#: Stream of a wait whose cause is unknown.
 ANY_STREAM = -1
-#: Never on a device as a pair of events, or not worth one.
+#: Flags of brackets that have no usable pair of events on a device.
 _USELESS = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 _NO_DIRECTION = (0, int(CopyDirection.UNKNOWN))
 _MARKED = (Bracket.BATCH_WAIT, Bracket.STEP, Bracket.MARK)
-#: An event that the device reaches this soon after it was recorded found an empty stream: a launch takes some
-#: microseconds, and the clocks err by less.
+#: If the device reaches an event this soon after it was recorded, the stream was empty: a launch takes some
+#: microseconds, and the error of the clocks is smaller.
 STARVED_NS = 20_000
 
 
 @dataclass(slots=True)
 class Exposed:
-    """Exposed time of one compute stream by what was waited for, in lists of begins and ends.
+    """Exposed time of one compute stream by the awaited work, as lists of begins and ends.
 
-    ``links`` are by the stream of the awaited collective, wait by wait. ``unsure`` holds pieces of which it is not
-    known whether the stream waited in them or the host was still on its way.
+    ``links`` holds each wait by the stream of the awaited collective. In pieces of ``unsure``, it is unknown whether
+    the stream waited or the host had not enqueued the wait yet.
     """
 
     pieces: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
@@ -52,31 +52,31 @@ class Exposed:
     unsure: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
 
     def add(self, what: int, begin: Int64, end: Int64, chosen: npt.NDArray[np.bool_]) -> None:
-        """Take the chosen intervals for one cause."""
+        """Add the chosen intervals to one cause."""
         self.pieces.setdefault(what, []).append((begin[chosen], end[chosen]))
 
     def of(self, what: int) -> TimeSet:
-        """Exposed for one cause."""
+        """Return the time exposed for one cause."""
         return joined(self.pieces.get(what, []))
 
     def link(self, stream: int) -> TimeSet:
-        """Exposed for collectives of one stream."""
+        """Return the time exposed for collectives of one stream."""
         return joined(self.links.get(stream, []))
 
     @property
     def waiting(self) -> TimeSet:
-        """Exposed for any cause: this stream had nothing to run."""
+        """Time exposed for any cause: this stream had nothing to run."""
         parts = [p for what, exposed in self.pieces.items() if what != GRAPH for p in exposed]
         return joined(parts + [p for exposed in self.links.values() for p in exposed])
 
 
 def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
-    """Union of pieces."""
+    """Return the union of pieces."""
     return TimeSet.of(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else TimeSet.empty()
 
 
 class DeviceView:
-    """Brackets of one rank and what follows from them.
+    """Brackets of one rank, and the times derived from them.
 
     Attributes
     ----------
@@ -89,9 +89,9 @@ class DeviceView:
     life : dict of int to (int, int)
         First and last event of each compute stream.
     loaded : TimeSet
-        The device surely had work: an event stood in a compute stream behind something unfinished.
+        Time when the device surely had work: an event stood in a compute stream behind unfinished work.
     error_ns : int
-        Of the event clock.
+        Error of the event clock.
     """
 
     def __init__(self, index: TraceIndex, thread: StepThread) -> None:
@@ -142,14 +142,14 @@ class DeviceView:
         return exposed
 
     def _waits(self, waits: Table, exposed: Exposed) -> None:
-        """Stream waits: up to the end of what they were for, where that is known."""
+        """Add stream waits, up to the end of the awaited work where that is known."""
         begin, end = waits["begin_ns"], waits["end_ns"]
         at = GroupBy(self._all["bracket_id"]).row_of(waits["correlation_id"])
         at[waits["correlation_id"] <= 0] = -1
         known = at >= 0
         work_end = np.where(known, np.append(self._all["end_ns"], -1)[at], -1)
         done = np.where(waits["awaited_ns"] >= 0, waits["awaited_ns"], work_end)
-        # Without that end: both events stood in the stream before the first was reached, so all between is the wait.
+        # Else, once both events stand in the stream before it reaches the first, all time between them is the wait.
         sure = np.where(done >= 0, begin, np.clip(waits["return_ns"], begin, end))
         stop = np.where(done >= 0, np.clip(done, begin, end), end)
         code = waits["awaited_code"]
@@ -169,9 +169,9 @@ class DeviceView:
 
     @staticmethod
     def _copies(exposed: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
-        """Rows of copies by what they are to the budget; the stall may begin at the first, begins at the second time.
+        """Add copies by their kind of stall. ``pieces``: the stall may begin at the first time, surely at the second.
 
-        A copy inside one device is the device's own work. One that went nobody knows where may be a stall or not.
+        A copy inside one device is the device's own work. A copy of unknown direction may be a stall or not.
         """
         begin, sure, stop = pieces
         peer = direction == CopyDirection.PEER
@@ -183,7 +183,7 @@ class DeviceView:
         exposed.unsure[COPY].append((begin[unknown], stop[unknown]))
 
     def _loaded(self, table: Table) -> TimeSet:
-        """From the recording of an event to the moment the stream reached it, there was work before it."""
+        """Return the times from recording an event to the stream reaching it: work stood before the event."""
         recorded = np.concatenate([table["call_ns"], table["return_ns"]])
         reached = np.concatenate([table["begin_ns"], table["end_ns"]])
         behind = reached - recorded > STARVED_NS + self.error_ns
@@ -192,7 +192,7 @@ class DeviceView:
     def busy_on(self, stream: int) -> TimeSet:
         """Return when a stream surely worked: an event stood in it behind something other than a wait.
 
-        ``ANY_STREAM``: where every stream that this rank's collectives were given to did.
+        For ``ANY_STREAM``, return when every stream with collectives of this rank did.
         """
         if stream == ANY_STREAM:
             rows = self._index.collectives.rows(self.process_id)
@@ -206,7 +206,7 @@ class DeviceView:
 
     @property
     def working(self) -> TimeSet:
-        """When any compute stream surely worked on something that no bracket surrounds."""
+        """Time when any compute stream surely worked on something that no bracket surrounds."""
         return TimeSet.united(
             *(self.busy_on(stream) - exposed.waiting - exposed.of(GRAPH) for stream, exposed in self.exposed.items())
         )

@@ -1,4 +1,4 @@
-"""Time that a device spends on nothing but communication, divided into straggler, network and interconnect.
+"""Time in which a device only communicates, divided into straggler, network and interconnect.
 
 exposed      |-----------------------------|          what the compute streams waited, or only NCCL's kernels ran
 in flight    [ collective 4 ....... ][ collective 5 ...    the oldest on the awaited stream decides
@@ -28,7 +28,7 @@ LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """Layers in order, whom the straggler time waited for, and which link time an estimate divides."""
+    """Layers in order, the straggler time with the awaited rank, and the link time that an estimate divides."""
 
     layers: list[Layer]
     late: Tagged
@@ -43,11 +43,11 @@ def link_layers(
     busy: Mapping[int, TimeSet] | None = None,
     running: bool = False,
 ) -> LinkTime:
-    """Divide exposed time, given by the stream whose collectives were waited for (or ``ANY_STREAM``).
+    """Divide exposed time, given by the stream of the awaited collectives (or ``ANY_STREAM``).
 
-    ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered is
-    nobody's: what kept it from entering was not seen. Where ``busy`` says that the awaited stream worked meanwhile,
-    that was work on a side stream; elsewhere the host may have been on its way.
+    ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered has no
+    known cause, because what delayed the entry was not recorded. Where ``busy`` shows that the awaited stream worked
+    meanwhile, it was work on a side stream; elsewhere the host may not have launched the collective yet.
     """
     devices, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(thread.process_id)
@@ -102,9 +102,9 @@ def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[l
 
 
 def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
-    """Where a compute stream waited for a collective that stood behind an earlier one of its stream, whose bytes moved.
+    """Return when a compute stream waited for a collective queued behind an earlier one that was transferring.
 
-    It is part of the link's time: the earlier one's.
+    It is part of the link's time, that of the earlier collective.
     """
     devices, table = index.on_devices, index.trace.collectives
     own = index.collectives.rows(view.process_id)
@@ -119,13 +119,13 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
         moving = TimeSet.of(entered, end)
         for exposed in view.exposed.values():
             for since, until in exposed.links.get(stream, []):
-                awaited = np.maximum(np.searchsorted(begin, until) - 1, 0)  # what ends last is what was waited for
+                awaited = np.maximum(np.searchsorted(begin, until) - 1, 0)  # the awaited collective ends last
                 parts.append(TimeSet.of(since, np.minimum(until, begin[awaited])) & moving)
     return TimeSet.united(*parts)
 
 
 def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
-    """Tagged pieces without overlaps: the earlier one keeps the time."""
+    """Return tagged pieces without overlaps; the earlier piece keeps the time."""
     if len(begin) == 0:
         return Tagged(int64([]), int64([]), int64([]))
     order = order_by(begin, end, tag)
@@ -137,6 +137,6 @@ def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
 
 
 def only_within(late: Tagged, time: TimeSet) -> Tagged:
-    """Straggler time inside a set."""
+    """Return the straggler time inside a set of times."""
     begin, end, row = time.pieces(late.begin, late.end)
     return Tagged(begin, end, late.tag[row])

@@ -26,7 +26,7 @@ DIFF = _schema(
     ("change_ns", "i8", "ns", "after minus before"),
     ("spread_before_ns", "i8", "ns", "median absolute deviation over steps, times 1.4826"),
     ("spread_after_ns", "i8", "ns", "the same of the second run"),
-    ("noise_ns", "i8", "ns", "changes up to this are no difference"),
+    ("noise_ns", "i8", "ns", "changes up to this are not a difference"),
     ("verdict", "U16", "", "faster, slower or no difference"),
     ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both runs"),
     ("before_steps_count", "i8", "", "steps compared"),
@@ -43,7 +43,7 @@ _SIGNIFICANT, _WORTH_NAMING = 3.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Per step: wall time and time of each kind, mean over ranks, warm-up and validation left out."""
+    """Wall time and time of each kind per step: means over ranks, without warm-up and validation."""
 
     walls: Int64
     kinds: dict[str, Int64]
@@ -54,7 +54,7 @@ def diff(before: Trace, after: Trace) -> Table:
 
     The medians over steps are compared; a kind that occurs in less than half of the steps of both runs (checkpoints)
     by its means. A change is called faster or slower if it exceeds three standard errors of the two statistics
-    together and one per cent of the step; else it is no difference. Steps of one run are not independent runs: what
+    together and one per cent of the step; else it is not a difference. Steps of one run are not independent runs: what
     differs from run to run (placement, neighbours) is not in the error.
 
     Parameters

@@ -1,4 +1,4 @@
-"""evidence: the numbers behind the sentences of a summary: what workers did, which files, why a rank was late."""
+"""evidence: the numbers behind the sentences of a summary: time of workers, files, causes of late ranks."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _shares(rank: int, kind: str, detail: str, amounts: dict[str, int], cause: i
 
 
 def _worker_time(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Time of all workers together: blocked in storage, collating, the rest of making batches, idle."""
+    """Return the time of all workers together: blocked in storage, collating, the rest of making batches, idle."""
     fetches, collates = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.COLLATE)
     rows = index.fetches.rows(thread.rank)
     io = index.io
@@ -148,7 +148,7 @@ def _workers_end(
 
 
 def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Files whose calls blocked longest where data was read: by workers, in batches and reads of the rank's process."""
+    """Return the files whose calls blocked longest in workers, and in batches and reads of the rank's process."""
     trace, io = index.trace, index.io
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
     workers = np.setdiff1d(fetches["process_id"][rows], [thread.process_id])
@@ -170,9 +170,9 @@ def _files(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
 
 
 def _own_reads(index: TraceIndex, thread: StepThread) -> Int64:
-    """Calls of the rank's own process that may have read data: its reads, and all calls while it makes a batch.
+    """Return calls of the rank's own process that may have read data: its reads, and all calls while it makes a batch.
 
-    What its checkpoints read and write is none of that.
+    Calls of its checkpoints are left out.
     """
     phases, io = index.trace.phases, index.io
     saves = (phases["process_id"] == thread.process_id) & np.isin(phases["phase_code"], CHECKPOINT_PHASES)
@@ -202,12 +202,12 @@ def _late_ranks(index: TraceIndex, thread: StepThread, window: TimeSet, kinds: T
 
 Row = tuple[int, str, str, str, int, int, float, float]
 _Names = npt.NDArray[np.str_]
-#: Copies that the budget counts as the device's own work, or as its talk with another one.
+#: Copies that the budget counts as the device's own work, or as communication with another device.
 _NOT_HOST = (CopyDirection.DEVICE_TO_DEVICE, CopyDirection.PEER)
 
 
 def device_evidence(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
-    """Rows of one rank inside its counted steps; none for a rank without a device."""
+    """Yield the rows of one rank inside its counted steps; none for a rank without a device."""
     yield from _copies(index, thread, window)
     yield from _blocking_calls(index, thread, window)
     yield from _host_functions(index, thread, window)
@@ -217,7 +217,7 @@ def device_evidence(index: TraceIndex, thread: StepThread, window: TimeSet) -> I
 def _summed(
     rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
 ) -> list[Row]:
-    """One row per name, longest first."""
+    """Return one row per name, longest first."""
     if not len(names):
         return []
     by_name = GroupBy(names)
@@ -232,7 +232,7 @@ def _summed(
 
 
 def _copies(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Copies between host and device by memory and direction: brackets, else what was recorded of every kernel."""
+    """Return copies between host and device by memory and direction, from brackets, else from kernels."""
     table, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     rows = rows[(table["bracket_code"][rows] == Bracket.COPY) & (table["begin_ns"][rows] >= 0)]
     flags = table["bracket_flags"][rows]
@@ -251,7 +251,7 @@ def _copies(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]
 
 
 def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Calls that blocked or drained, by what they are and the thread that made them."""
+    """Return calls that blocked on or drained the device, by call and thread."""
     trace, calls, rows = index.trace, index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     inside = window.within(calls["begin_ns"][rows], calls["end_ns"][rows])
@@ -263,7 +263,7 @@ def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
 
 
 def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
-    """Functions of the job's that streams ran on the host, by the stream that they held up."""
+    """Return functions of the job that streams ran on the host, by the stream that they delayed."""
     trace, table, rows = index.trace, index.trace.device_brackets, index.brackets.rows(thread.process_id)
     rows = rows[(table["bracket_code"][rows] == Bracket.HOST_FUNCTION) & (table["begin_ns"][rows] >= 0)]
     inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
@@ -273,7 +273,7 @@ def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
 
 
 def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
-    """Transfers once all ranks were in, by operation and communicator, with their bus bandwidth."""
+    """Yield transfers from the entry of the last rank, by operation and communicator, with their bus bandwidth."""
     trace, devices = index.trace, index.on_devices
     table, rows = trace.collectives, index.collectives.rows(thread.process_id)
     rows = rows[devices.timed[rows] & (devices.matched.last_enter_ns[rows] < NEVER)]
@@ -296,7 +296,7 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
 
 
 def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
-    """Name of each track; ``unknown`` where the trace has no such track."""
+    """Return the name of each track; ``unknown`` where the trace has no such track."""
     if not len(track_id):
         return []
     tracks = trace.tracks
@@ -305,7 +305,7 @@ def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
 
 
 def _names(codes: type[CopyDirection] | type[DeviceCall] | type[CollectiveOp]) -> _Names:
-    """Name of each code, by the code."""
+    """Return the name of each code, indexed by the code."""
     texts = np.full(max(codes) + 1, "unknown", dtype="U32")
     for code in codes:
         texts[code] = code.name.lower()

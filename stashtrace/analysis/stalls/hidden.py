@@ -146,7 +146,7 @@ def _queued(matched: Matched, blocked: Blocked) -> TimeSet:
 
 
 def _contention(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
-    """Run-queue time between the stamps at phase boundaries, linear in between."""
+    """Return the run-queue time in ns of each window, linear between phase boundaries; -1 if unknown."""
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     at = np.stack([phases["begin_ns"][rows], phases["end_ns"][rows]], axis=1).ravel()
     queue = np.stack([phases["begin_runqueue_ns"][rows], phases["end_runqueue_ns"][rows]], axis=1).ravel()
@@ -158,7 +158,7 @@ def _contention(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64)
 
 
 def _growth(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
-    """Growth of a cumulative value over windows; relative to its first sample, so that floats hold durations only."""
+    """Return the growth of a cumulative value over windows; relative to the first sample, so floats hold durations."""
     base = int(at[0])
     late = np.interp(end - base, at - base, value - value[0])
     early = np.interp(begin - base, at - base, value - value[0])
@@ -166,7 +166,7 @@ def _growth(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
 
 
 class _Steal:
-    """CPU time of each host, from the samples of whichever of its processes recorded them."""
+    """CPU time of each host, for each counter from the process with most samples."""
 
     def __init__(self, trace: Trace) -> None:
         tracks, processes = trace.tracks, trace.processes
@@ -189,7 +189,7 @@ class _Steal:
                 self._samples.setdefault(host, {})[name] = pair
 
     def ratio(self, process_id: int, begin: Int64, end: Int64) -> np.ndarray:
-        """Share of the CPU time of a process's host that was stolen inside windows, -1 if unknown."""
+        """Return the stolen share of CPU time of a process's host in each window, 0 to 1; -1 if unknown."""
         samples = self._samples.get(self._host_of.get(process_id, -1), {})
         if any(name not in samples for name in _HOST_CPU):
             return np.full(len(begin), -1.0)
@@ -198,7 +198,7 @@ class _Steal:
         return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
 
 
-# What a rank's device did beside its stalls, per window: hidden work, what no bracket saw.
+# What a rank's device did beside its stalls, per window: hidden work, and work that no bracket recorded.
 
 #: Copies that do not leave the device: its own work.
 _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
@@ -206,7 +206,7 @@ _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
 
 @dataclass(frozen=True, slots=True)
 class DeviceHidden:
-    """Columns of ``hidden``; ``present`` is False for a rank that its host attributes."""
+    """Columns of ``hidden`` by window; ``present`` is False for a rank whose stalls its host attributes."""
 
     present: bool
     hidden_communication_ns: Int64
@@ -218,7 +218,7 @@ class DeviceHidden:
 
 
 def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
-    """Measure windows of one rank."""
+    """Measure the columns of the device in windows of one rank."""
     untimed = _untimed(index, thread, begin, end)
     if not device_windows(index, thread):
         nothing = np.zeros(len(begin), dtype=np.int64)
@@ -241,7 +241,7 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
 
 
 def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Copies between host and device, by brackets and by kernels."""
+    """Return when copies between host and device ran, by brackets and by kernels."""
     brackets, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     rows = rows[(brackets["bracket_code"][rows] == Bracket.COPY) & (brackets["begin_ns"][rows] >= 0)]
     rows = rows[~np.isin(brackets["copy_code"][rows], _INSIDE)]
@@ -251,7 +251,7 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
 
 
 def _untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
-    """Collectives given to a device without a time of it, by the window of their call."""
+    """Return the number of collectives given to a device without device times, by the window of their call."""
     devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[devices.given[rows] & ~devices.timed[rows]]
     at = window_at(index.trace.collectives["call_ns"][rows], begin, end)

@@ -4,7 +4,7 @@
     main thread            [ hipFree .............. ] [launch]
     idle_ns                          |--------------|  |------|
 
-A call that lies beside the stall explains nothing of it, however long it is; so what counts is the overlap.
+A call outside the stall explains nothing of it, however long the call is; so only the overlap counts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -113,14 +113,14 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
 
 
 def _perhaps_idle(made: RankLayers) -> TimeSet:
-    """Time that is, or may be, a device's waiting for its host."""
+    """Return the time in which a device waits, or may wait, for its host."""
     time = made.painted()
     may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in made.layers], dtype=bool)[time.tag]
     return TimeSet.of(time.begin[may], time.end[may])
 
 
 def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Begin, end, DeviceCall, code of the name and thread of all calls of a rank; launches by what they launched."""
+    """Return begin, end, DeviceCall, name code and thread of all calls of a rank; launches by what they launched."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     columns = [calls[c][rows] for c in ("begin_ns", "end_ns", "call_code", "name_code", "track_id")]
     kernels, work = index.trace.kernels, index.kernels.rows(thread.process_id)

@@ -1,4 +1,4 @@
-"""Rows of the big tables by thread and process, grouped once for all ranks; and the vocabulary of layers."""
+"""Rows of the big tables by thread and process, grouped once for all ranks; and the types of layers."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Time that has one kind, unless an earlier layer of the rank covers it.
+    """Time of one kind, unless an earlier layer of the rank covers it.
 
-    ``doubts`` are the kinds it may have instead: they widen ``low_ns`` of this kind and ``high_ns`` of those.
+    ``doubts`` are the kinds it may have instead: they lower ``low_ns`` of this kind and raise ``high_ns`` of those.
     """
 
     kind: StallKind
@@ -65,20 +65,20 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class RankLayers:
-    """What one method knows about one rank: layers in order, the first that covers an instant wins.
+    """Layers that one method makes for one rank, in order: the first one that covers an instant has it.
 
     Attributes
     ----------
     method : str
         ``host``, ``brackets`` or ``kernels``.
     layers : list of Layer
-        Together they cover the life of the rank; what they leave is ``other``.
+        Together they cover the life of the rank; time without a layer is ``other``.
     late : Tagged
-        Straggler time with the rank that was waited for.
+        Straggler time with the awaited rank.
     segments : tuple of (str, TimeSet)
         Where another method than ``method`` made the layers.
     beside : dict of str to TimeSet
-        What the method knows beyond kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``.
+        Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``.
     """
 
     method: str
@@ -88,22 +88,22 @@ class RankLayers:
     beside: dict[str, TimeSet] = field(default_factory=dict)
 
     def painted(self) -> Tagged:
-        """Time of the rank, cut by layers: the tag is the place of the layer that has it."""
+        """Return the time of the rank, cut by layers; the tag is the place of the layer."""
         return Tagged(*intervals.paint([(layer.time.begin, layer.time.end) for layer in self.layers]))
 
     def painted_kinds(self) -> Tagged:
-        """Time of the rank by kind: the tag is a number of :class:`StallKind`."""
+        """Return the time of the rank by kind; the tag is a number of :class:`StallKind`."""
         time = self.painted()
         return Tagged(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
 
     def time_of(self, *kinds: StallKind) -> TimeSet:
-        """Time that the budget gives to some kinds."""
+        """Return the time that the budget gives to some kinds."""
         time = self.painted_kinds()
         chosen = np.isin(time.tag, kinds)
         return TimeSet.of(time.begin[chosen], time.end[chosen])
 
     def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
-        """Method at each moment."""
+        """Return the method at each moment."""
         out = np.full(len(moments), self.method, dtype="U16")
         for method, time in self.segments:
             out[time.within(moments, moments + 1) > 0] = method
@@ -126,25 +126,25 @@ class IoRows:
 
 
 def blocked_by_guess(trace: Trace) -> frozenset[int]:
-    """Processes whose importer flagged calls as blocked by how long they took."""
+    """Return the processes whose importer flagged calls as blocked because of their duration."""
     facts = trace.metadata
     key, value = (trace.strings.find(text) for text in ("io_blocked_from", "duration"))
     return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
 
 
 def _rows_by(table: str, column: str) -> cached_property[RowsBy]:
-    """Rows of a table of the index's trace by one of its columns, grouped when they are first asked for."""
+    """Return a property: rows of a table of the index's trace, grouped by one of its columns on first use."""
     return cached_property(lambda index: RowsBy(getattr(index.trace, table)[column]))
 
 
-#: Order of collectives in which equal rows are equal in all that the attribution reads.
+#: Sort columns of collectives: rows that are equal in these are equal in all columns that the attribution reads.
 _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
 
 
 class TraceIndex:
-    """Groupings of one trace, and results that several analyses need, each made when first asked for.
+    """Groupings of one trace, and results that several analyses need; each is made on first use.
 
-    They are kept with the trace: all indexes of a trace share them, so making another one costs nothing.
+    They are kept with the trace: all indexes of a trace share them, so making another index costs nothing.
     ``origin`` is the trace as it was given.
     """
 
@@ -169,12 +169,12 @@ class TraceIndex:
 
     @cached_property
     def on_devices(self) -> DeviceCollectives:
-        """The same on the devices' clocks."""
+        """Collectives matched across ranks on the devices' clocks."""
         return on_devices(self.trace)
 
     @cached_property
     def timed_on_device(self) -> npt.NDArray[np.bool_]:
-        """Collectives of which a device's times are known."""
+        """Mask of the collectives with device times."""
         table = self.trace.collectives
         if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):
             return self.on_devices.timed
@@ -182,7 +182,7 @@ class TraceIndex:
 
     @cached_property
     def in_flight(self) -> Matched:
-        """Collectives as their devices saw them, else as ``matched``: for a host that waits for its device."""
+        """Collectives with device times where known, else as ``matched``: for a host that waits for its device."""
         return self.on_devices.over(self.matched) if self.timed_on_device.any() else self.matched
 
     @cached_property
@@ -206,7 +206,7 @@ class TraceIndex:
 
     @cached_property
     def host_steps(self) -> Table:
-        """The same as the loops went through them, on their hosts' clocks."""
+        """Steps of all ranks as the training loops ran through them, on their hosts' clocks."""
         return host_steps(self.origin)
 
     @cached_property
@@ -220,12 +220,12 @@ class TraceIndex:
 
     @cached_property
     def ranks_on_device(self) -> frozenset[int]:
-        """Ranks of which the clock of a device cuts steps."""
+        """Ranks whose steps are on the clock of a device."""
         return frozenset(np.unique(self.steps["rank"][self.steps["clock_code"] != 0]).tolist())
 
     @cached_property
     def of_threads(self) -> dict[tuple[str, StepThread], Any]:
-        """What was computed of single threads; see :func:`kept_per_thread`."""
+        """Results for single threads; see :func:`kept_per_thread`."""
         return {}
 
     # Rows of the tables of the trace, by process or by track.
@@ -244,7 +244,7 @@ class TraceIndex:
         return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
 
     def workers_end(self, track_id: int) -> TimeSet:
-        """When a thread waited for the workers of a loader to end."""
+        """Return when a thread waited for the workers of a loader to end."""
         table = self.batches_of_phase(BatchPhase.WORKERS_END)
         return TimeSet.of_rows(table, table["track_id"] == track_id)
 
@@ -254,7 +254,7 @@ class TraceIndex:
         return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
 
     def making_beside(self, thread: StepThread) -> TimeSet:
-        """When any other thread or process made a batch for the rank."""
+        """Return when any other thread or process made a batch for the rank."""
         table, rows = self.batches_of_phase(BatchPhase.FETCH), self.fetches.rows(thread.rank)
         return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])
 
@@ -268,7 +268,7 @@ class TraceIndex:
         return {}
 
     def batches_of_phase(self, phase: BatchPhase) -> Table:
-        """Rows of batches of one phase, by begin."""
+        """Return the rows of batches of one phase, by begin."""
         if phase not in self._batches:
             table = self.trace.batches
             rows = table.take(table["phase_code"] == phase)
@@ -300,11 +300,11 @@ class TraceIndex:
 
     @cached_property
     def blocked_by_guess(self) -> frozenset[int]:
-        """Processes whose calls are called blocked because they took long, not because they were seen off the CPU."""
+        """Processes whose calls count as blocked because they took long, not because the thread was off the CPU."""
         return blocked_by_guess(self.trace)
 
     def reads_by_guess(self, process: int) -> TimeSet:
-        """Time inside read calls of a process of ``blocked_by_guess``: a fast one may have waited for storage too."""
+        """Return the time in reads of a process of ``blocked_by_guess``; fast reads may have waited for storage too."""
         begin, end, by_process = self._reads_by_guess
         rows = by_process.rows(process)
         return TimeSet.of(begin[rows], end[rows])
@@ -338,9 +338,9 @@ class TraceIndex:
 def kept_per_thread(
     compute: Callable[[TraceIndex, StepThread], Result],
 ) -> Callable[[TraceIndex, StepThread], Result]:
-    """Decorate a function of an index and a thread alone: its result is computed once and kept with the trace.
+    """Decorate a function of only an index and a thread: its result is computed once and kept with the trace.
 
-    The result must not refer to the trace, and nobody may change it.
+    The result must not refer to the trace, and must not be changed.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 

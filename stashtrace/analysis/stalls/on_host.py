@@ -28,25 +28,25 @@ from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, Ph
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
-#: Waits that no parallel loop of a phase makes: their cause is foreign wherever they stand.
+#: Waits that the parallel loops of a phase do not make: their cause is foreign in any phase.
 _FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL)
 _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Time of the step thread between its work, by its own records.
+    """Time of the step thread in and between its work, from its own records.
 
     Attributes
     ----------
     busy, annotated
         Inside forward, backward or optimizer; inside annotations.
     saving
-        Inside a checkpoint, or blocked in a later call on a file that one wrote.
+        Inside a checkpoint, or blocked in a later call on a file that a checkpoint wrote.
     reading
         Blocked in reads of files.
     foreign, local
-        Blocked with no cause that has a kind: whatever it is in, and where it is in no phase or annotation.
+        Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
     on_device
         Inside calls that wait for the device.
     """
@@ -96,7 +96,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
 
 
 def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Annotations that do not reach from one step into another: one around the loop does not say what a step did."""
+    """Return annotations that do not reach from one step into another; one around the loop describes no step."""
     ends = index.steps["end_ns"][index.steps_by_rank.rows(thread.rank)]
     within = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, begin, side="right")] >= end
     return begin[within], end[within]
@@ -104,12 +104,12 @@ def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
 
 @kept_per_thread
 def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
-    """Pieces of the step thread's time outside batch waits that it spends blocked on collectives."""
+    """Return the pieces of time outside batch waits in which the step thread is blocked on collectives."""
     return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
 
 
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Every cause that the step thread may have to stand still, then compute, then what is left of the gaps."""
+    """Return layers of every cause for which the step thread may stand still, of compute, and of the remaining gaps."""
     loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
     layers, late, estimated = collective_layers(index, blocked)
     layers += batch_layers(index, thread, loads)
@@ -118,7 +118,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     guessed = thread.process_id in index.blocked_by_guess
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
-    layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # it did something, nobody saw what
+    layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # its work was not recorded
     beside, waited_for = _beside_collectives(index, thread, stood, TimeSet.united(*(x.time for x in layers)))
     layers += beside
     late = late if not len(waited_for.begin) else waited_for
@@ -135,10 +135,10 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 def _beside_collectives(
     index: TraceIndex, thread: StepThread, stood: Standing, explained: TimeSet
 ) -> tuple[list[Layer], Tagged]:
-    """Time in which a collective of the host's was all that ran, of a process whose waits nobody recorded.
+    """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
 
-    Whether the thread was blocked on it is not known. Nothing shows that it computed, so the point is the link, or the
-    rank that was late, and each of it may be ``compute`` or ``other``. Also whom it would have waited for.
+    It is unknown whether the thread was blocked on it. Nothing shows that it computed, so the point is the link, or the
+    late rank, and any part may be ``compute`` or ``other``. Also return the ranks that it would have waited for.
     """
     nobody = Tagged(int64([]), int64([]), int64([]))
     rows, call, end = own_collectives(index, thread)
@@ -158,12 +158,12 @@ def _beside_collectives(
 
 
 def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
-    """Whether the recording shows when the thread was blocked: then what it does not show was no wait."""
+    """Return True if the thread's waits were recorded: then the thread did not wait at other times."""
     return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
 
 
 def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Stretches in which any thread of the process ran operators: the step thread may wait for that one."""
+    """Return when any thread of the process ran operators; the step thread may wait for that thread."""
     spans, tracks = index.trace.spans, index.trace.tracks
     own = tracks["track_id"][tracks["process_id"] == thread.process_id]
     chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
@@ -172,7 +172,7 @@ def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
-    """Codes of the files that the thread's checkpoints wrote: an fsync or a rename of one afterwards belongs to it."""
+    """Return codes of files that the thread's checkpoints wrote; a later fsync or rename belongs to the checkpoint."""
     io = index.trace.notable_io
     own = rows_of(io["track_id"], thread.track_id)
     writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))
@@ -181,14 +181,13 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> In
     return np.unique(int64(io["path_code"][own][writes][inside]))
 
 
-# Time of the step thread between its phases: how much of it ran, by the thread's own clocks at the boundaries.
+# Time of the step thread between its phases: how much of it the thread ran, by its own clocks at the boundaries.
 #
 #     ... optimizer ]                gap                 [ forward ...
 #            end_cpu, end_runqueue         begin_cpu, begin_runqueue
 #     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
 #
-# Where in the gap it ran is not known: pieces are filled in order, first compute, then
-# other.
+# It is unknown where in the gap the thread ran: pieces are filled in order, first with compute, then with other.
 
 _COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
 
@@ -202,7 +201,7 @@ class Gaps:
     ran_ns
         Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
     timed, queue_timed
-        Whether CPU time, and run-queue time, were known on both sides.
+        True where CPU time, or run-queue time, is known on both sides.
     """
 
     begin: Int64
@@ -213,7 +212,7 @@ class Gaps:
 
 
 def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
-    """Rows of the thread's outermost phases, in order."""
+    """Return the rows of the thread's outermost phases, in order."""
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
@@ -223,7 +222,7 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
 
 
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> Gaps:
-    """Gaps of the thread's life. It began with no CPU time, so the first gap is timed too; the last is not."""
+    """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not."""
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)
     begin = np.concatenate([[thread.begin_ns], phases["end_ns"][rows]])
@@ -242,7 +241,7 @@ def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits
 
 
 def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer]:
-    """Layers compute and other of the gaps; blocked time goes to pieces outside annotations first."""
+    """Return layers compute and other of the gaps; blocked time goes to pieces outside annotations first."""
     every = TimeSet(gaps.begin, gaps.end) - explained
     plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
     plain_ns, named_ns = (GroupBy.numbered(row, len(gaps.begin)).sum(end - begin) for begin, end, row in (plain, named))
@@ -262,10 +261,10 @@ def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer
 
 
 def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet) -> list[Layer]:
-    """Layers of the phases that compute: what their thread's clocks do not show to have run may be ``other``.
+    """Return layers of the phases that compute: time that the thread's clocks do not show as run may be ``other``.
 
-    Off the CPU in a phase, the thread waits for threads that compute with it (OpenMP's, the library's), or for a lock
-    that somebody holds: nothing recorded tells which. Without clocks of the thread nothing is known against compute.
+    Off the CPU in a phase, the thread waits for threads that compute with it (of OpenMP or the library), or for a lock;
+    no record shows which. Without clocks of the thread, nothing speaks against compute.
     """
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     cpu_begin, cpu_end, queue_begin, queue_end = (

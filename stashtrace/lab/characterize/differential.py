@@ -111,7 +111,7 @@ def step_time(runs_ns: Sequence[float]) -> Estimate:
 
 
 def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
-    """Stalls of a characterisation, with intervals; those whose configurations were not measured are missing.
+    """Stalls of a characterization, with intervals; those whose configurations were not measured are missing.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The clocks of several hosts brought together by what the hosts did together.
+"""Align the clocks of several hosts by their common operations.
 
-For runs of more than one boot, after the wall clocks have given a first guess: ``align_run`` takes the collectives and
-pings of all processes in that guess, fits, and corrects the clocks. ``align_tables`` is the fit alone.
+For runs of more than one boot, after the wall clocks have given a first guess. ``align_run`` takes the collectives and
+pings of all processes on that guess, fits the offsets, and corrects the clocks. ``align_tables`` is the fit alone.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,7 +22,7 @@ from stashtrace.schema.kinds import CollectiveSource, DeviceClock, Severity
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import EventTables, LossRow
 
-#: Tables in which hosts meet.
+#: Tables with the operations that hosts have in common.
 MEETING_TABLES = frozenset({"collectives", "groups"})
 _DEVICE_CLOCK = {CollectiveSource.EVENTS: DeviceClock.EVENT, CollectiveSource.PLUGIN: DeviceClock.GLOBALTIMER}
 
@@ -30,18 +30,18 @@ _DEVICE_CLOCK = {CollectiveSource.EVENTS: DeviceClock.EVENT, CollectiveSource.PL
 def align_run(
     clocks: RunClocks, processes: Sequence[Process], parts: Sequence[EventTables], ends_ns: Sequence[int]
 ) -> list[LossRow]:
-    """Correct the clocks of a run of several hosts; what did not fit comes back as rows of ``losses``.
+    """Correct the clocks of a run of several hosts; return contradictions as rows of ``losses``.
 
     Parameters
     ----------
     clocks : RunClocks
-        On a first guess; they are corrected.
+        On a first guess; corrected in place.
     processes : sequence of Process
-        All of the run, numbered.
+        All processes of the run, numbered.
     parts : sequence of EventTables
         :data:`MEETING_TABLES` of each process, on the first guess.
     ends_ns : sequence of int
-        Last sign of life of each process, on the first guess.
+        Last recorded moment of each process, on the first guess.
     """
     boots = [clocks.reference, *sorted(clocks.of_boots().keys() - {clocks.reference})]
     number = {boot: i for i, boot in enumerate(boots)}
@@ -91,21 +91,21 @@ def align_tables(
     host_of : int64 array
         process_id -> host.
     own_error_ns : int64 array
-        Error of each host's clock against itself.
+        Error between moments of the same host's clock.
     lifes_ns : (hosts, 2) int64 array
         Begin and end of each host on its clock.
     error_of : mapping, optional
         (process_id, source_code) -> error of the device clock behind its times.
     pings : Meetings, optional
     bends : sequence of Bend
-        How straight each host's clock was; without them all are.
+        How straight each host's clock was; by default, all are straight.
     """
     meetings = meetings_of(collectives, groups, host_of, own_error_ns, error_of or {})
     return align_hosts(meetings if pings is None else Meetings.concat([meetings, pings]), lifes_ns, 0, bends)
 
 
 def lifes_of(host_of: Int64, begins: Sequence[int], ends: Sequence[int]) -> Int64:
-    """Begin and end of each host, from those of its processes."""
+    """Return begin and end of each host as a (hosts, 2) array, from the begins and ends of its processes."""
     lifes = np.tile(np.array([np.iinfo(np.int64).max, 0]), (int(host_of.max()) + 1, 1))
     for host, begin, end in zip(host_of.tolist(), begins, ends, strict=True):
         lifes[host] = min(lifes[host, 0], begin), max(lifes[host, 1], end, begin + 1)
@@ -113,7 +113,7 @@ def lifes_of(host_of: Int64, begins: Sequence[int], ends: Sequence[int]) -> Int6
 
 
 def alignment_losses(alignment: Alignment, names: Sequence[str]) -> list[LossRow]:
-    """What did not fit, as rows of ``losses``."""
+    """Return rejected limits and clocks that were set during the run as rows of ``losses``."""
     rows: list[LossRow] = []
     if alignment.rejected_count:
         text = "times of operations that two hosts shared contradict the others; they were left out of the clocks"

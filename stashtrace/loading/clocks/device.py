@@ -1,8 +1,8 @@
-"""Device time -> the run's common clock, from bracketed readings of a device's clocks.
+"""Map device time to the run's common clock, from bracketed readings of a device's clocks.
 
-The event and CUPTI clocks belong to one process; ``%globaltimer`` is one counter per physical device, so the readings
-of all processes of a host are one mapping. Between readings time is linear, outside them the rate of the nearest ones
-goes on. All in integers but for distances within a piece, as for the host.
+The event and CUPTI clocks belong to one process. ``%globaltimer`` is one counter per physical device, so the readings
+of all processes of a host make one mapping. Time is linear between readings; outside them, the rate of the nearest
+readings continues. All numbers but distances within a piece are integers, as for the host.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,30 +19,30 @@ from stashtrace.schema.kinds import DeviceClock, Severity
 from stashtrace.schema.possible import is_possible
 from stashtrace.schema.trace import LossRow, RawProcess
 
-#: Records this module reads from every process before anything is decoded.
+#: Records that this module needs from every process before rows are decoded.
 RECORDS = ("device_info", "device_clock")
-#: Within so much time a reading is compared with the best one, because a busy device answers late for a while.
+#: A reading is compared with the best one in a window of this length, because a busy device answers late for a while.
 _WINDOW_NS = 16_000_000_000
-#: A reading this much wider than the best of its window adds noise, not knowledge ...
+#: A reading this much wider than the best of its window only adds noise ...
 _WIDE_RATIO = 4
-#: ... and one that is this much wider than the usual one of the run is left out where its neighbours are near.
+#: ... and a reading this much wider than the usual one of the run is left out where its neighbours are near.
 _VERY_WIDE_RATIO = 8
 _NEAR_NS = 64_000_000_000
-#: Readings closer than this are not both used.
+#: Of two readings closer together than this, only one is used.
 _CLOSE_NS = 250_000_000
 #: Two readings whose rate is further from 1 than this contradict each other.
 _MAX_DRIFT_PPB = 2_000_000
-#: What an event's time is rounded to; the driver counts in about half a microsecond.
+#: Rounding step of an event's time; the driver counts in about half a microsecond.
 _EVENT_STEP_NS = 500
-#: Coarser common factors of the readings than this are chance.
+#: A common factor of the readings above this is a coincidence.
 _MAX_STEP_NS = 1 << 14
-#: A reading that took longer than this (three days) is none.
+#: A reading that took longer than this (three days) is ignored.
 _MAX_WIDTH_NS = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReadings:
-    """Readings of one clock, any order: the device showed ``device_ns`` within ``half_ns`` of ``common_ns``."""
+    """Readings of one clock in any order: the device clock was at ``device_ns`` within ``half_ns`` of ``common_ns``."""
 
     device_ns: Int64
     common_ns: Int64
@@ -50,15 +50,15 @@ class DeviceReadings:
 
     @classmethod
     def concat(cls, parts: Sequence[DeviceReadings]) -> DeviceReadings:
-        """Readings of several processes."""
+        """Join the readings of several processes."""
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in cls.__slots__))
 
 
 def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
-    """Mapping of one device clock from at least one reading.
+    """Return the mapping of one device clock from at least one reading.
 
-    ``error_ns`` is the largest half-width of the readings used, plus what the course of the clock between and up to
-    one interval outside of them leaves open, plus the clock's own step.
+    ``error_ns`` is the largest half-width of the readings used, plus the uncertainty of the clock between them and up
+    to one interval outside of them, plus the clock's own step.
     """
     order = np.lexsort((readings.half_ns, readings.device_ns, readings.common_ns))
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
@@ -67,14 +67,14 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     best = _mapping(device, common, half, narrow, step)
     if len(narrow) == len(half):
         return best
-    # A few narrow readings close together know the rate, and what is far from them, worse than all do.
+    # A few narrow readings close together give a worse rate, and worse times far from them, than all readings do.
     every = _mapping(device, common, half, np.arange(len(half)), step)
     knows_more = best.anchors_count == 1 < every.anchors_count or every.error_ns < best.error_ns
     return every if knows_more and every.rejected_count <= best.rejected_count else best
 
 
 def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int) -> DeviceTime:
-    """Mapping from some of the readings, in order of time; the others are held against it."""
+    """Return the mapping from the usable readings, in order of time; the others are compared with it."""
     kept = _apart(common, half, usable)
     kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, _MAX_DRIFT_PPB)
     if len(kept) == 1:
@@ -93,7 +93,7 @@ def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int
 
 
 def _not_wide(common: Int64, half: Int64) -> Int64:
-    """Index of the readings that are narrow for their time, ascending."""
+    """Return the index of the readings that are narrow compared with those around them, ascending."""
     window = (common - common[0]) // _WINDOW_NS
     _, number = np.unique(window, return_inverse=True)
     best = np.full(int(number.max()) + 1, np.iinfo(np.int64).max)
@@ -106,16 +106,16 @@ def _not_wide(common: Int64, half: Int64) -> Int64:
     inside = (after > 0) & (after < len(narrow))
     gap = common[narrow[np.minimum(after, len(narrow) - 1)]] - common[narrow[np.maximum(after - 1, 0)]]
     kept = kept[~(wide & inside & (gap <= _NEAR_NS))]
-    # A single narrow reading knows no rate; wide ones beside it do.
+    # A single narrow reading gives no rate; together with the wide ones it does.
     return kept if len(kept) > 1 else np.arange(len(half))
 
 
 def _apart(common: Int64, half: Int64, kept: Int64) -> Int64:
-    """Of readings so close that their noise would be a rate, the narrower: several processes read a shared clock."""
+    """Keep the narrower of readings too close to give a rate; they occur when several processes read a shared clock."""
     near = min(_CLOSE_NS, int(common[-1] - common[0]) // 16)
     chosen: list[int] = []
     for i in kept.tolist():
-        # No clock is off by as much as the rate between them could be.
+        # Within this distance, the noise of both readings would be a larger rate than any clock's drift.
         noise = int(half[i] + half[chosen[-1]]) * 10**9 // _MAX_DRIFT_PPB if chosen else 0
         if chosen and common[i] - common[chosen[-1]] <= max(near, noise):
             if half[i] < half[chosen[-1]]:
@@ -126,7 +126,7 @@ def _apart(common: Int64, half: Int64, kept: Int64) -> Int64:
 
 
 def _between(device: Int64, common: Int64, half: Int64) -> int:
-    """How far the clock may leave the straight line inside a piece: what its rate changes by, beyond reading noise."""
+    """Return how far in ns the clock may leave the line inside a piece: its change of rate beyond reading noise."""
     if len(device) < 3:
         return 0
     length = np.diff(device)
@@ -139,9 +139,9 @@ def _between(device: Int64, common: Int64, half: Int64) -> int:
 
 
 def _outside(device: Int64, half: Int64, beyond: int) -> int:
-    """Error one usual interval beyond the outermost readings, at the rate of a longer baseline.
+    """Return the error one usual interval beyond the outermost readings, at the rate of a longer baseline.
 
-    ``beyond`` is how much further out the outermost readings lie that were too wide to use.
+    ``beyond`` is the distance from the outermost used readings to the outermost ones that were too wide to use.
     """
     interval = int(np.median(np.diff(device))) + beyond
     worst = 0
@@ -153,7 +153,7 @@ def _outside(device: Int64, half: Int64, beyond: int) -> int:
 
 
 def _unexplained(line: TickMap, device: Int64, common: Int64, half: Int64, rejected: int) -> int:
-    """What readings that were left out for their width still say against the line."""
+    """Return how far in ns the worst reading is from the line, beyond its own half-width and the narrowest one's."""
     residual = np.maximum(np.abs(line(device.view(np.uint64)) - common) - half, 0)
     if rejected:
         residual = residual[residual <= np.quantile(residual, 1 - rejected / len(residual))]
@@ -162,7 +162,7 @@ def _unexplained(line: TickMap, device: Int64, common: Int64, half: Int64, rejec
 
 
 def _step(device: Int64, clock: DeviceClock) -> int:
-    """Step of the clock: known for events, the common factor of the readings for ``%globaltimer``."""
+    """Return the step of the clock in ns: known for events, the common factor of the readings for ``%globaltimer``."""
     if clock == DeviceClock.EVENT:
         return _EVENT_STEP_NS
     if clock != DeviceClock.GLOBALTIMER or len(device) < 4:
@@ -174,7 +174,7 @@ def _step(device: Int64, clock: DeviceClock) -> int:
 def device_times(
     processes: Iterable[tuple[RawProcess, TickClock, str]],
 ) -> tuple[list[dict[tuple[int, int], DeviceTime]], list[tuple[int, LossRow]]]:
-    """Per process: (device index, clock) -> its mapping; and what was wrong with the readings.
+    """Return for each process a dict (device index, clock) -> mapping; and the losses found in the readings.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def _readings(raw: RawProcess, clock: TickClock) -> dict[tuple[int, int], Device
     rows = rows[(rows["device_ns"] != -1) & (rows["after_ticks"] >= rows["before_ticks"])]
     rows = rows[np.isin(rows["clock_code"], list(DeviceClock))]
     before, after = clock(rows["before_ticks"]), clock(rows["after_ticks"])
-    # What the ticks' mapping makes of a damaged reading may wrap around.
+    # The mapped ticks of a damaged reading may wrap around.
     sound = is_possible(before) & is_possible(after) & is_possible(rows["device_ns"].astype(np.int64))
     sound &= (before <= after) & (after - before < _MAX_WIDTH_NS)
     rows, before, after = rows[sound], before[sound], after[sound]

@@ -1,7 +1,7 @@
-"""Files of several hosts on one clock: the same constraints as for runs of ours, applied to the tables.
+"""Put imported files of several hosts on one clock, by the same constraints as native runs, applied to the tables.
 
-Called by ``loading.foreign`` before times are counted from the first one. Each file keeps its host's clock until here;
-what the hosts did together says how far the clocks are apart, else the wall clock must do.
+Used before times are counted from the first one. Until then, each file has the clock of its host. Common operations
+of the hosts give the offset between their clocks; without them, the wall clock is used.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,7 +20,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables, LossRow
 
-#: What a time stamp of a file is rounded to, at most: many formats hold microseconds.
+#: Largest rounding step of the time stamps in a file: many formats hold microseconds.
 _STAMP_ERROR_NS = 1_000
 
 
@@ -34,7 +34,7 @@ class ImportedClocks:
         Clock of each process; empty where the host is unknown.
     reference : str
     offsets : dict
-        Clock -> its way to the reference, where one was found.
+        Clock -> its offset to the reference, where one was found.
     losses : list of LossRow
     """
 
@@ -44,10 +44,10 @@ class ImportedClocks:
     losses: list[LossRow] = field(default_factory=list)
 
     def moved(self, table: Table, processes: Array) -> Table:
-        """A table with its moments on the reference's clock; ``processes`` is that of each row."""
+        """Return a table with its moments on the reference's clock; ``processes`` has the process of each row."""
         columns = {name: table[name] for name in table.schema.moments}
         own: dict[str, list[int]] = {}
-        for process in np.unique(processes[processes >= 0]).tolist():  # of one file, mostly: few of all
+        for process in np.unique(processes[processes >= 0]).tolist():  # mostly those of one file
             own.setdefault(self.clock_of[process], []).append(process)
         for clock, listed in own.items():
             offset = self.offsets.get(clock)
@@ -60,7 +60,7 @@ class ImportedClocks:
         return table.replace(**columns) if self.offsets else table
 
     def seen(self, times_ns: Mapping[int, int]) -> dict[int, int]:
-        """Moments by process, on the reference's clock."""
+        """Return the moments by process, on the reference's clock."""
         out = dict(times_ns)
         for process, moment in times_ns.items():
             offset = self.offsets.get(self.clock_of[process])
@@ -69,7 +69,7 @@ class ImportedClocks:
         return out
 
     def table(self, strings: StringPool, origin_ns: int) -> Table:
-        """The ``alignment`` table."""
+        """Return the ``alignment`` table."""
         code = strings.code
         rows = []
         for clock in sorted(set(self.clock_of)):
@@ -94,7 +94,7 @@ def imported_clocks(
     firsts_ns: Mapping[int, int],
     lasts_ns: Mapping[int, int],
 ) -> ImportedClocks:
-    """Find out how the clocks of a load go together.
+    """Find the reference clock of a load and the offsets of the other clocks to it.
 
     Parameters
     ----------

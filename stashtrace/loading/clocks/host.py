@@ -1,8 +1,8 @@
 """One clock per host: ticks of every process -> CLOCK_MONOTONIC of its boot -> the run's common time.
 
-The TSC runs host-wide, so all ``clock_sync`` rows of all processes of one boot make one mapping, piecewise
-linear between the best readings. A moment is an integer anchor plus a rounded product of a small distance;
-floating point holds distances inside one piece, never a time stamp.
+The TSC is one counter per host, so the ``clock_sync`` rows of all processes of one boot make one mapping, piecewise
+linear between the best readings. A moment is an integer anchor plus a rounded product of a small distance.
+Floating point holds distances inside one piece, never a time stamp.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,24 +23,24 @@ from stashtrace.schema.trace import RawProcess
 
 Int64 = npt.NDArray[np.int64]
 
-#: Best reading kept per this much time, or per sixteenth of a short run: shorter pieces would turn the noise
-#: of readings into rate.
+#: The best reading of each window of this length is kept (a sixteenth of a short run): in shorter pieces, the
+#: noise of readings would look like a change of rate.
 _WINDOW_NS = 500_000_000
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000
-#: A reading this much wider than the usual best one adds noise, not knowledge.
+#: A reading this much wider than the usual best one only adds noise.
 _WIDE_RATIO = 4
 #: Error claimed for a reading without a bracket: the start pair in a file's header, read once, often right
 #: after a fork, when the first touch of each page faults.
 _UNBRACKETED_NS = 100_000
 #: A rate is taken from readings at least this far apart, else from the files' headers.
 _RATE_SPAN_NS = 20_000_000
-#: Rates further than this from the usual one are a jump of the clock, not drift ...
+#: A rate that differs from the usual one by more than this is a jump of the clock, not drift ...
 _MAX_DRIFT_PPB = 2_000_000
-#: ... and this where the usual one was measured within a few ms, at the start of a process.
+#: ... or by more than this, if the usual one was measured within a few ms, at the start of a process.
 _MAX_HEADER_DRIFT_PPB = 50_000_000
 
-#: No counter ticks more slowly; what a damaged file claims must not leave 64 bits.
+#: No counter ticks more slowly; the limit keeps the numbers of a damaged file within 64 bits.
 _STEEPEST_NS_PER_TICK = 1e6
 
 
@@ -61,7 +61,7 @@ class Readings:
 
     @classmethod
     def concat(cls, parts: Sequence[Readings]) -> Readings:
-        """Readings of several processes."""
+        """Join the readings of several processes."""
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in cls.__slots__))
 
 
@@ -74,9 +74,9 @@ class TickMap:
     ticks, ns : int64 arrays
         Anchors, ascending; at least two.
     error_ns : int
-        Half-width of the interval around a mapped moment: brackets and what the kept readings leave unexplained.
+        Half-width of the interval around a mapped moment: brackets plus what the kept readings do not explain.
     rejected_count : int
-        Readings that contradict the others.
+        Number of readings that contradict the others.
     """
 
     ticks: Int64
@@ -91,14 +91,14 @@ class TickMap:
 
 
 def tick_map(readings: Readings, tick_hz: float) -> TickMap:
-    """Mapping of one clock domain from all its readings.
+    """Return the mapping of one clock domain from all its readings.
 
     Parameters
     ----------
     readings : Readings
         At least one.
     tick_hz : float
-        Nominal rate, used where the readings are too close to give one.
+        Nominal rate in Hz, used where the readings are too close together to give a rate.
     """
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
@@ -120,7 +120,7 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 
 
 def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
-    """Index of the narrowest reading of each window of time, windows without a narrow one left out."""
+    """Return the index of the narrowest reading in each window of time; windows without a narrow one have none."""
     width = min(_WINDOW_NS, int(ns.max() - ns.min()) // 16 + 1)
     window = (ns - ns.min()) // width
     best = np.lexsort([bracket, window])
@@ -132,7 +132,7 @@ def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
 
 
 def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
-    """(ns per tick, how far a piece may be from it): the median over neighbours, which survives a jump."""
+    """Return (ns per tick, largest deviation in ppb); the median over neighbours, which a jump does not change."""
     distance, advance = np.diff(ticks), np.diff(ns)
     far = (advance >= _RATE_SPAN_NS) & (distance > 0)
     if far.any():
@@ -143,9 +143,9 @@ def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
 def consistent_run(
     ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float, drift_ppb: int
 ) -> tuple[Int64, int]:
-    """The longest run of readings that one clock of about the nominal rate could give, and how many it leaves out.
+    """Return the longest run of readings that fit one clock near the nominal rate, and the number of the others.
 
-    A reading that its neighbours contradict is left out; where the clock jumped for good, a new run begins.
+    A reading that contradicts its neighbours is left out; after a permanent jump of the clock, a new run begins.
     """
 
     def agree(i: int, j: int) -> bool:
@@ -167,7 +167,7 @@ def consistent_run(
 
 
 def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
-    """Extend the outer pieces at the rate of a longer baseline, so that two close readings do not set it."""
+    """Extend the outer pieces at the rate of a longer baseline, so that two close readings do not set the rate."""
     ends = []
     for near, step in ((0, 1), (len(ticks) - 1, -1)):
         far = near + step
@@ -180,7 +180,7 @@ def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
 
 
 def realtime_offset(readings: Readings) -> tuple[int, int]:
-    """(REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, by its narrow readings."""
+    """Return (REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, from its narrow readings."""
     bracket = np.where(readings.bracket_ns < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns)
     narrow = bracket <= np.quantile(bracket, 0.5)
     offsets = np.sort((readings.realtime_ns - readings.monotonic_ns)[narrow])
@@ -193,7 +193,7 @@ def realtime_offset(readings: Readings) -> tuple[int, int]:
 
 #: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
 REALTIME_ERROR_NS = 10_000_000
-#: A reading that took longer (a day at 3 GHz) is none, and no counter ticks at another rate.
+#: A reading that took longer (a day at 3 GHz) is ignored, as is a tick rate outside these bounds.
 _MAX_BRACKET_TICKS = 1 << 48
 _LEAST_HZ, _MOST_HZ = 1e3, 1e12
 
@@ -215,7 +215,7 @@ class HostClock:
         self._course: TickMap | None = None  # from the first guess to the reference's monotonic clock
 
     def bend(self) -> Bend:
-        """How far the kernel bent the clock against the counter, which is quartz, beyond what readings are off by."""
+        """Return how far the kernel bent the clock against the counter (quartz), beyond the error of the readings."""
         ticks, ns = self.map.ticks[1:-1], self.map.ns[1:-1]
         if len(ticks) < 3:
             return STRAIGHT
@@ -225,7 +225,7 @@ class HostClock:
         return Bend(bow, float(np.abs(np.diff(y) / np.diff(x) / mean - 1).max())) if bow > 0 else STRAIGHT
 
     def refer_to(self, reference: HostClock) -> None:
-        """Map to another boot by the wall clock, as a first guess."""
+        """Map to the clock of another boot by the wall clock, as a first guess."""
         if reference.boot_id == self.boot_id:  # another counter of the same host, with the same monotonic clock
             return
         self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
@@ -236,7 +236,7 @@ class HostClock:
         )
 
     def correct(self, at_ns: Int64, offset_ns: Int64, error_ns: int, touch_error_ns: int, method: str) -> None:
-        """Improve the first guess: what is to be added to it, at knots of its own time, and the half-widths."""
+        """Correct the first guess: add ``offset_ns`` at the knots ``at_ns`` of its own time; errors are half-widths."""
         slope = (int(offset_ns[-1]) - int(offset_ns[0])) / int(at_ns[-1] - at_ns[0])
         reach = 1 << 40
         outer = np.array([at_ns[0] - reach, at_ns[-1] + reach])
@@ -257,15 +257,15 @@ class HostClock:
         return out
 
     def start_ns(self, metadata: Mapping[str, Any]) -> int:
-        """When the process of a file's header began, on the common clock."""
+        """Return the start of the process in ns on the common clock, from its file header."""
         return int(self(_start_ticks(metadata))[0])
 
     def own_start_ns(self, metadata: Mapping[str, Any]) -> int:
-        """When it began, on the monotonic clock of its boot."""
+        """Return the start of the process in ns on the monotonic clock of its boot."""
         return int(self.map(_start_ticks(metadata))[0])
 
     def worth(self) -> tuple[int, int, int, int]:
-        """(offset at the origin of the common clock, drift, error, error in touch) for the table ``alignment``."""
+        """Return (offset at the common clock's origin, drift, error, error in touch) for the table ``alignment``."""
         if self._course is None:
             return self.offset_ns, self.drift_ppb, self.error_ns, self.error_ns
         return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns, self._touch_error_ns
@@ -297,15 +297,15 @@ class RunClocks:
         return iter(self._clocks.values())
 
     def of(self, raw: RawProcess) -> HostClock:
-        """Clock of a process."""
+        """Return the clock of a process."""
         return self._clocks[_domain_of(raw)]
 
     def of_boots(self) -> dict[str, HostClock]:
-        """Boot id -> a clock of it; two tick sources of a host follow the same monotonic clock."""
+        """Map each boot id to one of its clocks; two tick sources of a host follow the same monotonic clock."""
         return {clock.boot_id: clock for clock in self}
 
     def refer_to(self, reference: HostClock) -> None:
-        """Map all clocks to the host of one of them, by the wall clock where it is another host."""
+        """Map all clocks to the host of one of them; clocks of other hosts by the wall clock."""
         self.reference = reference.boot_id
         for clock in self:
             clock.refer_to(reference)
@@ -318,18 +318,18 @@ class RunClocks:
 
 
 def _domain_of(raw: RawProcess) -> tuple[str, str]:
-    """Boot and tick source: processes with the same share a clock."""
+    """Return (boot id, tick source); processes with equal values share a clock."""
     return str(raw.metadata.get("boot_id", "")), str(raw.metadata.get("clock", "tsc"))
 
 
 def _start_ticks(metadata: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
-    """When the process began, as an array of one; 0 if its header does not say."""
+    """Return the start of the process in ticks, as an array of one value; 0 if its header has none."""
     value = metadata.get("start_ticks", 0)
     return np.array([value if isinstance(value, int) and 0 <= value < 1 << 63 else 0], dtype=np.uint64)
 
 
 def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
-    """One clock per boot and tick source, from the readings of all their processes.
+    """Return one clock per boot and tick source, from the readings of all their processes.
 
     Parameters
     ----------
@@ -341,7 +341,7 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     Raises
     ------
     FormatError
-        If a host has no reading.
+        If a host has no clock reading.
     """
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
@@ -363,7 +363,7 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
 
 
 def _rate_of(raw: RawProcess) -> float:
-    """Nominal ticks per second; 10^9 where the file says what no counter does."""
+    """Return the nominal ticks per second; 10^9 where the file names no possible rate."""
     told = raw.metadata.get("tick_hz")
     return float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
 

@@ -1,11 +1,11 @@
-"""What hosts can know of each other's clocks: who entered each operation when, and when it ended there.
+"""Limits between the clocks of hosts: when each host entered an operation, and when the operation ended there.
 
     host A   enter |========| end          the end on B comes after the entry on A, and the end on A after that on B:
     host B      enter |=======| end        two limits of the offset for each pair of hosts
 
 One :class:`Meetings` holds, for each operation and host, the latest entry that the others had to wait for and the
-earliest end that had to wait for the others. An exchange of messages is the same: what was received after what was
-sent. Made from the collectives of a run (natively recorded or imported) and from pings; pure.
+earliest end that had to wait for the others. An exchange of messages gives the same limits: a message is received
+after it is sent. Built from the collectives of a run (native or imported) and from pings. Pure functions.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,7 +26,7 @@ from stashtrace.schema.trace import RawProcess
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: No moment: nobody had to wait for it.
+#: No moment: no host had to wait for it.
 NONE = np.int64(np.iinfo(np.int64).min)
 _FAILED_STATUS = 1
 _FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
@@ -42,20 +42,20 @@ class Meetings:
     operation : int64 array
         Ascending number.
     circle : int64 array
-        Number of the process group or the like, the same for all rows of an operation.
+        Number of the process group or of the exchange, the same for all rows of an operation.
     host : int64 array
     enter_ns, end_ns : int64 array
-        On the host's clock, ``NONE`` if it has none that counts.
+        On the host's clock; ``NONE`` if the host has no usable one.
     error_ns : int64 array
-        Of the clocks behind these times; already taken off ``enter_ns`` and added to ``end_ns``.
+        Error of the clocks behind these times; already subtracted from ``enter_ns`` and added to ``end_ns``.
     together : bool array
-        Nobody ends before everybody has entered.
+        True if no rank can end before all ranks have entered.
     on_device : bool array
-        Devices saw its times.
+        True if the times are from devices.
     source : int8 array
         ``offset.COLLECTIVES`` or ``PING``.
     dropped_count : int
-        Operations that cannot be what they seem: two of a rank under one number, or another one on each rank.
+        Number of invalid operations: one rank has two of the same number, or ranks have different ones.
     """
 
     operation: Int64
@@ -71,7 +71,7 @@ class Meetings:
 
     @classmethod
     def concat(cls, parts: Sequence[Meetings]) -> Meetings:
-        """Meetings of several kinds, numbered on."""
+        """Join meetings of several kinds; numbers continue from part to part."""
         columns = {}
         for name in cls.__slots__[:-1]:
             pieces, first = [], 0
@@ -91,7 +91,7 @@ def meetings_of(
     own_error_ns: Int64,
     error_of: Mapping[tuple[int, int], int],
 ) -> Meetings:
-    """Meetings in the collectives of a run.
+    """Return the meetings in the collectives of a run.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def meetings_of(
     host_of : int64 array
         process_id -> host.
     own_error_ns : int64 array
-        Error of each host's clock against itself.
+        Error between moments of the same host's clock.
     error_of : mapping
         (process_id, source_code) -> error of the device clock behind its times.
     """
@@ -161,14 +161,14 @@ def meetings_of(
 
 
 def _begun_by_return(table: Table) -> Bools:
-    """Rows whose begin is no limit: where a stream has nothing else to do, events show a kernel to begin when the call
-    that launches it returns, and it may have begun, and even ended, before that."""
+    """Return a mask of rows whose begin is not a limit: on an idle stream, events show a kernel to begin when its
+    launching call returns, but it may have begun, and even ended, before that."""
     by_events = table["source_code"] == CollectiveSource.EVENTS
     return np.asarray(by_events & (table["device_begin_ns"] <= table["return_ns"]))
 
 
 def _across(number: Int64, host: Int64, new: Bools) -> Bools:
-    """Operations of more than one host; rows come by operation, then host."""
+    """Return a mask of the operations of more than one host; rows are sorted by operation, then host."""
     if not len(number):
         return np.empty(0, dtype=bool)
     starts = np.flatnonzero(new)
@@ -176,7 +176,7 @@ def _across(number: Int64, host: Int64, new: Bools) -> Bools:
 
 
 def _sound(number: Int64, order: Int64, table: Table, new: Bools) -> Bools:
-    """Operations that are the same one on every rank that has it, once on each."""
+    """Return a mask of the operations that have the same kind on every rank that has them, once on each."""
     if not len(number):
         return np.empty(0, dtype=bool)
     starts = np.flatnonzero(new)
@@ -207,7 +207,7 @@ def _errors(process: Int64, source: Int64, timed: Bools, error_of: Mapping[tuple
 
 
 def _is_root(table: Table, groups: Table) -> Bools:
-    """Whether each row's own place in its group is the root's; where no operation has a root nobody is."""
+    """Return a mask of rows whose rank is the root of the operation; all False if no operation has a root."""
     if not np.isin(table["op_code"], (*_FROM_ROOT, *_TO_ROOT)).any():
         return np.zeros(len(table), dtype=bool)
     keys = np.stack([table["process_id"].astype(np.uint64), table["group_hash"]], axis=1)
@@ -218,13 +218,13 @@ def _is_root(table: Table, groups: Table) -> Bools:
     return np.asarray(place[inverse.ravel()[len(known) :]] == table["peer_rank"])
 
 
-# Exchanges of messages between hosts (``clock_ping`` rows) as meetings: what was received had been sent before.
+# Exchanges of messages between hosts (``clock_ping`` rows) as meetings: a message is received after it is sent.
 #
-# Both processes write their own two times of an exchange under its number; here the halves are joined.
+# Each of the two processes writes its own two times of an exchange under its number; here the halves are joined.
 
 
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:
-    """Meetings in the pings of all processes.
+    """Return the meetings in the pings of all processes.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: I
     clocks : sequence of callable
         Ticks of each process -> ns.
     host_of, own_error_ns : int64 arrays
-        Host of each process, error of each host's clock against itself.
+        Host of each process, error between moments of the same host's clock.
     """
     numbers, hosts, sent, received = [], [], [], []
     for process, (raw, clock) in enumerate(zip(core, clocks, strict=True)):
@@ -249,7 +249,7 @@ def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: I
     host, enter, end = (np.concatenate(c) if c else np.empty(0, dtype=np.int64) for c in (hosts, sent, received))
     _, exchange, count = np.unique(number, return_inverse=True, return_counts=True)
     order = np.lexsort((host, exchange))
-    # Of an exchange both halves must be there, from two hosts.
+    # An exchange needs both halves, from two hosts.
     order = order[count[exchange[order]] == 2]
     across = np.repeat(host[order[0::2]] != host[order[1::2]], 2)
     order = order[across]

@@ -1,9 +1,9 @@
-"""Offset and drift between the clocks of two hosts, from what must have happened before what.
+"""Offset and drift between the clocks of two hosts, from events whose order is known.
 
 A limit says that the follower's clock plus the offset cannot be later, or earlier, than the leader's: the end of a
 collective on one host comes after the entry on the other. Wrong limits (an operation matched to another one, a clock
-that was set) are voted out and counted. The error is a half-width: what the remaining limits leave open at that
-moment, and what a clock may wander between them. Pure functions.
+that was set) are rejected and counted. The error is a half-width: the range that the remaining limits allow at that
+moment, plus the distance that a clock may wander between them. Pure functions.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,22 +19,22 @@ Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: What said so.
+#: Source of a limit.
 COLLECTIVES, PING = 0, 1
 #: How much the rate of a clock in a machine room changes during a run: quartz holds 0.1 ppm (Veitch et al. 2009).
 _WANDER = 1e-7
-#: Pieces of time of which the tightest limits are kept ...
+#: The tightest limits are kept for each of so many pieces of time ...
 _PIECES = 64
-#: ... each at most this long, so that a long run is followed closely, and so many pieces at most.
+#: ... or of more, up to a maximum, so that a piece of a long run is at most this long.
 _PIECE_NS = 30_000_000_000
 _MOST_PIECES = 1024
-#: A limit this far, and this many half-widths of the rough band, on the wrong side is no limit of this clock.
+#: A limit this far, plus this many half-widths of the rough band, on the wrong side is rejected at once.
 _GROSS_RATIO = 3.0
 _GROSS_NS = 50_000.0
-#: Contradictions are resolved one at a time; after so many of them, what is half as far off is no limit either.
+#: Contradictions are resolved one at a time; after so many of them, that distance is halved.
 _PATIENCE = 16
 _MOST_ROUNDS = 512
-#: Windows in which contradicted limits are counted: more than half of one is a clock that was set.
+#: Windows in which rejected limits are counted: if more than half of a window is wrong, the clock was set.
 _WINDOWS = 64
 
 
@@ -47,9 +47,9 @@ class Limits:
     at_ns : int64 array
         Moment on the follower's clock.
     offset_ns : int64 array
-        Follower + offset = leader; the limit.
+        Limit of the offset, where follower + offset = leader.
     upper : bool array
-        The offset is at most this, else at least.
+        True if the offset is at most this, False if it is at least this.
     source : int8 array
         ``COLLECTIVES`` or ``PING``.
     """
@@ -60,20 +60,20 @@ class Limits:
     source: npt.NDArray[np.int8]
 
     def take(self, rows: npt.NDArray[np.integer] | Bools) -> Limits:
-        """Some of them."""
+        """Return some of the limits."""
         return Limits(self.at_ns[rows], self.offset_ns[rows], self.upper[rows], self.source[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """How far from a straight line a clock, or two together, was seen to go: one that NTP slews is not quartz.
+    """Observed deviation of a clock, or of two together, from a straight line: a clock that NTP slews is not quartz.
 
     Attributes
     ----------
     bow_ns : float
         Half-width around the line that fits best.
     rate_ratio : float
-        Largest difference of the rate from the mean one.
+        Largest difference from the mean rate.
     """
 
     bow_ns: float = 0.0
@@ -88,20 +88,20 @@ STRAIGHT = Bend()
 
 @dataclass(frozen=True, slots=True)
 class OffsetFit:
-    """What is to be added to the follower's clock, at knots; linear between them.
+    """Offset to add to the follower's clock, at knots; linear between them.
 
     Attributes
     ----------
     at_ns, offset_ns, error_ns : int64 arrays
-        Ascending moments of the follower's clock.
+        Ascending moments of the follower's clock, offset to add, half-width of its error.
     sources : frozenset of int
-        What limits it.
+        Sources of the limits that determine the fit.
     touch : (int, int)
-        First and last knot of the time in which there are limits.
+        First and last knot of the time with limits.
     rejected_count : int
-        Limits that the others contradict.
+        Number of limits that the others contradict.
     stepped : bool
-        The contradicted ones come from one stretch of time: the error covers them.
+        True if most limits of some stretch of time were rejected; the error covers them.
     """
 
     at_ns: Int64
@@ -116,7 +116,7 @@ class OffsetFit:
 def fit_offset(
     limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: int, bend: Bend = STRAIGHT
 ) -> OffsetFit | None:
-    """Fit one pair of hosts; None if only one side is limited, or the limits have nothing in common.
+    """Fit one pair of hosts; None if limits of one side are missing, or if no line satisfies the limits.
 
     Parameters
     ----------
@@ -124,9 +124,9 @@ def fit_offset(
     ends : CommonEnds, optional
         Ends of the same small operations on both hosts.
     begin_ns, end_ns : int
-        Time of the follower in which the fit is needed.
+        Time on the follower's clock for which the fit is needed.
     bend : Bend
-        Of the two clocks.
+        Of the two clocks together.
     """
     upper = limits.upper
     if not upper.any() or upper.all():
@@ -154,7 +154,7 @@ def fit_offset(
         if shared is not None:
             offset, error = shared(at)
             error = error + 2 * bend.bow_ns
-            # Only while there are such ends: their course tells little of what comes before and after.
+            # Only while there are such ends: they say little about the time before and after.
             seen = slice(touch[0], touch[1] + 1)
             if float(np.median(half[seen])) > ends.need * float(np.median(error[seen])):
                 middle[seen] = np.clip(offset, low, high)[seen]
@@ -175,7 +175,7 @@ def fit_offset(
 
 
 def _knots(first: int, begin: int, end: int, last: int) -> tuple[Int64, tuple[int, int]]:
-    """Knots from the first moment to the last, and which of them are the first and last with limits."""
+    """Return knots from the first moment to the last, and the places of the first and last one with limits."""
     count = min(_MOST_PIECES, max(1, -(-(end - begin) // _PIECE_NS)))
     inside = begin + (end - begin) * np.arange(count + 1, dtype=np.int64) // count
     knots = np.unique(np.concatenate([[first], inside, [max(last, first + 1)]]))
@@ -183,23 +183,23 @@ def _knots(first: int, begin: int, end: int, last: int) -> tuple[Int64, tuple[in
 
 
 class _Points:
-    """Limits of one pair, by time, and which of them are still believed."""
+    """Limits of one pair, by time; ``alive`` marks those that are not rejected."""
 
     def __init__(self, time: Floats, value: Floats, upper: Bools) -> None:
         self.time = time
         self.value = value
         self.upper = upper
-        # An upper limit turned over is a lower one: `sign * (value - line)` is negative where a limit is violated.
+        # A negated upper limit is a lower one: `sign * (value - line)` is negative where a limit is violated.
         self.sign = np.where(upper, 1.0, -1.0)
         self.alive = np.ones(len(time), dtype=bool)
         self.rough = self._rough_line()
 
     def violation(self, level: float, slope: float) -> Floats:
-        """How far the line is on the wrong side of each limit, negative if it is not."""
+        """Return how far in ns the line is on the wrong side of each limit; negative on the right side."""
         return -self.sign * (self.value - level - slope * self.time)
 
     def settle(self, pieces: int, slack: float) -> tuple[Band, npt.NDArray[np.int64]] | None:
-        """The lines between the limits, and which limits they were told by; contradictions are taken out."""
+        """Return the lines between the limits and the index of the limits used; contradicting limits are rejected."""
         level, slope, width = self.rough
         most = _GROSS_RATIO * width + _GROSS_NS + 2 * slack
         violation = self.violation(level, slope)
@@ -215,14 +215,14 @@ class _Points:
             if isinstance(lines, Band):
                 return lines, kept
             against = np.concatenate([up[lines[0]], down[lines[1]]])
-            # One of them is wrong, most likely the one that the rough line violates most.
+            # One of them is wrong, most likely the limit that the rough line violates most.
             self.alive[against[np.argmax(violation[against])]] = False
         return None
 
     def _tightest(self, pieces: int) -> npt.NDArray[np.int64]:
-        """The limit nearest to the rough line of each piece of time, from above and from below.
+        """Return the index of the limits nearest to the rough line in each piece of time, above and below it.
 
-        Any choice of limits is true; these are those that say most.
+        Any subset of the limits holds; these constrain the offset most.
         """
         level, slope, _ = self.rough
         distance = -self.violation(level, slope)
@@ -234,7 +234,7 @@ class _Points:
         return np.asarray(np.sort(rows[leads]), dtype=np.int64)
 
     def _rough_line(self) -> tuple[float, float, float]:
-        """(level, slope, half-width): a line that few wrong limits cannot move, and how far the band reaches."""
+        """Return (level, slope, half-width of the band) of a line that a few wrong limits cannot move."""
         count = len(self.time)
         slope, level, width = 0.0, 0.0, np.inf
         for windows in (min(16, max(1, count // 16)),) * 2:
@@ -260,7 +260,7 @@ class _Points:
 
 
 def _most_agreed(when: Floats, centre: Floats, width: float) -> tuple[float, float]:
-    """(slope, level) of the line that passes near most of the points: before and after a step there are two."""
+    """Return (slope, level) of the line near most of the points; a step of the clock gives two such lines."""
     i, j = np.triu_indices(len(when), 1)
     if len(i) > 1:
         slope = (centre[j] - centre[i]) / (when[j] - when[i])
@@ -273,17 +273,17 @@ def _most_agreed(when: Floats, centre: Floats, width: float) -> tuple[float, flo
 
 
 def _modest(count: Int64) -> Int64:
-    """Place of a tight limit with a few tighter ones before it, which may be wrong."""
+    """Return the place of a tight limit that leaves out a few tighter ones, which may be wrong."""
     return np.minimum(count - 1, np.maximum(count // 8, np.where(count > 3, 1, 0)))
 
 
 def _reach(
     lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float, more_rate: float
 ) -> tuple[Floats, Floats]:
-    """Lowest and highest offset at each moment.
+    """Return the lowest and highest offset at each moment.
 
-    Two bounds hold, and the narrower counts: a line and how far a wandering clock may bow from it, and each limit by
-    itself with the way that a clock can go until then.
+    The narrower of two bounds counts: a line plus how far a wandering clock may bow from it, and each single limit plus
+    how far a clock can drift between the limit and the moment.
     """
     high, low = lines.high(at) + bow, lines.low(at) - bow
     slope = (lines.slope[0] + lines.slope[-1]) / 2
@@ -297,7 +297,7 @@ def _reach(
 
 
 def _touching(lines: Band, points: _Points, kept: npt.NDArray[np.int64], bow: float) -> Bools:
-    """Which limits the lines were told by: those that one of them touches."""
+    """Return a mask of the limits that determine the lines: those that a line touches."""
     time, value, upper = points.time[kept], points.value[kept], points.upper[kept]
     away = np.multiply.outer(time, lines.slope)
     above = value + bow - (lines.top + away).max(axis=1)
@@ -307,9 +307,9 @@ def _touching(lines: Band, points: _Points, kept: npt.NDArray[np.int64], bow: fl
 
 
 def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple[bool, float]:
-    """Whether most limits of some stretch of time were rejected, and how far they are from the line.
+    """Return (True if most limits of a stretch of time were rejected, how far in ns these are from the line).
 
-    One operation matched to a wrong one is a lone contradiction; a clock that was set contradicts all that follows.
+    An operation matched to a wrong one is a single contradiction; a clock that was set contradicts all later limits.
     """
     if not rejected.any():
         return False, 0.0
@@ -317,7 +317,7 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
     span = float(points.time[-1] - points.time[0]) + 1.0
     window = ((points.time - points.time[0]) * (windows / span)).astype(np.int64)
     both = np.bincount(window, minlength=windows)
-    # An interval on the wrong side breaks one of its two limits only.
+    # An interval on the wrong side violates only one of its two limits.
     wrong = np.bincount(window[rejected], minlength=windows)
     bad = np.flatnonzero((wrong >= 3) & (4 * wrong > both))
     rest = points.value - np.interp(points.time, at, middle)
@@ -331,11 +331,11 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
     return bool(len(bad)), covered
 
 
-# The lines that one-sided limits leave to the offset of two clocks: a polygon in (offset, drift).
+# The lines that one-sided limits allow for the offset of two clocks: a polygon in (offset, drift).
 #
-#     offset                     every upper limit lies above the true line, every lower one below it, so the lines that
-#       |  v     v      v        pass between them are all that can be said; how far they reach up and down at a moment
-#       |-----/------/----       is the error at that moment
+#     offset                     every upper limit lies above the true line and every lower one below it, so the true
+#       |  v     v      v        line is one of those that pass between them; how far these reach up and down at a
+#       |-----/------/----       moment is the error at that moment
 #       |   ^     ^       ^
 #       +------------------ time
 #
@@ -372,12 +372,12 @@ class Band:
 
 
 def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -> Band | tuple[Floats, Floats]:
-    """The lines between limits, or, if there is none, which limits stand against each other.
+    """Return the lines between limits or, if there is none, masks of the limits that contradict each other.
 
     Returns
     -------
     Band, or (bool array, bool array)
-        The second: upper and lower limits that touch the line that violates the worst of them least.
+        The arrays mark the upper and lower limits that touch the line whose largest violation is smallest.
     """
     upper_at, lower_at = _hull(upper_time, upper), _hull(lower_time, -lower)
     ut, uv, lt, lv = upper_time[upper_at], upper[upper_at], lower_time[lower_at], lower[lower_at]
@@ -392,7 +392,7 @@ def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -
         above = np.abs(upper - slopes[best] * upper_time - top[best]) <= touch
         below = np.abs(lower - slopes[best] * lower_time - bottom[best]) <= touch
         return above, below
-    # The gap is a concave function of the slope: it is positive on one interval, whose ends lie between corners.
+    # The gap is a concave function of the slope: it is positive in one interval, whose ends lie between corners.
     inside = np.flatnonzero(gap >= 0)
     first, last = int(inside[0]), int(inside[-1])
     chosen = [slopes[inside]]
@@ -407,7 +407,7 @@ def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -
 
 
 def _zero(slopes: Floats, gap: Floats, at: int) -> float:
-    """Where the gap is nothing between a slope and the next."""
+    """Return the slope, between a corner and the next one, at which the gap is zero."""
     step = float(gap[at + 1] - gap[at])
     return float(slopes[at] - gap[at] * (slopes[at + 1] - slopes[at]) / step) if step else float(slopes[at])
 
@@ -417,7 +417,7 @@ def _edges(time: Floats, value: Floats) -> Floats:
 
 
 def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
-    """Index of the corners of the lower convex hull, by time."""
+    """Return the index of the corners of the lower convex hull, by time."""
     order = np.lexsort((value, time))
     order = order[np.diff(time[order], prepend=-np.inf) > 0]
     t, v = time[order].tolist(), value[order].tolist()
@@ -434,26 +434,25 @@ def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
 
 # The offset of two clocks from operations that end on both hosts at nearly the same time.
 #
-# The rank that enters last may end earlier than the others, because what they sent is already there. So the
-# differences of ends are taken apart by who came last: half of what lies between the two is what the ends may be off
-# by.
+# The rank that enters last may end earlier than the others, because their data is already there. So the differences
+# of ends are grouped by the host that entered last; half the distance between the two groups is the error of the ends.
 
 
-#: So many operations must have been entered last by each host.
+#: Each host must have entered last in at least so many operations.
 _FEWEST = 8
-#: Small are those that took at most so many times as long as a quick one.
+#: An operation is small if it took at most so many times as long as a quick one.
 _SMALL_RATIO = 1.5
-#: Part of a quick one's duration by which the end of one host may come later, whoever entered last: threads wake up
-#: late on the host, kernels on devices hardly differ.
+#: Part of a quick operation's duration by which one host may end later, whichever host entered last: threads of the
+#: host wake up late, kernels on devices hardly differ.
 _HOST_ASYMMETRY, _DEVICE_ASYMMETRY = 0.5, 0.125
-#: On hosts, the ends are only asked where limits leave this much more open than they do.
+#: On hosts, the ends are only used where the limits are this many times as wide.
 _HOST_NEED = 3.0
 _MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class CommonEnds:
-    """Operations in which nobody can end before everybody has entered, as two hosts saw them, any order.
+    """Operations in which no rank can end before all have entered, as two hosts recorded them, in any order.
 
     Attributes
     ----------
@@ -464,11 +463,11 @@ class CommonEnds:
     lead_ns : int64 array
         The leader's entry minus the follower's: the follower was later where this is less than the offset.
     duration_ns : int64 array
-        Of the host that took less.
+        The shorter one of the two hosts.
     error_ns : int64 array
         Of the clocks behind the ends.
     on_device : bool array
-        Devices saw it.
+        True if the times are from devices.
     """
 
     at_ns: Int64
@@ -480,12 +479,12 @@ class CommonEnds:
 
     @property
     def need(self) -> float:
-        """How many times as wide limits must be before the ends count."""
+        """The ends are used where the limits are more than this many times as wide."""
         return 1.0 if bool(self.on_device.all()) else _HOST_NEED
 
 
 def line_through(time: Floats, value: Floats) -> tuple[float, float]:
-    """(slope, level at 0) of the line with the median slope between points; a third of them may be wrong."""
+    """Return (slope, level at 0) of the line with the median slope between points; a third of them may be wrong."""
     if len(time) < 2:
         return 0.0, float(np.median(value)) if len(value) else 0.0
     i, j = np.triu_indices(len(time), 1)
@@ -497,7 +496,7 @@ def line_through(time: Floats, value: Floats) -> tuple[float, float]:
 def ends_offset(
     ends: CommonEnds, base_at: int, base_offset: int, guess: tuple[Floats, Floats]
 ) -> Callable[[Floats], tuple[Floats, Floats]] | None:
-    """Offset and its error as functions of time, None if too few operations tell.
+    """Return a function from times to offsets and their errors; None if there are too few operations.
 
     Parameters
     ----------
@@ -505,7 +504,7 @@ def ends_offset(
     base_at, base_offset : int
         Zero of the times and offsets that are given and returned as floats.
     guess : (time, offset)
-        Near enough to say who came last, and at what rate the offset changes.
+        Close enough to decide which host entered last, and the rate at which the offset changes.
     """
     if len(ends.at_ns) < 2 * _FEWEST:
         return None
@@ -534,7 +533,7 @@ def ends_offset(
 
 
 def _course(time: Floats, rest: Floats) -> tuple[float, float]:
-    """Slope and level through the medians of eight stretches of time."""
+    """Return slope and level of the line through the medians of eight stretches of time."""
     parts = min(8, max(1, len(time) // 8))
     order = np.argsort(time, kind="stable")[: len(time) // parts * parts].reshape(parts, -1)
     return line_through(np.median(time[order], axis=1), np.median(rest[order], axis=1))

@@ -1,7 +1,7 @@
-"""From what hosts know of each other, pair by pair, to one timeline: a tree over hosts with the errors added up.
+"""Put all hosts on one timeline: fit pairs of hosts, connect them in a tree, and add up the errors along it.
 
-In a group of hosts everyone is compared with one of them, its hub, so that a thousand hosts need a thousand fits. The
-tree is that of least error from the reference; a host that nothing connects to it stays at its first guess.
+In a group of hosts, every host is compared with one of them, the hub, so a thousand hosts need a thousand fits. The
+tree has the least error from the reference. A host without a connection to the reference keeps its first guess.
 Pure functions.
 """
 
@@ -35,16 +35,16 @@ _NAMES = {COLLECTIVES: "collectives", PING: "ping"}
 
 @dataclass(frozen=True, slots=True)
 class HostOffset:
-    """From a host's clock to that of the reference, at knots; linear between them.
+    """Offset from a host's clock to that of the reference, at knots; linear between them.
 
     Attributes
     ----------
     at_ns, offset_ns, error_ns : int64 arrays
-        Ascending moments of the host's clock, what is to be added, half-width.
+        Ascending moments of the host's clock, offset to add, half-width of its error.
     method : str
         ``collectives``, ``ping`` or both joined by ``+``.
     touch : (int, int)
-        First and last knot of the time in which something was done together.
+        First and last knot of the time with common operations.
     """
 
     at_ns: Int64
@@ -55,34 +55,34 @@ class HostOffset:
 
     @property
     def touch_error_ns(self) -> int:
-        """Largest error while something was done together."""
+        """Largest error in the time with common operations."""
         return int(self.error_ns[self.touch[0] : self.touch[1] + 1].max())
 
     def moved(self, times_ns: Int64) -> Int64:
-        """Times of the host's clock on that of the reference."""
+        """Return times of the host's clock, in ns on the clock of the reference."""
         base, first = int(self.at_ns[0]), int(self.offset_ns[0])
         knots = (self.at_ns - base).astype(np.float64)
-        # Distances only, so that a time stamp never loses digits.
+        # Floats hold distances only, so that a time stamp never loses digits.
         change = _extended((times_ns - base).astype(np.float64), knots, (self.offset_ns - first).astype(np.float64))
         return times_ns + first + np.rint(change).astype(np.int64)
 
     @property
     def drift_ppb(self) -> int:
-        """Mean rate difference."""
+        """Mean difference of the rates in ppb."""
         span = int(self.at_ns[-1] - self.at_ns[0])
         return round(int(self.offset_ns[-1] - self.offset_ns[0]) * 10**9 / span) if span else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Offsets by host, and what did not fit.
+    """Offsets by host, and contradictions.
 
     Attributes
     ----------
     offsets : dict
-        Host -> its way to the reference; hosts without one are missing, the reference is.
+        Host -> its offset to the reference; without the reference itself and hosts that have no offset.
     rejected_count : int
-        Limits that others contradict, and operations that cannot be what they seem.
+        Number of limits that others contradict, and of operations that are not valid.
     stepped : tuple of int
         Hosts whose clock seems to have been set during the run.
     """
@@ -99,11 +99,11 @@ def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequ
     ----------
     meetings : Meetings
     lifes_ns : (hosts, 2) int64 array
-        Begin and end of what is known of each host, on its clock.
+        First and last known moment of each host, on its clock.
     reference : int
         Host to align to.
     bends : sequence of Bend
-        Of each host's clock; without them all are straight.
+        Of each host's clock; by default, all are straight.
     """
     edges: dict[tuple[int, int], OffsetFit] = {}
     rejected = meetings.dropped_count
@@ -124,7 +124,7 @@ def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequ
 
 
 def _pairs(meetings: Meetings, hosts: int, reference: int) -> dict[tuple[int, int], tuple[Limits, CommonEnds]]:
-    """(leader, follower) -> their limits and common ends; each operation speaks for its hub and every other host."""
+    """Map (leader, follower) to limits and common ends; an operation compares its hub with each of its other hosts."""
     if not len(meetings.operation):
         return {}
     starts = np.flatnonzero(np.diff(meetings.operation, prepend=-1))
@@ -135,7 +135,7 @@ def _pairs(meetings: Meetings, hosts: int, reference: int) -> dict[tuple[int, in
     hub_row[block[at_hub]] = np.flatnonzero(at_hub)
     rows = np.flatnonzero(~at_hub & (hub_row[block] >= 0))
     other = hub_row[block[rows]]
-    # The leader of a pair is the lower number, whichever of the two is the hub.
+    # The leader of a pair is the host with the lower number, whichever of the two is the hub.
     swap = meetings.host[rows] < meetings.host[other]
     lead, follow = np.where(swap, rows, other), np.where(swap, other, rows)
     key = meetings.host[lead] * hosts + meetings.host[follow]
@@ -175,10 +175,10 @@ def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[Limits, Com
 
 
 def _hubs(meetings: Meetings, starts: Int64, hosts: int, reference: int) -> Int64:
-    """The host of each operation that the others are compared with.
+    """Return the hub of each operation: the host that its other hosts are compared with.
 
-    Of one that has a root or a sender: that one's host, for nobody else says anything of the others. Else one for the
-    whole group: the reference, or a host that another group already connects to it.
+    If the operation has a root or a sender, the hub is its host, because only its times limit those of the others.
+    Else all operations of a group have one hub: the reference, or a host that another group connects to it.
     """
     enters, ends = meetings.enter_ns != NONE, meetings.end_ns != NONE
     count = np.diff(np.append(starts, len(enters)))
@@ -194,7 +194,7 @@ def _hubs(meetings: Meetings, starts: Int64, hosts: int, reference: int) -> Int6
 
 
 def _circle_hubs(meetings: Meetings, hosts: int, reference: int) -> Int64:
-    """Hub of each group: walked from the reference outward, the member that is connected first."""
+    """Return the hub of each group: the member that a walk from the reference reaches first."""
     member = np.unique(meetings.circle * hosts + meetings.host)
     circle, host = member // hosts, member % hosts
     circles = int(meetings.circle.max()) + 1
@@ -227,7 +227,7 @@ def _circle_hubs(meetings: Meetings, hosts: int, reference: int) -> Int64:
 def _tree(
     edges: dict[tuple[int, int], OffsetFit], lifes_ns: Int64, reference: int
 ) -> tuple[dict[int, HostOffset], list[tuple[int, int]]]:
-    """Ways of least error from the reference, and the pairs they use."""
+    """Return the offset of each host along the path of least error from the reference, and the pairs used."""
     near: dict[int, list[tuple[int, tuple[int, int]]]] = {}
     for pair in edges:
         near.setdefault(pair[0], []).append((pair[1], pair))
@@ -255,14 +255,14 @@ def _tree(
 
 
 def _toward(fit: OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:
-    """(moments, offset, error) of one host of a pair toward the other."""
+    """Return (moments, offset, error) that map one host of a pair to the other."""
     if is_follower:
         return fit.at_ns, fit.offset_ns, fit.error_ns
     return fit.at_ns + fit.offset_ns, -fit.offset_ns, fit.error_ns
 
 
 def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit) -> HostOffset:
-    """The way over a parent: errors add up."""
+    """Return the offset to the reference by way of a parent; the errors are added up."""
     at, offset, error = own
     there = at + offset
     # np.interp on distances only, so that a time stamp never loses digits.
@@ -283,7 +283,7 @@ def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit
 
 
 def _extended(moment: Floats, knots: Floats, value: Floats) -> Floats:
-    """Linear between knots, and beyond the outer ones at the mean rate."""
+    """Return values at each moment: linear between knots, and at the mean rate beyond the outer ones."""
     rate = (value[-1] - value[0]) / (knots[-1] - knots[0])
     inside = np.clip(moment, knots[0], knots[-1])
     return np.asarray(np.interp(inside, knots, value) + (moment - inside) * rate)
