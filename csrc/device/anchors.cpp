@@ -94,7 +94,7 @@ bool read_clock(ContextState& context) noexcept {
     best = reading;
   }
   if (best.event == nullptr) return false;
-  std::int64_t device_ns = best.host_ns;  // first: on the host's clock, so that contexts of a device agree
+  std::int64_t device_ns = best.host_ns;  // the first is a host time, so that contexts of a device agree
   if (context.anchor != nullptr) {
     device_ns = event_ns(context, best.event);
     give_event(context, context.anchor);
