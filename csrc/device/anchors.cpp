@@ -1,7 +1,7 @@
 // Pairs of device time and ticks: bracketed readings of the event clock and of %globaltimer. SPDX-License-Identifier: Apache-2.0
 //
-// On the harvester's thread, but for prepare_globaltimer(). An event's time is only known relative to another event, as a
-// float of milliseconds: half a microsecond at 4 s. So each reading makes a new reference, whose time is chained to the one before.
+// On the harvester's thread, except prepare_globaltimer(). An event's time is only known relative to another event, as
+// a float of ms: half a microsecond at 4 s. So each reading makes a new reference, whose time is chained to the last.
 #include "core/clock.h"
 #include "core/raw_syscall.h"
 #include "device/driver.h"
