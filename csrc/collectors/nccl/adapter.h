@@ -1,7 +1,7 @@
 // What the adapters of all interface versions have in common. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: plugin_v4.cpp to plugin_v7.cpp, which name a version and its structures. Interface puts a descriptor and its
-// parents in our words, Adapter is the plugin as NCCL calls it. NCCL holds our handles, or pairs with a chained plugin's.
+// parents in our words, Adapter is the plugin as NCCL calls it. NCCL has our handles, or pairs with a chained one's.
 #pragma once
 
 #include "collectors/nccl/chain.h"
