@@ -1,8 +1,8 @@
 // The part of CUDA's driver and runtime interface that we call or stand in front of. SPDX-License-Identifier: Apache-2.0
 //
-// Our own words for a foreign ABI of CUDA 12 and 13: no NVIDIA header is included anywhere. Enumerations are int as in C, handles are
-// pointers, and a runtime handle is the driver's (cudaStream_t == CUstream, cudaEvent_t == CUevent). Numbers are compared
-// with the real headers by tests/contract where these are found. Used by csrc/device, rooms and tests/fakes.
+// Our own words for a foreign ABI of CUDA 12 and 13: no NVIDIA header is included anywhere. Enumerations are int as in
+// C, handles are pointers, a runtime handle is the driver's (cudaStream_t == CUstream, cudaEvent_t == CUevent).
+// tests/contract compares numbers with the real headers where it finds some. Used by csrc/device, rooms, tests/fakes.
 #pragma once
 
 #include <cstddef>

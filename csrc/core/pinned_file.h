@@ -12,7 +12,7 @@
 namespace stashtrace {
 
 // Moves a descriptor above the numbers that scripts use and that `for fd in 3..1023: close(fd)` reaches, if the limit
-// allows. If the process may have only a few, or has none left, it is closed (they are the program's): below zero.
+// allows. Closes it and returns below zero if the process may have only a few or has none left: they are the program's.
 int move_high(int fd) noexcept;
 
 class PinnedFile {

@@ -1,7 +1,7 @@
 // Pairs of device time and ticks: bracketed readings of the event clock and of %globaltimer. SPDX-License-Identifier: Apache-2.0
 //
-// On the harvester's thread, but for prepare_globaltimer(). An event's time is only known relative to another event, as a
-// float of milliseconds: half a microsecond at 4 s. So each reading makes a new reference, whose time is chained to the one before.
+// On the harvester's thread, except prepare_globaltimer(). An event's time is only known relative to another event, as
+// a float of ms: half a microsecond at 4 s. So each reading makes a new reference, whose time is chained to the last.
 #include "core/clock.h"
 #include "core/raw_syscall.h"
 #include "device/driver.h"
@@ -94,7 +94,7 @@ bool read_clock(ContextState& context) noexcept {
     best = reading;
   }
   if (best.event == nullptr) return false;
-  std::int64_t device_ns = best.host_ns;  // first: on the host's clock, so that contexts of a device agree
+  std::int64_t device_ns = best.host_ns;  // the first is a host time, so that contexts of a device agree
   if (context.anchor != nullptr) {
     device_ns = event_ns(context, best.event);
     give_event(context, context.anchor);

@@ -80,7 +80,7 @@ class CurrentContext {
 };
 
 // Returns the driver's answer about an object of `context`. The driver may refuse a thread without a context
-// (cuda.h: 201): it is asked again with that one current. So kInvalidContext, with one current, means: it is gone.
+// (cuda.h: 201): it is asked again with that one current. So a final kInvalidContext means that the context is gone.
 template <class Question>
 cuda::Result ask_in(cuda::Context context, Question question) noexcept {
   const cuda::Result result = question();

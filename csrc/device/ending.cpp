@@ -1,7 +1,7 @@
 // Contexts that the job destroys: keeping the harvester out of them. SPDX-License-Identifier: Apache-2.0
 //
 // On the job's threads, around the call. The thread asks, the harvester answers when it has written what is done and is
-// out of the context, through one word of its entry. Without a harvester no other thread is inside: it answers itself.
+// out of the context, through one word of its entry. Without a harvester the thread answers itself: no other is inside.
 #include "core/clock.h"
 #include "core/raw_syscall.h"
 #include "device/driver.h"

@@ -79,7 +79,7 @@ class EventMap {
     return (hash(event) ^ ids * 0xC2B2AE3D27D4EB4FULL ^ stream_key * 0x165667B19E3779F9ULL) & ~std::uint64_t{0xffff};
   }
 
-  // Returns its own place, else that of an event that is gone, else an empty one, else the first, whose event is lost.
+  // The event's own place, else that of an event that is gone, else an empty one, else the first, whose event is lost.
   Entry& place(const void* event) noexcept {
     const std::size_t start = hash(event) >> 45;
     Entry* free = nullptr;

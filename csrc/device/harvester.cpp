@@ -123,8 +123,8 @@ void fail_all(StreamState& stream) noexcept {
   while (stream.first != kNone) fail(stream, stream.first);
 }
 
-// Events of one stream complete in order, so the first that is not done ends its turn. The driver may refuse to tell times,
-// and whether an event is done, where no context is current; this thread has none of its own.
+// Events of one stream complete in order, so its turn ends at the first that is not done. The driver may refuse to say
+// when, and whether, an event was done if no context is current; this thread has none of its own.
 void harvest(StreamState& stream, bool last_chance) noexcept {
   const CurrentContext current(stream.context->context.load(std::memory_order_relaxed));
   if (!current) return fail_all(stream);

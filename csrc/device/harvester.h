@@ -1,7 +1,7 @@
 // The thread that polls timing events and writes rows. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: timeline.cpp starts it with the first bracket, stop() ends it. It never synchronises with a device, uses relaxed capture mode, and
-// holds no lock when it calls CUDA. Anchors (anchors.cpp) run on it.
+// Callers: timeline.cpp starts it with the first bracket, stop() ends it. It never synchronises with a device, uses
+// relaxed capture mode, and holds no lock when it calls CUDA. Anchors (anchors.cpp) run on it.
 #pragma once
 
 #include <cstdint>

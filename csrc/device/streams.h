@@ -1,7 +1,7 @@
 // Contexts and streams that were seen. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: timeline.cpp (job threads), the harvester. Looking a stream up takes no lock; the first sight of one
-// asks the driver, then takes a lock around the table alone. Entries of streams that are gone are reused when their last bracket is
+// Callers: timeline.cpp (job threads), the harvester. Looking a stream up takes no lock; for a new one this asks the
+// driver, then locks the table only. Entries of streams that are gone are reused when their last bracket is
 // harvested; stream keys never are.
 #pragma once
 

@@ -264,8 +264,8 @@ void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, s
     state->last.store(LastWork{bracket_id, awaited, copy_code, false}.packed(), std::memory_order_relaxed);
 }
 
-// A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the job's, so that it
-// is done before any wait for the job's ends.
+// A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the
+// job's, so that it is done before any wait for the job's event ends.
 bool note_event_record(void* event, Stream stream, bool afterwards) noexcept {
   if (!recording() || !ready()) return true;
   StreamState* state = find_stream(stream);

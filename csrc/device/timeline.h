@@ -1,8 +1,8 @@
 // Timing events for work on devices: the interface of rooms cuda, nccl and cupti. SPDX-License-Identifier: Apache-2.0
 //
-// A bracket is two events on a stream around something the host asked for; one harvester thread polls them and writes the rows.
-// Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a lock
-// that is held around a call of CUDA; all do nothing without a driver, in a forked child, and after stop().
+// A bracket is two events on a stream around something the host asked for; a harvester thread polls them, writes rows.
+// Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a
+// lock that is held around a call of CUDA; all do nothing without a driver, in a forked child, and after stop().
 // Only the stream's own context is used; none is created, retained or made current for longer than a call.
 #pragma once
 
@@ -49,8 +49,8 @@ struct BracketExtra {
   std::uint64_t call_ticks = 0;  // when the call began, where that was before bracket_begin
 };
 
-// Records the first event on `stream`. Where events are not allowed, during capture or over budget the bracket is begun without them and its
-// row is flagged untimed.
+// Records the first event on `stream`. If events are not allowed, during capture, or over budget, the bracket begins
+// without events and its row is flagged untimed.
 Begin bracket_begin(std::uint16_t kind, Stream stream, std::uint64_t correlation, std::uint16_t flags) noexcept;
 // Records the second event and the moment of return; the harvester writes the row when both events are done.
 void bracket_end(Begin begin, const BracketExtra& extra) noexcept;
@@ -80,9 +80,9 @@ void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t cal
 void note_stream_created(Stream stream) noexcept;
 void note_stream_gone(Stream stream) noexcept;
 
-// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called before the first communicator
-// exists (loading a module beside spinning NCCL kernels can deadlock); later calls on the same context do nothing. From then on
-// globaltimer readings are taken beside the event anchors.
+// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called before the first
+// communicator exists (loading a module beside spinning NCCL kernels can deadlock); later calls on the same context do
+// nothing. From then on globaltimer readings are taken beside the event anchors.
 void prepare_globaltimer() noexcept;
 
 // During its lifetime a library makes CUDA calls for a call that is already recorded: hooks pass them through.

@@ -1,7 +1,7 @@
 // Whether a program can be started with our library preloaded, found out from its file before exec.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks_spawn.cpp, in forked and vfork children too: raw system calls, a bounded number of them, no allocation, no errno.
+// Callers: hooks_spawn.cpp, also in (v)fork children: a bounded number of raw system calls, no allocation, no errno.
 // The launcher asks the same of the first program (stashtrace/record/program.py, by stashtrace_why_not_preloaded).
 #pragma once
 

@@ -14,7 +14,7 @@ std::int64_t sum(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
 
-// Begin of the bin that holds a moment; both count from the origin and may lie before it.
+// Begin of the bin that holds a moment; both are counted from the origin, and may lie before it.
 std::uint64_t bin_begin(std::int64_t moment, std::int64_t width) {
   const std::int64_t past = moment % width;
   return static_cast<std::uint64_t>(difference(moment, past < 0 ? past + width : past));

@@ -27,7 +27,7 @@ class ContextTable {
   std::uint64_t first_ = 0, second_ = 0, third_ = 0;
 };
 
-// Walks [begin, end) of an order, passes the prediction to `step`, which returns the value.
+// Walks [begin, end) of an order and passes the prediction to `step`, which returns the value.
 template <typename At, typename Step>
 void walk(const ColumnPlan& plan, const Column* other, std::size_t begin, std::size_t end, At at, Step step) {
   switch (plan.predictor) {

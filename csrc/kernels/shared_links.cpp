@@ -77,7 +77,7 @@ void LinkUse::leave(std::int32_t node, double now) {
   for (const std::int32_t link : links_.of(node)) {
     const std::size_t before = users_[at(link)].size() + 1;
     for (const std::int32_t other : users_[at(link)]) {
-      if (use(other).crowd != before) continue;  // another of its links is more crowded, or it was counted already
+      if (use(other).crowd != before) continue;  // another of its links is more crowded, or it was handled already
       std::size_t crowd = 1;
       for (const std::int32_t own : links_.of(other)) crowd = std::max(crowd, users_[at(own)].size());
       if (crowd != before) settle(other, now, crowd);

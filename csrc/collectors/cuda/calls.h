@@ -1,7 +1,7 @@
 // The calls of CUDA as this room sees them: what is behind a hook, and what is recorded of it. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), which are thin. A call that
-// CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
+// Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), both thin. A
+// call that CUDA makes on behalf of one that is already recorded passes through: Inside. Job threads only.
 //
 // On a thread without a context, a default stream is unknown until the call has made a context current. Such a first
 // call is recorded after it has returned, with host times only.

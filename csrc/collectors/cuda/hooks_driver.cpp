@@ -223,7 +223,7 @@ struct Ours {
   }
 };
 
-// One signature of a function, as driver_calls.def lists it. [0]: as it is, [1]: per-thread; the second is null where there is none.
+// One signature of a function, as in driver_calls.def. [0]: as it is, [1]: per-thread, null where there is none.
 struct Known {
   std::string_view name;
   std::string_view symbols[2];
@@ -258,7 +258,7 @@ void* wrap(const Known& known, int variant, void* real) noexcept {
   return known.ours[variant];
 }
 
-// A program that is newer than this recorder works, but such calls are not recorded: the first one is reported.
+// A program that is newer than this recorder works, but its calls are not recorded: the first one is reported.
 void tell_too_new(std::string_view name) noexcept {
   static constinit std::atomic<bool> told{false};
   if (!recording() || told.exchange(true, std::memory_order_relaxed)) return;

@@ -1,7 +1,7 @@
 // What the adapters of all interface versions have in common. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: plugin_v4.cpp to plugin_v7.cpp, which name a version and its structures; Interface says how a descriptor reads in
-// our words and where its parents stand, Adapter is the plugin as NCCL calls it. Without a chained plugin NCCL holds our handles; with one it holds pairs of both plugins'.
+// Callers: plugin_v4.cpp to plugin_v7.cpp, which name a version and its structures. Interface puts a descriptor and its
+// parents in our words, Adapter is the plugin as NCCL calls it. NCCL has our handles, or pairs with a chained one's.
 #pragma once
 
 #include "collectors/nccl/chain.h"

@@ -128,7 +128,7 @@ void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::Nv
     if (value.timestamp_us == slot.timestamp_us) return;  // not refreshed since
     slot.timestamp_us = value.timestamp_us;
     // To the microsecond: the library read it a moment ago and answers now. Both clocks are read at one moment, else
-    // moment, else a call that took long, or a thread that lost its core, would shift the reading.
+    // a call that took long, or a thread that lost its core, would shift the reading.
     const std::uint64_t age = static_cast<std::uint64_t>(age_us) * (context.tick_hz / 1'000) / 1'000;
     if (age < now.ticks) ticks = now.ticks - age;
   }
