@@ -206,7 +206,7 @@ def findings(trace: Trace) -> list[tuple[int, str]] | None:
     if not any(name == "findings" for name, _, _ in ANALYSES):
         return None
     table = analyze(trace, "findings")
-    # That ranks alternate is no cause; how long each waits for the other is judged by the waits.
+    # That ranks alternate is not a cause; how long each waits for the other is judged by the waits.
     table = table.take((table["cause_rank"] >= 0) & ~np.isin(table["cause_kind"], ("alternates", "")))
     return list(zip(table["cause_rank"].tolist(), table["cause_kind"].tolist(), strict=True))
 

@@ -5,7 +5,7 @@
 For each number of ranks a made-up run is written, and ``stashtrace summary`` is run in a process of its own: seconds
 with all imports, seconds of CPU, peak memory. For ``--store-ranks`` the run is exported first and the summary reads the
 store. Bar for 1,024 ranks of 50 steps from files: 8 s and 600 MB, goal 5 s; for 10,240 ranks from a store on two
-cores: 60 s and 4 GB. One rank is late in every step; a summary that does not say so, and by how much, is no result.
+cores: 60 s and 4 GB. One rank is late in every step; a summary that does not say so, and by how much, is not a result.
 Files were just written, so they come from the page cache. Writes results/many_ranks.md and .json.
 """
 

@@ -164,7 +164,7 @@ def throttled(options: argparse.Namespace, folder: Path, data: Path, link: tuple
 
 
 def null_test(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Two characterisations of one job: what one says of a step, as if it were the other's next step."""
+    """Two characterizations of one job: what one says of a step, as if it were the other's next step."""
     from stashtrace.lab.characterize.differential import stalls
 
     answers = [
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=1, help="times that all faults are injected")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--null", type=int, default=0, help="pairs of characterisations of the same job")
+    parser.add_argument("--null", type=int, default=0, help="pairs of characterizations of the same job")
     parser.add_argument("--null-only", action="store_true", help="inject nothing")
     parser.add_argument("--folder", type=Path, help="on a disk, not in memory")
     parser.add_argument("--name", default="characterize_truth")

@@ -106,7 +106,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
         sampler.set_epoch(epoch)
         for images, labels, luggage in loader:
             clock.lap("wait")
-            del luggage  # freeing it is no part of the wait
+            del luggage  # freeing it is not part of the wait
             loss = loss_of(model(images), labels)
             clock.lap("forward")
             faults.before_backward()

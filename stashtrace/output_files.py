@@ -20,7 +20,7 @@ def require_writable(path: Path, *, hint: str) -> None:
     Raises
     ------
     CaptureError
-        If the target is no file, or its folder is not there or may not be written to.
+        If the target is not a file, or its folder is not there or may not be written to.
     """
     folder = path.absolute().parent
     if path.is_dir():

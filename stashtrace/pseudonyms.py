@@ -103,7 +103,7 @@ _ANY_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+|{_LOCAL.pattern}
 _FILE_NAME = re.compile(r"[\w.+-]*\.[A-Za-z][A-Za-z0-9]{0,7}")
 _ENDING = re.compile(r"(?<=[^.])(\.so(\.\d+)+|\.[A-Za-z0-9]{1,12})$")
 #: Folders of the system and of Python: the same everywhere, and analysis/io/data_files.py recognises by them that a
-#: file is no data.
+#: file is not data.
 _KEPT_PART = re.compile(
     r"|\.|\.\.|~|python[\d.]*t?|usr|local|etc|boot|lib|lib32|lib64|libx32|libexec|bin|sbin|include|share|zoneinfo|locale"
     r"|i18n|ca-certificates|fonts|site-packages|dist-packages|__pycache__"

@@ -4,7 +4,7 @@
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and
   similar ones, becomes ``<scrubbed>``. A name is split into words at signs and before capitals; ``--max-tokens``,
-  ``--tokenizer`` and ``--token-budget`` are no secrets, nor is a token of a vocabulary, such as ``--pad-token``.
+  ``--tokenizer`` and ``--token-budget`` are not secrets, nor is a token of a vocabulary, such as ``--pad-token``.
 - A URL loses user and password, and its query. Local paths stay as they are.
 - An argument with blanks, such as the script of ``sh -c``, is scrubbed word by word.
 """

@@ -34,7 +34,7 @@ def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iter
     that of the run or characterization in whose directory it is, elsewhere the one of the user's umask.
     Errors of the system are raised unchanged.
 
-    A target that is no file, such as ``/dev/null``, is refused: it would be replaced.
+    A target that is not a file, such as ``/dev/null``, is refused: it would be replaced.
 
     With ``own_mode`` the file keeps the mode that the caller gives it. To write many files into one folder, call
     :func:`remove_left_in` once and pass ``tidy=False``: looking for leftovers lists the whole folder.

@@ -4,7 +4,7 @@
     shared.agree(lambda run: check(run))         # asserts; tries up to five runs
 
 What a test injects takes as long as it says only while nobody else wants the CPU, the disk or the memory. A burst of
-foreign load is no defect of the code, and it is over when the same is measured again; a defect is there each time. So
+foreign load is not a defect of the code, and it is over when the same is measured again; a defect stays. So
 one measurement that agrees is enough, tolerances stay as narrow as the claim, and a failure shows all measurements.
 For tests of real times alone: whatever follows from counts, order or made-up input must hold at the first try.
 """

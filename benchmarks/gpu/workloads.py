@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--times", type=Path)
     options = parser.parse_args()
     if options.steps % options.block:
-        parser.error(f"--steps {options.steps} is no multiple of --block {options.block}")
+        parser.error(f"--steps {options.steps} is not a multiple of --block {options.block}")
     times = train(options)
     if options.times and os.environ.get("RANK", "0") == "0":
         options.times.write_text(json.dumps(times), encoding="utf-8")

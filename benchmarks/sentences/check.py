@@ -419,7 +419,7 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
     for name in ("cpus", code):  # how short a step would get: of "pass" that stands with the advice itself
         shortest = told.get(name, {}).get("amount_ns" if name == "cpus" else "low_ns", -1)
         if code in ("more_workers", "use_workers") and 0 < shortest < (1 - OF_FIGURE) * rest - OF_STEP * rank.step_ns:
-            return f"advice of a step of {shortest / 1e6:.3g} ms, but {rest / 1e6:.3g} ms of it are no wait for data"
+            return f"advice of a step of {shortest / 1e6:.3g} ms, but {rest / 1e6:.3g} ms of it are not wait for data"
     if code == "fewer_larger_batches" and rank.making and "batch_time" in told:
         busy = sum(rank.making.values()) / max(told["batch_time"]["items_count"], 1)
         if busy > ALWAYS * rank.step_ns:

@@ -308,7 +308,7 @@ class Job:
             iterator = iter(loader)
         name = loader.dataset.name  # type: ignore[attr-defined]
         for number in itertools.count():
-            batch = None  # to free the last one is no part of the wait for the next
+            batch = None  # to free the last one is not part of the wait for the next
             begin = time.monotonic_ns()
             with self.clock.lap("wait"):
                 batch = next(iterator, None)

@@ -79,7 +79,7 @@ inline constexpr unsigned kHostAllocDeviceMap = 2;
 inline constexpr std::uint64_t kLookUpLegacy = 1;     // cuGetProcAddress: CU_GET_PROC_ADDRESS_LEGACY_STREAM
 inline constexpr std::uint64_t kLookUpPerThread = 2;  // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 
-// The CUDA version after the newest whose headers were compared with ours: a function may have another signature from there on.
+// The first CUDA version that is newer than all headers compared with ours: signatures may differ from there on.
 inline constexpr int kKnownUntil = 13060;
 
 struct Dim3 {

@@ -12,7 +12,7 @@
 namespace stashtrace::abi::cupti {
 
 // cuptiGetVersion: 18 ... 28 are CUDA 11.8 (and the first of 12.0) to 12.9, from 13.0 on it is 10000 * major + 100 * minor
-// + update. What lies outside was not read and is refused: its records may differ.
+// + update. Other versions were not read and are refused: their records may differ.
 inline constexpr std::uint32_t kOldestVersion = 18, kNewestOfTwelve = 28;
 inline constexpr std::uint32_t kOldestOfThirteen = 130000, kNewestVersion = 130599;
 

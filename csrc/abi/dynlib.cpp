@@ -11,7 +11,7 @@ namespace stashtrace {
 
 namespace {
 
-// Address of our own object: a symbol that lies in it is a hook of ours, not what we look for.
+// Address of our own object: a symbol inside it is a hook of ours, not what we look for.
 const char g_own_object = 0;
 
 void* own_base() noexcept {
@@ -36,7 +36,7 @@ class KeepErrno {
   int saved_;
 };
 
-// Names of some loaded objects. Nothing of the loader may be called below dl_iterate_phdr: it holds one lock, and a dlopen
+// Names of some loaded objects. No loader function may be called below dl_iterate_phdr: it holds one lock, and a dlopen
 // on another thread holds the other one while it waits for this one.
 struct Names {
   static constexpr std::size_t kMost = 16, kLength = 512;
@@ -123,7 +123,7 @@ unsigned long long libraries_added() noexcept {
   dl_iterate_phdr(
       [](dl_phdr_info* object, std::size_t, void* to) noexcept {
         *static_cast<unsigned long long*>(to) = object->dlpi_adds;
-        return 1;  // every object tells the same
+        return 1;  // every object gives the same
       },
       &added);
   return added;
@@ -136,7 +136,7 @@ void* find_behind_hook(const char* const* libraries, std::size_t count, const ch
     if (void* found = library.symbol(preferred)) return found;
   if (void* found = library.symbol(name)) return found;
   const KeepErrno quiet;
-  // A library loaded in a local scope is not behind RTLD_NEXT, which walks the main program's scope alone.
+  // A library loaded in a local scope is not behind RTLD_NEXT, which only walks the main program's scope.
   void* next = dlsym(RTLD_NEXT, name);
   asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
   void* found = foreign(next, own_base());
@@ -158,7 +158,7 @@ void* find_versioned_behind_hook(const char* version, const char* name) noexcept
       dlclose(library);
     }
   }
-  if (found == nullptr) found = look_everywhere(name, version, own_base());  // under a name that a packager gave it
+  if (found == nullptr) found = look_everywhere(name, version, own_base());  // under another name given by a packager
   dlerror();
   return found;
 }

@@ -1,7 +1,7 @@
 // Symbols of libraries that the process may or may not have. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: csrc/device and the rooms that speak to CUDA, NCCL, NVML and CUPTI. Never call these on a hot path or in a
-// signal handler: dlopen and dlsym take the loader's lock. What comes back is never a function of our own library, so no
+// Callers: csrc/device and the rooms that use CUDA, NCCL, NVML and CUPTI. Never call these on a hot path or in a
+// signal handler: dlopen and dlsym take the loader's lock. They never return a function of our own library, so no
 // call passes through our hooks. No errno is touched.
 #pragma once
 
@@ -15,14 +15,14 @@ class Dynlib {
  public:
   constexpr Dynlib() noexcept = default;
 
-  // The first of `names` that is already loaded, in whatever scope; nothing is loaded, its use count is kept up.
+  // The first of `names` that is already loaded, in any scope; loads nothing and keeps its use count.
   static Dynlib loaded(const char* const* names, std::size_t count) noexcept;
-  // The same, else loads the first that can be found, for this handle alone (RTLD_LOCAL).
+  // The same, else loads the first that can be found, only for this handle (RTLD_LOCAL).
   static Dynlib load(const char* const* names, std::size_t count) noexcept;
 
   explicit operator bool() const noexcept { return handle_ != nullptr; }
   void* symbol(const char* name) const noexcept;       // null if it is not there
-  const char* name() const noexcept { return name_; }  // as it was asked for, "" if absent
+  const char* name() const noexcept { return name_; }  // as passed by the caller, "" if absent
 
   // True if it is there; `to` is null otherwise.
   template <class F>
@@ -36,13 +36,13 @@ class Dynlib {
   const char* name_ = "";
 };
 
-// Libraries that this process has loaded so far, those unloaded again included: as long as it stays, a library that was
-// absent is absent. Some tens of nanoseconds, whereas a look for an absent library compares names with all loaded ones.
+// Libraries that this process has loaded so far, including unloaded ones: while it does not change, a library that was
+// absent is absent. Takes some tens of ns, whereas a look for an absent library compares names with all loaded ones.
 unsigned long long libraries_added() noexcept;
 
 // The function that a hook of ours named `name` stands in front of: in the first loaded of `libraries`, under `preferred`
 // (null: none) and then under `name`; else the next definition in the caller's scope; else in any loaded object that
-// exports it. Null if nobody has it.
+// exports it. Null if no object has it.
 void* find_behind_hook(const char* const* libraries, std::size_t count, const char* name,
                        const char* preferred = nullptr) noexcept;
 

@@ -53,7 +53,7 @@ enum State : int {
   kKernelPhaseStop = 31,  // v7; carries StateArgs::p_timer as kKernelChStop does
 };
 
-// Of recordEventState, all versions alike: one word whose meaning follows from the state.
+// Argument of recordEventState, the same in all versions: one word whose meaning follows from the state.
 union StateArgs {
   std::size_t transfer_bytes;  // proxy steps
   int appended_count;          // kCtrlAppendEnd
@@ -66,7 +66,7 @@ using Logger = void (*)(int level, unsigned long flags, const char* file, int li
 
 // Parts of descriptors that never changed.
 struct ProxyOpDescr {
-  int pid;  // of the process that began the parent: with PXN it is another one, and the parent is not ours to touch
+  int pid;  // of the process that began the parent: with PXN another process, and the parent is not ours to touch
   std::uint8_t channel;
   int peer, steps_count, chunk_bytes, is_send;
 };
@@ -81,7 +81,7 @@ struct NetPluginDescr {
 static_assert(sizeof(ProxyOpDescr) == 24 && offsetof(ProxyOpDescr, is_send) == 20);
 static_assert(offsetof(KernelChDescr, p_timer) == 8);
 
-// From v5 on the first argument of init is followed by the communicator's id; v4 has it later.
+// From v5 on the communicator's id follows the first argument of init; v4 has it later.
 template <class Descriptor>
 struct Plugin {
   const char* name;

@@ -141,7 +141,7 @@ struct NvmlGpmMetric {  // nvmlGpmMetric_t
 static_assert(sizeof(NvmlGpmMetric) == 40);
 
 // The library's own array has grown from 98 to 477 entries without a new version number; it writes the first
-// metrics_count of them, and might clear all it knows of. So we bring room for more.
+// metrics_count of them, and might clear all that it knows. So we have room for more.
 inline constexpr unsigned kGpmMostMetrics = 512;
 inline constexpr std::uint32_t kGpmMetricsVersion = 1;
 inline constexpr std::uint32_t kGpmSupportVersion = 1;

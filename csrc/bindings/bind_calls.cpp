@@ -1,11 +1,11 @@
 // Outermost calls of one Python function, for the probe of nn.Module.__call__. SPDX-License-Identifier: Apache-2.0
 //
 // A call of a module goes through type(module).__call__, a Python function, and so through its vectorcall slot. That
-// slot is set here and nothing else is: the function keeps its identity, code and attributes, so that Dynamo, fx,
-// pickle and whoever compares functions see no difference. A call inside another one on the same thread goes straight
-// on to the original slot, for the price of reading a thread-local flag: no Python frame, no object.
+// slot is set here, nothing else: the function keeps its identity, code and attributes, so that Dynamo, fx,
+// pickle and code that compares functions see no difference. A call inside another one on the same thread goes straight
+// to the original slot, for the price of reading a thread-local flag: no Python frame, no object.
 //
-// Not seen: Python 3.11 enters a function named directly, with positional arguments alone (`Module.__call__(m, x)`),
+// Not seen: Python 3.11 enters a function named directly, with positional arguments only (`Module.__call__(m, x)`),
 // without asking its slot. Calls of instances, with or without keywords, and `super().__call__(*args, **kwargs)` do.
 #include <pybind11/pybind11.h>
 
@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace {
 
 struct Watch {
-  PyObject* function = nullptr;  // all three are held for good: a thread may be inside whatever happens
+  PyObject* function = nullptr;  // all three are held for good: a thread may be inside at any time
   PyObject* begins = nullptr;
   PyObject* ends = nullptr;
   vectorcallfunc original = nullptr;
@@ -38,7 +38,7 @@ void set_slot(PyObject* function, vectorcallfunc slot) {
 }
 
 // `begins` and `ends` keep their exceptions to themselves; one that comes all the same (an interrupt, the end of the
-// interpreter) is the caller's to see before the call, and is dropped after it, where an outcome already stands.
+// interpreter) is passed to the caller before the call, and dropped after it, when an outcome already exists.
 PyObject* outermost_call(PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* names) {
   if (PyVectorcall_NARGS(nargsf) < 1) return watch.original(function, args, nargsf, names);
   PyObject* token = PyObject_CallNoArgs(watch.begins);

@@ -37,7 +37,7 @@ Array<T> to_array(std::vector<T>&& values) {
   return Array<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-// Links of nodes as they come from Python: none at all if `first` is empty.
+// Links of nodes as they come from Python: no node has any if `first` is empty.
 graph::Links links_of(const Array<std::int32_t>& first, const Array<std::int32_t>& ids, std::size_t nodes) {
   const auto links = column(ids, static_cast<std::size_t>(ids.size()));
   if (first.size() == 0 && links.empty()) return {};
@@ -58,7 +58,7 @@ graph::Links links_of(const Array<std::int32_t>& first, const Array<std::int32_t
   return {static_cast<std::size_t>(highest + 1), begins, links};
 }
 
-// What uses of links would have taken alone.
+// Returns how long uses of links would have taken alone, in ns.
 Array<std::int64_t> alone(const Array<std::int64_t>& begin_ns, const Array<std::int64_t>& end_ns,
                           const Array<std::int32_t>& link_first, const Array<std::int32_t>& links) {
   const auto nodes = static_cast<std::size_t>(begin_ns.size());
@@ -72,8 +72,8 @@ Array<std::int64_t> alone(const Array<std::int64_t>& begin_ns, const Array<std::
   return to_array(std::move(found));
 }
 
-// A graph without cycles, ready to be replayed with other durations and lags as often as wanted. Its edges are copies:
-// the arrays that it was made of may change later.
+// A graph without cycles, to be replayed any number of times with other durations and lags. Its edges are copies:
+// the arrays that it was made from may change later.
 class Plan {
  public:
   Plan(const Array<std::int32_t>& source, const Array<std::int32_t>& target, const Array<std::int64_t>& begin_ns,

@@ -36,7 +36,7 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
 }
 
-// Files in the wild hold broken UTF-8; a name is worth keeping all the same.
+// Files in the wild hold broken UTF-8; such names are kept all the same.
 py::str to_text(const std::string& bytes) {
   PyObject* text = PyUnicode_DecodeUTF8(bytes.data(), static_cast<py::ssize_t>(bytes.size()), "replace");
   if (text == nullptr) throw py::error_already_set();

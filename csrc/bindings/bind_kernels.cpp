@@ -1,4 +1,4 @@
-// Deep mode: what the probes tell it, and what the decoder needs for names. SPDX-License-Identifier: Apache-2.0
+// Deep mode: what the probes report to it, and what the decoder needs for names. SPDX-License-Identifier: Apache-2.0
 #include <cxxabi.h>
 #include <pybind11/pybind11.h>
 
@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Offline: the demangler takes stack in proportion to the name, which a small thread in the job might not have.
+// Offline: the demangler needs stack in proportion to the name, which a small thread in the job might not have.
 py::str demangle(const std::string& name) {
   int status = -1;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);

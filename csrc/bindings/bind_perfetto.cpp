@@ -40,7 +40,7 @@ void require_codes(const Ints& codes, const TextTable& texts, std::int64_t lowes
   }
 }
 
-// One batch and what keeps its columns alive.
+// One batch, and references that keep its columns alive.
 class Slices {
  public:
   Slices(Ints track, Ints begin_ns, Ints end_ns, Ints name, std::shared_ptr<TextTable> names) {
@@ -141,7 +141,7 @@ Sink make_sink(const py::object& target) {
   if (py::isinstance<py::int_>(target)) {
     return [fd = target.cast<int>()](const std::uint8_t* data, std::size_t size) { write_all(fd, data, size); };
   }
-  // The last reference may go while the GIL is away, so it is dropped with the GIL held.
+  // The last reference may be dropped while the GIL is released, so its deleter takes the GIL.
   std::shared_ptr<py::object> call(new py::object(target), [](py::object* held) {
     const py::gil_scoped_acquire gil;
     delete held;

@@ -35,7 +35,7 @@ std::uint64_t longest_ticks() {
 }
 
 // Ticks that probes took, and how often they recorded. An end that took longer than the bound was off the CPU.
-// Atomic for an interpreter without a GIL; with one, nobody contends for it.
+// Atomic for an interpreter without a GIL; with one, there is no contention.
 struct Account {
   std::atomic<std::uint64_t> ticks{0}, calls{0};
 } account;
@@ -61,7 +61,7 @@ py::bytes probe_begins(int what) {
   Begin begin{};
   take(begin, what);
   py::bytes out(reinterpret_cast<const char*>(&begin), sizeof begin);
-  // The next reading of the clock is the interval's first instant: what was spent until then is ours.
+  // The next clock reading is the interval's first instant: time spent until then is ours.
   begin.stamp.ticks = stashtrace_now_ticks();
   std::memcpy(PyBytes_AS_STRING(out.ptr()), &begin, sizeof begin);
   add_ticks(begin.stamp.ticks - entered);
@@ -73,7 +73,7 @@ struct End {
   Begin begin, end;
 };
 
-// The end's ticks come first: reading the other clocks is no part of the interval.
+// The end's ticks are read first: reading the other clocks is not part of the interval.
 End probe_ends(const py::bytes& given) {
   End out{};
   out.ticks = stashtrace_now_ticks();

@@ -1,6 +1,6 @@
 // The guest half of stashtrace._native: what probes call inside the traced process. SPDX-License-Identifier: Apache-2.0
 //
-// Thin: each function is one call of runtime/capi.h. The GIL is kept but for flush(), the only one that may wait.
+// Thin: each function is one call of runtime/capi.h. The GIL is kept, except in flush(), the only one that may wait.
 #include <link.h>
 #include <pybind11/pybind11.h>
 
@@ -90,7 +90,7 @@ py::dict config() {
   return out;
 }
 
-// The executable segment that the interpreter's functions lie in.
+// Passes on the executable segment that holds the interpreter's functions.
 void tell_interpreter_code() noexcept {
   dl_iterate_phdr(
       [](dl_phdr_info* object, std::size_t, void*) noexcept {

@@ -1,6 +1,6 @@
-// Ends of a TCP connection by its descriptor, which stays the caller's. SPDX-License-Identifier: Apache-2.0
+// Ends of a TCP connection, from its descriptor, which stays the caller's. SPDX-License-Identifier: Apache-2.0
 //
-// For the probe that says whom a process group is connected to. /proc/self/net/tcp says it too, but to read it takes the
+// For the probe that tells a process group's connections. /proc/self/net/tcp lists them too, but reading it takes the
 // kernel some ten milliseconds: it walks the table of all connections of the machine, twice (IPv4 and IPv6).
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -17,7 +17,7 @@ namespace py = pybind11;
 
 namespace {
 
-// "" for what is no internet address. An IPv4 address that an IPv6 socket holds is written as the former.
+// "" if this is not an internet address. An IPv4 address that an IPv6 socket holds is written as IPv4.
 std::string text_of(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN];
   in_port_t port = 0;

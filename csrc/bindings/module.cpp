@@ -1,7 +1,7 @@
 // stashtrace._native: the Python face of the schema, the recorder and the kernels.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Not declared to run without the GIL (py::mod_gil_not_used): bind_calls.cpp exchanges the slot of a function that other
+// Not declared to run without the GIL (py::mod_gil_not_used): bind_calls.cpp replaces the slot of a function that other
 // threads may be calling, scanners and encoders are objects without a lock, and no test runs on a free-threaded Python.
 // In such a job the probes do not load this module (probes/bootstrap.py).
 #include <pybind11/pybind11.h>

@@ -24,7 +24,7 @@ class TickListener {
 class Context {
  public:
   virtual const Config& config() const noexcept = 0;
-  // Ticks per second. In the first 100 us of a process it waits for the rest of them: ask when it is needed, not in
+  // Ticks per second. In the first 100 us of a process it waits for the rest of them: call it when needed, not in
   // start().
   virtual std::uint64_t tick_hz() noexcept = 0;
   // On the drainer's thread, which has the process's descriptors. False: no place left.

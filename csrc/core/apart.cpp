@@ -30,20 +30,20 @@ constexpr int kMostInherited = 64;
 struct Thread {
   void (*work)(void*);
   void* argument;
-  bool shares_table;    // with the process, until it leaves it
-  int refused;          // it could not leave: nothing was done
+  bool shares_table;    // the process's descriptor table, until it leaves it
+  int refused;          // leaving the table failed: the work was not done
   std::uint32_t alive;  // cleared and woken by the kernel when the thread ends
 };
 
-// Kernels before 5.9, and filters that do not know close_range: the thread begins with a copy of the whole table.
+// True for kernels before 5.9 and filters without close_range: the thread starts with a copy of the whole table.
 constinit std::atomic<bool> g_copies_table{false};
 
 int leave_table() noexcept { return static_cast<int>(raw::call(SYS_close_range, 0, ~0u, kUnshare)); }
 
-// ThreadSanitizer sees neither these raw mappings nor the thread: to it, an address that the kernel gives out again looks raced.
+// ThreadSanitizer sees neither these raw mappings nor the thread: it would report a race on an address that is reused.
 #define STASHTRACE_UNSEEN_MEMORY [[gnu::no_sanitize("thread")]]
 
-// Called before such memory is used and after: an order that it does see, for what the work itself keeps on that stack.
+// Called before and after such memory is used. ThreadSanitizer sees this order, for what the work keeps on that stack.
 constinit std::atomic<unsigned> g_uses{0};
 [[gnu::noinline]] void order_uses() noexcept { g_uses.fetch_add(1, std::memory_order_acq_rel); }
 
@@ -58,7 +58,7 @@ STASHTRACE_UNSEEN_MEMORY void thread_main(void* memory) noexcept {
   self->work(self->argument);
 }
 
-// clone() of a thread that calls thread_main(memory) on `stack_top` and ends. The id of the thread, or minus errno.
+// Clones a thread that calls thread_main(memory) on `stack_top` and ends. Returns its id, or minus errno.
 long start(unsigned long flags, void* stack_top, std::uint32_t* alive, void* memory) noexcept {
 #if defined(__x86_64__)
   long result;
@@ -130,7 +130,7 @@ STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noex
   for (;;) {
     const bool copies = g_copies_table.load(std::memory_order_relaxed);
     auto* thread = new (memory) Thread{work, argument, !copies, 0, 1};
-    // No CLONE_SETTLS: thread-local data is the caller's. CLONE_THREAD, so that nobody has to wait for it and no SIGCHLD
+    // No CLONE_SETTLS: thread-local data is the caller's. CLONE_THREAD: nothing has to wait for it, and no SIGCHLD
     // is sent.
     unsigned long flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
     if (!copies) flags |= CLONE_FILES;

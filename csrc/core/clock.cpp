@@ -22,7 +22,7 @@ bool counter_is_invariant() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
 #else
-  return true;  // cntvct is architected to be
+  return true;  // the architecture guarantees it for cntvct
 #endif
 }
 

@@ -25,7 +25,7 @@ inline std::int64_t clock_ns(clockid_t id) noexcept {
   return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-// For hot paths that have asked ticks_are_counter() once: the counter without asking again.
+// Hot paths ask ticks_are_counter() once and then read the counter without asking again.
 inline bool ticks_are_counter() noexcept { return clock_detail::counter_trusted; }
 inline std::uint64_t counter_ticks() noexcept {
 #if defined(__x86_64__)
@@ -42,7 +42,7 @@ inline std::uint64_t now_ticks() noexcept {
   return static_cast<std::uint64_t>(clock_ns(CLOCK_MONOTONIC));
 }
 
-// Chooses the clock. Idempotent; the same on every process of a host, since it looks at the host alone.
+// Chooses the clock. Idempotent; every process of a host makes the same choice, since it depends on the host only.
 void init_clock() noexcept;
 const char* clock_name() noexcept;  // "tsc" or "monotonic"
 
@@ -50,13 +50,13 @@ struct ClockReading {
   std::uint64_t ticks;
   std::int64_t monotonic_ns;
   std::int64_t realtime_ns;
-  std::uint32_t bracket_ticks;  // distance of the two tick reads around it: its uncertainty
+  std::uint32_t bracket_ticks;  // ticks between the two tick reads around it: its uncertainty
 };
 
-// The tightest of `attempts` readings.
+// Returns the tightest of `attempts` readings.
 ClockReading read_clocks(int attempts = 5) noexcept;
 
-// Ticks per second between an earlier reading and now; waits up to 100 us if that was too recent.
+// Returns ticks per second between an earlier reading and now; waits up to 100 us if that was too recent.
 std::uint64_t estimate_tick_hz(const ClockReading& earlier) noexcept;
 
 }  // namespace stashtrace

@@ -15,11 +15,11 @@ enum class NcclSource : std::uint8_t { automatic, plugin, events };
 enum class LogLevel : std::uint8_t { error, info, debug };
 enum class KernelMode : std::uint8_t { off, nodes, graphs };  // graphs: one row per graph launch, not per node
 
-// Access rights of files that we make: for others of the group with STASHTRACE_SHARE. Set once, by parse_config.
+// Access rights of files that we create; with STASHTRACE_SHARE the group has access too. Set once, by parse_config.
 inline constinit int new_file_mode = 0600;
 
 struct Config {
-  static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX less room for our file names
+  static constexpr std::size_t kDirBytes = 3072;  // PATH_MAX minus room for our file names
   static constexpr std::size_t kRunIdBytes = 80;
   static constexpr std::size_t kStepsBytes = 64;
   static constexpr std::size_t kChainBytes = 512;
@@ -28,7 +28,7 @@ struct Config {
   char dir[kDirBytes] = {};                        // STASHTRACE_DIR
   char run_id[kRunIdBytes] = {};                   // STASHTRACE_RUN_ID
   char steps[kStepsBytes] = {};                    // STASHTRACE_STEPS, checked by the launcher, used by the probes
-  char staged[kDirBytes] = {};                     // STASHTRACE_STAGED: list of files of which copies are opened
+  char staged[kDirBytes] = {};                     // STASHTRACE_STAGED: list of files whose copies are opened instead
   std::uint32_t collectors = ~std::uint32_t{0};    // STASHTRACE_COLLECTORS: bit = code of records.def
   std::int64_t wait_threshold_ns = 20'000;         // STASHTRACE_WAIT_THRESHOLD_NS
   std::uint32_t sample_ms = 100;                   // STASHTRACE_SAMPLE_MS
@@ -39,21 +39,21 @@ struct Config {
   bool lookup_hook = false;                        // STASHTRACE_LOOKUP_HOOK
   std::int64_t event_budget = 10'000;              // STASHTRACE_EVENT_BUDGET: events per second, 0: no limit
   NcclSource nccl_source = NcclSource::automatic;  // STASHTRACE_NCCL_SOURCE
-  char nccl_chain[kChainBytes] = {};               // STASHTRACE_NCCL_CHAIN: what NCCL_PROFILER_PLUGIN was before us
-  DrainerMode drainer = DrainerMode::automatic;    // STASHTRACE_DRAINER
-  LogLevel log = LogLevel::error;                  // STASHTRACE_LOG
+  char nccl_chain[kChainBytes] = {};             // STASHTRACE_NCCL_CHAIN: the value of NCCL_PROFILER_PLUGIN before ours
+  DrainerMode drainer = DrainerMode::automatic;  // STASHTRACE_DRAINER
+  LogLevel log = LogLevel::error;                // STASHTRACE_LOG
 
   KernelMode kernels = KernelMode::off;       // STASHTRACE_KERNELS
   char kernels_steps[kStepsBytes] = "10:13";  // STASHTRACE_KERNELS_STEPS
-  char injected_profiler[32] = {};            // the variable by which another CUPTI user was put into the process
+  char injected_profiler[32] = {};            // the variable that injected another CUPTI user into the process
 
   bool collector_on(std::string_view name) const noexcept;
 };
 
-// Reads an environment in the form of `environ`. Values that make no sense keep their default.
+// Reads an environment in the form of `environ`. A setting with an invalid value keeps its default.
 void parse_config(Config& config, const char* const* environment) noexcept;
 
-// The value of a variable in an environment block, empty if it is not there.
+// Returns the value of a variable in an environment block, empty if it is not there.
 std::string_view variable(const char* const* environment, std::string_view name) noexcept;
 
 const char* name_of(DrainerMode mode) noexcept;

@@ -8,10 +8,10 @@
 
 namespace stashtrace {
 
-// As zlib: start with 0, feed the result of one piece into the next.
+// Works like zlib: start with 0, pass the result of one piece to the next call.
 std::uint32_t crc32(std::uint32_t crc, const void* data, std::size_t bytes) noexcept;
 
-// The portable form; the other one is tested against it.
+// The portable form; the fast one is tested against it.
 std::uint32_t crc32_by_table(std::uint32_t crc, const void* data, std::size_t bytes) noexcept;
 
 }  // namespace stashtrace

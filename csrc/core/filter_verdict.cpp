@@ -43,7 +43,7 @@ bool holds(unsigned condition, std::uint32_t a, std::uint32_t b) noexcept {
   }
 }
 
-// The answer for one call. Jumps lead forward alone, so it ends.
+// Returns the filter's answer for one call. Jumps only lead forward, so it ends.
 std::uint32_t verdict(const sock_filter* program, unsigned length, const seccomp_data& call) noexcept {
   std::uint32_t a = 0, x = 0, memory[BPF_MEMWORDS] = {};
   for (std::uint64_t at = 0; at < length; ++at) {

@@ -1,7 +1,7 @@
 // A lock for slow paths of guest code. SPDX-License-Identifier: Apache-2.0
 //
-// No glibc, so no hooks of ours or others on the way; may be reset in a forked child. Hold it only with signals
-// blocked (raw::SignalsBlocked), else a handler of the same thread waits for itself.
+// Calls nothing of glibc, so it passes no hook of ours or of others; may be reset in a forked child. Hold it only with
+// signals blocked (raw::SignalsBlocked), else a signal handler on the same thread waits for its own thread.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,12 @@ class FutexLock {
     if (try_lock()) return;
     while (word_.exchange(2, std::memory_order_acquire) != 0) raw::futex_wait(&word_, 2, -1);
   }
-  // Gives up after `limit_ns`: at exit, and when a thread would rather lose a row than stand still.
+  // Gives up after `limit_ns`. Used at exit, and where losing a row is better than blocking the thread.
   bool lock_within(std::int64_t limit_ns) noexcept {
     if (try_lock()) return true;
     if (limit_ns <= 0) return false;
     const std::int64_t until = clock_ns(CLOCK_MONOTONIC) + limit_ns;
-    // Tried once more after the last wait: its end may have been the one wake-up that the unlock gave.
+    // Try once more after the last wait: it may have consumed the only wake-up of the unlock.
     while (word_.exchange(2, std::memory_order_acquire) != 0) {
       const std::int64_t left = until - clock_ns(CLOCK_MONOTONIC);
       if (left <= 0) return false;

@@ -16,7 +16,7 @@ constinit LogLevel g_level = LogLevel::error;
 constinit char g_rank[12] = "-";
 constinit std::atomic<int> g_lines[3]{};
 
-// strerror() may load message catalogues; these are the ones that happen to us.
+// strerror() may load message catalogues; these are the errors that we meet.
 const char* error_text(int number) noexcept {
   switch (number) {
     case EACCES: return "Permission denied";

@@ -1,8 +1,8 @@
 // Keeps the exception half of libstdc++ out of the guest library. SPDX-License-Identifier: Apache-2.0
 //
 // string_view::substr() and friends name this function for positions that are out of range, which ours never are.
-// Without a definition here the linker would bring in the archive's one, and with it the unwinder, locales and
-// symbols of newer C libraries. It is hidden (hooks/exports.map), so nobody else's call can land here.
+// Without a definition here the linker would take the one in the archive, and with it the unwinder, locales and
+// symbols of newer C libraries. It is hidden (hooks/exports.map), so calls of other libraries cannot reach it.
 #include <bits/functexcept.h>
 
 namespace std {

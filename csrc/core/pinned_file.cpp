@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kFewDescriptors = 256;
 
-// -1: the process may have so few that none should be taken from it.
+// Lowest number for our descriptors; -1 if the process may have so few that we should take none.
 int lowest_number() noexcept {
   struct rlimit64_ {
     std::uint64_t soft, hard;

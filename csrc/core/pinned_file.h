@@ -1,7 +1,7 @@
 // A file of ours, known by its path and checked by its inode. SPDX-License-Identifier: Apache-2.0
 //
 // No descriptor of it is ever kept, and none is opened in the process's own table: create() and open() are called in
-// work that runs apart (core/apart.h), whose descriptors end with it. Callers: RingFile, SegmentWriter.
+// work that runs apart (core/apart.h), and their descriptors are gone when it ends. Callers: RingFile, SegmentWriter.
 #pragma once
 
 #include <sys/types.h>
@@ -11,16 +11,16 @@
 
 namespace stashtrace {
 
-// Moves a descriptor above what scripts use and what `for fd in 3..1023: close(fd)` reaches, where the limit lets us. Below zero,
-// and closed, in a process that may have only a few descriptors, or has none left: they are the program's.
+// Moves a descriptor above the numbers that scripts use and that `for fd in 3..1023: close(fd)` reaches, if the limit
+// allows. If the process may have only a few, or has none left, it is closed (they are the program's): below zero.
 int move_high(int fd) noexcept;
 
 class PinnedFile {
  public:
   static constexpr std::size_t kPathBytes = 3584;
 
-  // Both give a descriptor of the calling thread's table, or minus errno. create() makes the file at path(), O_EXCL;
-  // open() gives -ESTALE if another file lies there now.
+  // Both return a descriptor in the calling thread's table, or minus errno. create() makes the file at path(), O_EXCL;
+  // open() returns -ESTALE if another file is there now.
   int create() noexcept;
   int open() noexcept;
   void remove() noexcept;

@@ -87,19 +87,19 @@ inline long readlink(const char* path, char* buffer, std::size_t bytes) noexcept
   return call(SYS_readlinkat, AT_FDCWD, address(path), address(buffer), static_cast<long>(bytes));
 }
 
-// Threads of this process at this moment, by the links of its folder of tasks; 0 where /proc does not tell.
+// Number of threads of this process now, from the link count of its task folder; 0 if /proc does not tell.
 inline int threads_count() noexcept {
   struct stat tasks{};
   if (call(SYS_newfstatat, AT_FDCWD, address("/proc/self/task"), address(&tasks), 0) != 0) return 0;
   return tasks.st_nlink > 2 ? static_cast<int>(tasks.st_nlink) - 2 : 0;
 }
 
-// Null on failure.
+// Returns null on failure.
 inline void* mmap(void* hint, std::size_t bytes, int protection, int flags, int fd, std::int64_t offset) noexcept {
   const long result = call(SYS_mmap, address(hint), static_cast<long>(bytes), protection, flags, fd, offset);
   return result < 0 && result > -4096 ? nullptr : reinterpret_cast<void*>(result);
 }
-// Moves a mapping over another one of the same size, as one step.
+// Moves a mapping over another one of the same size, in one step.
 inline int mremap_onto(void* from, std::size_t bytes, void* to) noexcept {
   constexpr long kMayMoveFixed = 1 | 2;
   const long result =
@@ -113,13 +113,13 @@ inline int madvise(void* start, std::size_t bytes, int advice) noexcept {
   return static_cast<int>(call(SYS_madvise, address(start), static_cast<long>(bytes), advice));
 }
 
-// Waits while *word == expected, at most timeout_ns (below zero: for ever).
+// Waits while *word == expected, at most timeout_ns (below zero: without limit).
 inline int futex_wait(const void* word, std::uint32_t expected, std::int64_t timeout_ns) noexcept {
   const timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
   return static_cast<int>(
       call(SYS_futex, address(word), FUTEX_WAIT_PRIVATE, expected, timeout_ns < 0 ? 0 : address(&limit)));
 }
-// Waits for a word that the kernel wakes when a thread ends, which it does without FUTEX_PRIVATE_FLAG.
+// Waits on a word that the kernel wakes when a thread ends; that wake-up does not use FUTEX_PRIVATE_FLAG.
 inline int futex_wait_shared(const void* word, std::uint32_t expected) noexcept {
   return static_cast<int>(call(SYS_futex, address(word), FUTEX_WAIT, expected, 0));
 }
@@ -134,8 +134,8 @@ inline int tgkill(int pid, int tid, int signal) noexcept {
   return static_cast<int>(call(SYS_tgkill, pid, tid, signal));
 }
 inline void sched_yield() noexcept { call(SYS_sched_yield); }
-// Until no thread of the process has this id: also its last system calls are over then, and the kernel no longer counts
-// it (unshare(CLONE_NEWUSER) asks). Sleeps between looks, since the thread may have a lower priority than the caller.
+// Waits until no thread of the process has this id. Then its last system calls are over and the kernel no longer counts
+// it (unshare(CLONE_NEWUSER) checks). Sleeps between looks: the thread may have a lower priority than the caller.
 inline void wait_until_gone(int pid, int tid, std::int64_t limit_ns) noexcept {
   constexpr int kYields = 50;
   constexpr std::int64_t kSlice = 50'000;
@@ -172,8 +172,8 @@ inline int consume_pending(int signal) noexcept {
   return static_cast<int>(call(SYS_rt_sigtimedwait, address(&set), 0, address(&now), sizeof set));
 }
 
-// All signals wait while one of these lives: around every slow path, so that a handler which does I/O cannot
-// meet a half-made lane, and a file size limit (SIGXFSZ) hits us and not the user's process.
+// Blocks all signals during its lifetime. Used around every slow path, so that a handler that does I/O cannot meet
+// a half-made lane, and a file size limit (SIGXFSZ) affects us and not the user's process.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept : old_(signal_mask(SIG_SETMASK, ~SignalMask{0})) {}

@@ -6,7 +6,7 @@
 // The lane lies in a MAP_SHARED file, so rows below `committed` survive any death of the process. The producer is
 // one thread *and its signal handlers*: a handler that records in the middle of a row claims the next one and
 // leaves publishing to the row it interrupted, which is why claiming is one instruction (`xadd`, no lock prefix:
-// nobody else writes `reserved`). Callers: emit.h (producer), drainer.cpp (consumer).
+// no other thread writes `reserved`). Callers: emit.h (producer), drainer.cpp (consumer).
 #pragma once
 
 #include <atomic>
@@ -50,20 +50,20 @@ inline std::uint64_t claim(LaneHeader* lane) noexcept {
 #endif
 }
 
-// A program that maps something of its own over a lane (MAP_FIXED) leaves zeros or its own bytes there. Nothing may be
-// derived from them, and nothing of ours be written there.
+// False if the program has mapped something of its own over the lane (MAP_FIXED), which leaves zeros or its own bytes
+// there. We must then use none of these bytes and write nothing there.
 inline bool is_intact(LaneHeader* lane) noexcept {
   const std::uint64_t capacity = relaxed(lane->row_mask) + 1;
   return relaxed(lane->lane_magic) == container::kLaneMagic && capacity == relaxed(lane->capacity_rows) &&
          capacity >= kFewestRows && std::has_single_bit(capacity);
 }
 
-// Rows refused and not yet told in a loss row.
+// Rows refused and not yet reported in a loss row.
 inline std::uint64_t dropped(LaneHeader* lane) noexcept { return is_intact(lane) ? relaxed(lane->dropped) : 0; }
 
 inline bool must_look_up(LaneHeader* lane) noexcept { return relaxed(lane->reserved) >= relaxed(lane->mark); }
 
-// Claim, store, publish. The caller has seen room (must_look_up() false, or look_up() true).
+// Claims a row, stores it and publishes it. The caller has found room (must_look_up() false, or look_up() true).
 template <class Store>
 inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
   const std::uint64_t row = claim(lane);
@@ -84,19 +84,19 @@ inline void put(LaneHeader* lane, std::size_t row_bytes, Store store) noexcept {
 }
 
 struct LookUp {
-  bool room;         // the row may be put
+  bool room;         // there is room for the row
   bool wants_drain;  // a quarter was filled since the last drain
   bool gone;         // the lane is not ours any more: leave it alone
-  bool wants_space;  // what the file has for it is used up: RingFile::give_space()
+  bool wants_space;  // its space in the file is used up: call RingFile::give_space()
 };
 
-// The producer's slow path, once per quarter of the lane, when it is full or has no space: sets the next mark.
+// The producer's slow path: once per quarter of the lane, and when it is full or has no space. Sets the next mark.
 inline LookUp look_up(LaneHeader* lane) noexcept {
   if (!is_intact(lane)) return {.room = false, .wants_drain = false, .gone = true, .wants_space = false};
   std::uint64_t reserved = relaxed(lane->reserved);
   const std::uint64_t committed = relaxed(lane->committed);
   if (reserved - committed > kSlackRows) {
-    // A handler left by longjmp in the middle of a row: nobody will publish what came after. Forget and count it.
+    // A handler left by longjmp in the middle of a row: later rows will not be published. Drop and count them.
     std::atomic_ref(lane->dropped).fetch_add(reserved - committed, std::memory_order_relaxed);
     std::atomic_ref(lane->reserved).store(committed, std::memory_order_relaxed);
     reserved = committed;
@@ -112,7 +112,7 @@ inline LookUp look_up(LaneHeader* lane) noexcept {
   std::uint64_t next = (reserved / quarter + 1) * quarter;
   if (next > full_at) next = full_at;
   if (const std::uint64_t space_end = relaxed(lane->space_end); space_end != 0) {
-    const std::uint64_t space_at = space_end - kSlackRows;  // handlers that nest may not store beyond it either
+    const std::uint64_t space_at = space_end - kSlackRows;  // nested handlers may not store beyond it either
     if (reserved >= space_at) {
       std::atomic_ref(lane->mark).store(reserved, std::memory_order_relaxed);
       return {.room = false, .wants_drain = false, .gone = false, .wants_space = true};
@@ -123,7 +123,7 @@ inline LookUp look_up(LaneHeader* lane) noexcept {
   return {.room = true, .wants_drain = reserved - consumed >= quarter, .gone = false, .wants_space = false};
 }
 
-// What the drainer sees: rows [consumed, committed), in at most two pieces; none of a lane that is gone.
+// What the drainer sees: rows [consumed, committed), in at most two pieces; no rows if the lane is gone.
 struct Batch {
   std::uint64_t first;
   std::uint64_t count;
@@ -137,7 +137,7 @@ inline Batch pending(LaneHeader* lane) noexcept {
   batch.first = relaxed(lane->consumed);
   batch.count = std::atomic_ref(lane->committed).load(std::memory_order_acquire) - batch.first;
   const std::uint64_t capacity = lane->row_mask + 1;
-  if (batch.count > capacity) batch.count = 0;  // no lane of ours gets there
+  if (batch.count > capacity) batch.count = 0;  // cannot happen in a lane of ours
   const std::uint64_t begin = batch.first & lane->row_mask;
   const std::uint64_t before_wrap = batch.count < capacity - begin ? batch.count : capacity - begin;
   batch.piece[0] = rows(lane) + begin * lane->row_bytes;

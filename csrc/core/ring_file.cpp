@@ -19,7 +19,7 @@ using container::RingHeader;
 
 namespace {
 
-// Of a lane's page and rows, from their begin.
+// Bytes of a lane's header page and rows, from its start, that have space in the file.
 std::uint64_t space_bytes(const LaneHeader* lane) noexcept {
   return lane->space_end != 0 ? kPageBytes + RingFile::kFirstSpaceBytes : lane->lane_bytes;
 }
@@ -27,7 +27,7 @@ std::uint64_t space_bytes(const LaneHeader* lane) noexcept {
 int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
   const auto begin = static_cast<std::int64_t>(offset);
   int error = raw::fallocate(fd, 0, begin, static_cast<std::int64_t>(bytes));
-  if (error == -EOPNOTSUPP || error == -ENOSYS) {  // some network file systems: write it
+  if (error == -EOPNOTSUPP || error == -ENOSYS) {  // some network file systems: write zeros
     static constexpr char kZeros[kPageBytes] = {};
     error = 0;
     for (std::uint64_t at = 0; at < bytes && error == 0; at += kPageBytes) {
@@ -39,7 +39,7 @@ int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
   return error;
 }
 
-// What lies at `start` goes into the file, and the file's pages take its place.
+// Writes the memory at `start` to the file and maps the file's pages in its place.
 int move_into(int fd, void* start, std::uint64_t space_bytes, std::uint64_t bytes, std::uint64_t offset) noexcept {
   const auto at = static_cast<std::int64_t>(offset);
   if (const int error = allocate(fd, offset, space_bytes); error < 0) return error;
@@ -127,7 +127,7 @@ bool RingFile::give_space(LaneHeader* lane) noexcept {
   return given;
 }
 
-// False as well if the program has mapped something of its own over our page.
+// Also false if the program has mapped something of its own over our page.
 bool RingFile::is_intact() const noexcept {
   return header_ != nullptr && std::memcmp(header_->magic, container::kRingMagic, sizeof header_->magic) == 0;
 }

@@ -19,7 +19,7 @@ std::size_t first_of(std::string_view signs, std::string_view text, std::size_t 
   return std::min(text.find_first_of(signs, at), text.size());
 }
 
-// Takes the last word from a name: words are parted by signs, and where a capital follows a small letter or digit.
+// Takes the last word from a name. Words end at punctuation, and where a capital follows a small letter or digit.
 std::string_view take_last_word(std::string_view& name) noexcept {
   while (!name.empty() && !is_letter(name.back()) && !is_digit(name.back())) name.remove_suffix(1);
   std::size_t begin = name.size();
@@ -41,7 +41,7 @@ bool is_one_of(std::string_view word, std::initializer_list<std::string_view> wo
   return false;
 }
 
-// Where a value ends: behind its closing quote, or at a blank.
+// Returns where a value ends: after its closing quote, or at a blank.
 std::size_t end_of_value(std::string_view text, std::size_t at) noexcept {
   if (at < text.size() && (text[at] == '\'' || text[at] == '"')) {
     const std::size_t closing = text.find(text[at], at + 1);

@@ -1,7 +1,7 @@
 // Takes secrets out of command lines and URLs before they are stored. SPDX-License-Identifier: Apache-2.0
 //
-// The rule is that of stashtrace/scrubbing.py, whose words it uses; tests/data/scrubbed_arguments.json holds both to it.
-// No allocation, no lock, no call of the system: also for hooks, which may run in signal handlers.
+// Follows the rule of stashtrace/scrubbing.py, with the same words; tests/data/scrubbed_arguments.json tests both.
+// No allocation, no lock, no system call: hooks may use it, also in signal handlers.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace stashtrace {
 
-// Takes the arguments of one command line, one after the other.
+// Scrubs the arguments of one command line, one after the other.
 class ArgumentScrubber {
  public:
   void add(std::string_view argument, TextBuffer& out) noexcept;
@@ -20,10 +20,10 @@ class ArgumentScrubber {
   bool value_follows_ = false;
 };
 
-// Adds a text whose URLs have neither user and password nor query.
+// Adds a text, with user, password and query removed from its URLs.
 void add_scrubbed_urls(std::string_view text, TextBuffer& out) noexcept;
 
-// Whether a name of an option or variable says that its value is a secret.
+// True if the name of an option or variable says that its value is a secret.
 bool is_secret(std::string_view name) noexcept;
 
 }  // namespace stashtrace

@@ -12,7 +12,7 @@ namespace stashtrace {
 
 namespace {
 
-// Everything or an error; signals are blocked, so there is no EINTR.
+// Writes everything or returns an error; signals are blocked, so there is no EINTR.
 int write_all(int fd, iovec* parts, int count, std::uint64_t offset) noexcept {
   while (count > 0) {
     long written = raw::pwritev(fd, parts, count, static_cast<std::int64_t>(offset));

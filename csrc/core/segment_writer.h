@@ -18,10 +18,10 @@ namespace stashtrace {
 
 class SegmentWriter {
  public:
-  // Creates the file at file().path() and writes header, field table and metadata. To be called apart.
+  // Creates the file at file().path() and writes header, field table and metadata. Must run apart.
   Status create(std::string_view field_table, std::string_view metadata) noexcept;
-  // One segment for each of `due`, in their order; `written` are those that are in the file. They share one opening of
-  // it, since that costs more than the rows of a small process.
+  // Appends one segment for each of `due`, in their order; `written` counts those that are in the file. The file is
+  // opened once for all, since opening it costs more than writing the rows of a small process.
   struct Due {
     container::LaneHeader* lane;
     ring::Batch batch;

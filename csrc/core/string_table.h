@@ -1,8 +1,8 @@
 // Text -> u32 id, once per process. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks (paths), probes (names), the runtime. Lock-free and allocation-free, any thread, also signal
-// handlers. The first thread that uses a text writes its string_part rows before it gets the id. A text is known
-// by its 64-bit hash: two texts of one hash would share a name, at 65,536 texts with a chance of 1e-10.
+// handlers. The first thread that uses a text writes its string_part rows before it gets the id. The table identifies
+// a text by its 64-bit hash: two texts with one hash would share a name (chance at 65,536 texts: 1e-10).
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,16 @@
 
 namespace stashtrace {
 
-inline constexpr std::uint32_t kStringSlots = 65'536;    // ids above are fresh ones: the table was full
+inline constexpr std::uint32_t kStringSlots = 65'536;    // larger ids were given when the table was full
 inline constexpr std::size_t kLongestTextBytes = 4'096;  // the rest of a text is cut off
 
-// 0 for an empty text and in a process that is not traced. Defined in runtime/intern.cpp.
+// Returns the id of a text; 0 for an empty text and in a process that is not traced. Defined in runtime/intern.cpp.
 std::uint32_t intern(std::string_view text) noexcept;
 
 // Which texts have an id, and in which generation (fork) of the process their rows were written last.
 class StringTable {
  public:
-  // The id of a text, claimed if it is new. A full table gives a fresh id, which nobody will find again.
+  // Returns the id of a text, claimed if it is new. A full table gives a fresh id, which later look-ups do not find.
   std::uint32_t id_of(std::string_view text) noexcept;
   bool is_written(std::uint32_t id, std::uint32_t generation) const noexcept;
   void set_written(std::uint32_t id, std::uint32_t generation) noexcept;

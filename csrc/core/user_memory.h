@@ -1,7 +1,7 @@
-// Reading what a pointer of the job leads to, where nobody has looked at it yet. SPDX-License-Identifier: Apache-2.0
+// Reads memory behind the job's pointers, which may be invalid. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks that name a path or an address of a call. The kernel refuses a call for another argument before it reads the path,
-// so a failed call says nothing about its pointers; only a call that has read a text vouches for it. A check is one
+// Callers: hooks that name a path or an address of a call. The kernel may refuse a call before it reads the path, so a
+// failed call says nothing about its pointers; only a call that has read a text proves it good. A check is one
 // system call a page, about 0.1 us. No allocation; errno untouched; any thread, also in a signal handler.
 #pragma once
 
@@ -18,24 +18,24 @@ namespace stashtrace {
 
 inline constexpr std::size_t kUnreadable = std::numeric_limits<std::size_t>::max();
 
-// Whether the page of this address can be read. Copying a signal mask from there, for an operation that does not exist,
-// changes nothing and tells.
+// True if the page of this address can be read. Sets a signal mask from there with an operation that does not exist:
+// this changes nothing, and the error tells whether the page could be read.
 inline bool is_readable(const void* address) noexcept {
   const auto word = static_cast<long>(reinterpret_cast<std::uintptr_t>(address) & ~std::uintptr_t{7});
   constexpr int kNoOperation = ~0;
-  return word != 0 && raw::call(SYS_rt_sigprocmask, kNoOperation, word, 0, 8) == -EINVAL;  // null would be no mask
+  return word != 0 && raw::call(SYS_rt_sigprocmask, kNoOperation, word, 0, 8) == -EINVAL;  // null would mean no mask
 }
 
 namespace detail {
 inline std::size_t bytes_to_page_end(const char* at) noexcept {
-  constexpr std::uintptr_t kPage = 4096;  // the smallest there is: protection changes at its multiples alone
+  constexpr std::uintptr_t kPage = 4096;  // the smallest page size: protection changes only at its multiples
   return kPage - (reinterpret_cast<std::uintptr_t>(at) & (kPage - 1));
 }
 }  // namespace detail
 
-// Length of a text, cut at `most` bytes; kUnreadable if its end cannot be reached. `begins` says that the first byte is known
-// to be good. The pages after the first are asked about all the same: a call may have written over the text it was given.
-// kReadable answers in place of is_readable where no system call may be made.
+// Length of a text, at most `most` bytes; kUnreadable if its end cannot be reached. `begins`: the first byte
+// is known to be good. Later pages are checked all the same: a call may have written over the text that it was given.
+// kReadable replaces is_readable where no system call may be made.
 template <bool (*kReadable)(const void*) noexcept = is_readable>
 std::size_t readable_length(const char* text, std::size_t most, bool begins) noexcept {
   if (text == nullptr) return kUnreadable;
@@ -50,7 +50,7 @@ std::size_t readable_length(const char* text, std::size_t most, bool begins) noe
   return most;
 }
 
-// Whether all of `bytes` can be read.
+// True if all of `bytes` can be read.
 inline bool all_readable(const void* from, std::size_t bytes) noexcept {
   const auto* at = static_cast<const char*>(from);
   for (std::size_t done = 0; done < bytes; done += detail::bytes_to_page_end(at + done))

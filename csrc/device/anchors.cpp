@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kPeriodNs = 2'000'000'000;
 constexpr std::int64_t kRetryNs = 100'000'000;
-constexpr std::int64_t kTryNs = 5'000'000;  // that one reading may spin; a full device is tried again later
+constexpr std::int64_t kTryNs = 5'000'000;  // longest spin of one reading; a full device is tried again later
 constexpr int kTries = 6;
 
 constexpr char kTimerModule[] = R"(.version 6.0
@@ -59,7 +59,7 @@ struct Reading {
   std::int64_t host_ns = 0;
 };
 
-// False: the driver refused, or the device did not come to it in time.
+// False: the driver refused, or the device did not reach it in time.
 bool read_event(ContextState& context, Reading& reading) noexcept {
   reading.event = take_event(context);
   if (reading.event == nullptr) return false;
@@ -94,7 +94,7 @@ bool read_clock(ContextState& context) noexcept {
     best = reading;
   }
   if (best.event == nullptr) return false;
-  std::int64_t device_ns = best.host_ns;  // the first: a number of the host's clock, so that contexts of a device agree
+  std::int64_t device_ns = best.host_ns;  // first: on the host's clock, so that contexts of a device agree
   if (context.anchor != nullptr) {
     device_ns = event_ns(context, best.event);
     give_event(context, context.anchor);
@@ -119,7 +119,7 @@ bool timer_arrives(const ContextState& context, std::int64_t limit_ns) noexcept 
   return true;
 }
 
-// False: no room on the device in time; the kernel is still to come, and nobody launches another before.
+// False: the device had no room in time. The kernel is still to run, and no other is launched before it.
 bool read_globaltimer(ContextState& context, cuda::Function kernel, cuda::Stream stream) noexcept {
   if (context.timer_in_flight && *context.timer_host == 0) return false;
   std::uint64_t before = 0, after = 0, value = 0;
@@ -145,7 +145,7 @@ std::int64_t event_ns(const ContextState& context, cuda::Event event) noexcept {
   float ms = 0;
   double sign = 1;
   cuda::Result result = driver.event_elapsed(&ms, context.anchor, event);
-  if (result != cuda::kSuccess) {  // of an event before the first anchor a driver may give no negative time
+  if (result != cuda::kSuccess) {  // a driver may give no negative time for an event before the first anchor
     sign = -1;
     result = driver.event_elapsed(&ms, event, context.anchor);
   }

@@ -30,7 +30,7 @@ std::uint16_t cuda_collector() noexcept {
   return 0;
 }
 
-// The name of a function that is needed and missing, null if all are there.
+// Returns the name of a required function that is missing, null if all are there.
 const char* fill_table(const Dynlib& library) noexcept {
   const char* missing = nullptr;
 #define CUDA_DRIVER(member, symbol_name, ...) \

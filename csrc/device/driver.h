@@ -2,7 +2,7 @@
 //
 // Callers: the other files of csrc/device, any thread. The driver is taken from the process where a runtime has loaded it,
 // else loaded by name: at the first CUDA call of the job, never before. In a forked child, after stop() and after
-// many errors ready() is false for ever and nobody of us calls CUDA again.
+// many errors ready() stays false and we do not call CUDA again.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ enum class Access : std::uint32_t { unknown, resolving, ready, off };
 extern constinit std::atomic<Access> access_state;
 extern constinit std::uint32_t owner_generation;  // of the process image that resolved the driver
 
-// `may_load`: the job is in a call of CUDA, so a driver that is not loaded yet is loaded, and an absent one is final.
+// `may_load`: the job is in a call of CUDA, so a driver that is not loaded yet is loaded, and absence is final.
 bool resolve_driver(bool may_load) noexcept;
 bool same_process() noexcept;  // false in a forked child
 
@@ -45,7 +45,7 @@ void count_result(cuda::Result result) noexcept;
 
 void report(const char* reason, std::uint64_t count, const char* detail, std::uint16_t severity) noexcept;
 
-// While one lives, calls that are unsafe during somebody's global stream capture do not break that capture.
+// During its lifetime, calls that are unsafe during a global stream capture do not break that capture.
 class RelaxedCapture {
  public:
   RelaxedCapture() noexcept { driver.capture_mode(&mode_); }
@@ -79,8 +79,8 @@ class CurrentContext {
   bool failed_ = false;
 };
 
-// What a question about an object of `context` says. A thread that has no context yet may be refused (cuda.h: 201): it is
-// asked again with that one current. So kInvalidContext is the answer only where one is current, and means that it is gone.
+// Returns the driver's answer about an object of `context`. The driver may refuse a thread without a context
+// (cuda.h: 201): it is asked again with that one current. So kInvalidContext, with one current, means: it is gone.
 template <class Question>
 cuda::Result ask_in(cuda::Context context, Question question) noexcept {
   const cuda::Result result = question();

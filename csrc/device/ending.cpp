@@ -1,7 +1,7 @@
-// Contexts that the job destroys: holding the harvester out of them. SPDX-License-Identifier: Apache-2.0
+// Contexts that the job destroys: keeping the harvester out of them. SPDX-License-Identifier: Apache-2.0
 //
-// On the job's threads, around the call. The thread asks, the harvester answers when it has written what is done and is out of the
-// context; both are one word of the context's entry. Where no harvester runs nobody else is inside, and the thread answers itself.
+// On the job's threads, around the call. The thread asks, the harvester answers when it has written what is done and is
+// out of the context, through one word of its entry. Without a harvester no other thread is inside: it answers itself.
 #include "core/clock.h"
 #include "core/raw_syscall.h"
 #include "device/driver.h"
@@ -13,7 +13,7 @@ namespace stashtrace::device {
 
 namespace {
 
-// That the harvester may take: it is in a call of CUDA then, which would keep the job's own call waiting as well.
+// Longest wait for the harvester: it is in a call of CUDA then, which would delay the job's own call as well.
 constexpr std::int64_t kHoldNs = 2'000'000'000;
 constexpr std::int64_t kLookNs = 10'000'000;
 

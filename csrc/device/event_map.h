@@ -1,7 +1,7 @@
 // What each of the job's own events stands for: the last work on its stream when it was recorded. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: timeline.cpp on job threads. Handles are reused, so a later record replaces what was known. No lock: words are
-// stored one by one, and the last carries a tag of all others, so that a mixture of two entries is taken for none.
+// stored one by one, and the last carries a tag of all others, so that a mixture of two entries does not count as one.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class EventMap {
     entry.event.store(kGone, std::memory_order_relaxed);
   }
 
-  // Of all events that were recorded on a stream.
+  // Forgets all events that were recorded on a stream.
   void forget_stream(std::uint64_t stream_key) noexcept {
     for (Entry& entry : entries_) {
       if (entry.stream_key.load(std::memory_order_relaxed) != stream_key) continue;
@@ -74,12 +74,12 @@ class EventMap {
 
   static std::uint64_t key(const void* event) noexcept { return reinterpret_cast<std::uint64_t>(event); }
   static std::uint64_t hash(const void* event) noexcept { return key(event) * 0x9E3779B97F4A7C15ULL; }
-  // Odd factors: other words have other products, and these 48 bits of them are alike by chance alone.
+  // Odd factors: different words have different products, and these 48 bits of them agree only by chance.
   static std::uint64_t tag(const void* event, std::uint64_t ids, std::uint64_t stream_key) noexcept {
     return (hash(event) ^ ids * 0xC2B2AE3D27D4EB4FULL ^ stream_key * 0x165667B19E3779F9ULL) & ~std::uint64_t{0xffff};
   }
 
-  // Its own place, else that of an event that is gone, else an empty one, else the first is given up.
+  // Returns its own place, else that of an event that is gone, else an empty one, else the first, whose event is lost.
   Entry& place(const void* event) noexcept {
     const std::size_t start = hash(event) >> 45;
     Entry* free = nullptr;

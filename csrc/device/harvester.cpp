@@ -28,9 +28,9 @@ constexpr std::int64_t kBusyNs = 5'000'000;  // between rounds while brackets ar
 constexpr std::int64_t kQuietNs = 20'000'000;
 constexpr std::int64_t kIdleNs = 100'000'000;  // after a second without any; slots last for longer
 constexpr std::int64_t kIdleAfterNs = 1'000'000'000;
-// That the end of the process is put off: a driver may hang, and on a busy machine the thread may get no processor for long.
+// Longest delay of the process's end: a driver may hang, and a busy machine may give the thread no processor for long.
 constexpr std::int64_t kStopNs = 1'000'000'000;
-constexpr std::uint32_t kMostRounds = 3;  // that a wait is put off for the end of what it waited for
+constexpr std::uint32_t kMostRounds = 3;  // for which a wait is postponed until the end of the awaited work is known
 constexpr std::size_t kEndsKept = 65536;
 
 // When the bracket of an id ended, for waits that come later.
@@ -65,7 +65,7 @@ void accept_submitted() noexcept {
   }
 }
 
-// False: put it off, the end of what it waited for is not known yet.
+// False: postpone it, the end of the awaited work is not known yet.
 bool find_awaited(Slot& slot, bool last_chance) noexcept {
   if (slot.awaited_mark == 0) return true;
   const End& end = g_ends[slot.awaited_mark % kEndsKept];
@@ -116,7 +116,7 @@ void fail(StreamState& stream, std::uint32_t number) noexcept {
   finish(stream, number, false);
 }
 
-// No event of a context that is gone can be asked any more.
+// Events of a context that is gone cannot be asked any more.
 void fail_all(StreamState& stream) noexcept {
   lose_anchor(*stream.context);
   drop_events(*stream.context);
@@ -148,7 +148,7 @@ void harvest(StreamState& stream, bool last_chance) noexcept {
   }
 }
 
-// Without a word to the driver: the events are gone with their context.
+// Calls no driver function: the events are gone with their context.
 void lose_brackets_of(const ContextState& context) noexcept {
   for (std::size_t i = 0; i < g_listed_count; ++i) {
     StreamState& stream = *g_listed[i];
@@ -161,7 +161,7 @@ void lose_brackets_of(const ContextState& context) noexcept {
   }
 }
 
-// A thread waits for the answer before it destroys the context: what is done is written while it still can be asked for.
+// A thread waits for the answer before it destroys the context: finished brackets are written while it can be asked.
 void let_go(ContextState& context, std::int64_t now_ns) noexcept {
   if (ready() && keep_anchored(context, now_ns, true))
     for (std::uint32_t round = 0; round < kMostRounds; ++round)
@@ -201,7 +201,7 @@ void harvest_all(std::int64_t now_ns, bool last_chance) noexcept {
   }
 }
 
-// The device never came to the end of these: rows with host times alone. Their events stay with the driver.
+// The device did not finish these: their rows have host times only. Their events stay with the driver.
 void give_up_rest() noexcept {
   for (std::size_t i = 0; i < g_listed_count; ++i) {
     StreamState& stream = *g_listed[i];

@@ -17,12 +17,12 @@ void stop_harvester() noexcept;
 bool harvester_runs() noexcept;
 void wake_harvester() noexcept;
 
-// Not std::llround: the library needs libc alone, and no libm.
+// Replaces std::llround: the library needs libc only, not libm.
 constexpr std::int64_t rounded_ns(double ms) noexcept {
   return static_cast<std::int64_t>(ms * 1e6 + (ms < 0 ? -0.5 : 0.5));
 }
 
-// timeline.cpp: what is known of events that were recorded on a stream that is gone with its context.
+// In timeline.cpp: forgets events that were recorded on a stream that is gone with its context.
 void forget_events_on(std::uint64_t stream_key) noexcept;
 
 // anchors.cpp, on the harvester's thread. True if `context` has an anchor to measure from.

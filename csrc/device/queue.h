@@ -1,7 +1,7 @@
 // A bounded queue for many threads on both sides. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: event pool, free brackets, brackets on their way to the harvester. No lock, no allocation; full and empty are
-// answers. Cells are numbered relative to their place, so memory of zeros is an empty queue and untouched pages stay untouched.
+// Callers: event pool, free brackets, brackets on their way to the harvester. No lock, no allocation; reports full and
+// empty. Cells are numbered relative to their place: zeroed memory is an empty queue, untouched pages stay untouched.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ class BoundedQueue {
     }
   }
 
-  // How many were ever pushed.
+  // Number of values ever pushed.
   std::uint64_t pushed() noexcept { return std::atomic_ref(tail_).load(std::memory_order_relaxed); }
 
  private:

@@ -57,9 +57,9 @@ constinit std::atomic<std::uint64_t> g_spent{0};
 constinit std::atomic<std::int64_t> g_began_ns{0};
 constinit std::atomic<std::int64_t> g_last_step_ns{0};
 constinit std::atomic<bool> g_timed{true};
-constinit std::uint64_t g_seconds = 0;  // the harvester's
+constinit std::uint64_t g_seconds = 0;  // used by the harvester only
 constinit std::int64_t g_last_second_ns = 0;
-constinit std::atomic<std::uint32_t> g_periods{0};  // since the rate was looked at
+constinit std::atomic<std::uint32_t> g_periods{0};  // since the rate was last computed
 
 void begin_count(std::int64_t now) noexcept {
   g_spent.store(0, std::memory_order_relaxed);
@@ -67,9 +67,9 @@ void begin_count(std::int64_t now) noexcept {
   g_periods.store(0, std::memory_order_relaxed);
 }
 
-// Strides are powers of two, so that what one rank leaves out contains what another with fewer events leaves out. The rate is
-// that of a second at least, and of a whole stride: a host that runs ahead of its device enqueues steps in bursts, and is
-// paced by the device afterwards.
+// Strides are powers of two, so that what one rank leaves out includes what a rank with fewer events leaves out. The
+// rate covers at least a second and a whole stride: a host that runs ahead of its device enqueues steps in bursts, and
+// the device sets its pace afterwards.
 void look_at_rate(std::int64_t now) noexcept {
   const std::int64_t began = g_began_ns.load(std::memory_order_relaxed);
   if (began == 0) begin_count(now);

@@ -20,10 +20,10 @@ struct Slot {
   schema::DeviceBracket row;
   cuda::Event first, second;  // null: none; a mark has only the first
   StreamState* stream;
-  std::uint32_t awaited_mark;          // bracket whose end is when the awaited work was done
+  std::uint32_t awaited_mark;          // bracket whose end is the end of the awaited work
   std::uint32_t next;                  // harvester: behind this one on the same stream
   std::atomic<std::uint32_t> open_id;  // bracket_id between begin and end, else 0
-  std::uint32_t rounds;                // harvester: how often it was put off
+  std::uint32_t rounds;                // harvester: how often it was postponed
 };
 
 Slot& slot_at(std::uint32_t number) noexcept;
@@ -34,10 +34,10 @@ std::uint32_t next_submitted() noexcept;     // kNone if there is none
 std::uint64_t submitted_count() noexcept;    // since the process began
 std::uint32_t new_bracket_id() noexcept;
 
-// Counted by job threads, told by the harvester.
+// Counted by job threads, reported by the harvester.
 struct Counters {
   std::atomic<std::uint64_t> no_slot, thinned_steps, legacy_refused, failed, context_ended;
-  std::atomic<std::uint32_t> stride;  // only each so-many-th step has timing events; 0 and 1: all
+  std::atomic<std::uint32_t> stride;  // only each stride-th step has timing events; 0 and 1: all
 };
 extern constinit Counters counters;
 

@@ -242,7 +242,7 @@ StreamState* find_stream(cuda::Stream stream) noexcept {
   if (key == 0) return nullptr;
   StreamState* known = look_up(key);
   if (known == nullptr) return meet(handle, key, context);
-  // Where destruction is not seen (a static runtime) the driver's own number tells a reused handle.
+  // Where destruction is not seen (a static runtime) the driver's own number identifies a reused handle.
   if (known->driver_id == 0) return known;
   unsigned long long id = 0;
   const cuda::Context own = known->context->context.load(std::memory_order_relaxed);
@@ -259,7 +259,7 @@ void forget_stream(cuda::Stream stream) noexcept {
   g_lock.unlock();
 }
 
-// No lock: nobody else gives these places back, and none is taken anew before its brackets are harvested.
+// No lock: no other thread gives these places back, and none is reused before its brackets are harvested.
 void forget_own_streams() noexcept {
   while (t_own != 0) {
     StreamState& stream = g_streams[t_own - 1];

@@ -19,13 +19,13 @@ inline constexpr std::size_t kMostContexts = 32;
 inline constexpr std::size_t kMostStreams = 2048;
 inline constexpr std::uint32_t kNone = 0;  // of slot numbers, which begin at 1
 
-// Of an entry of the table of contexts. A new context may have the pointer of one that was destroyed, so it gets an entry of its own.
+// Of an entry of the table of contexts. A new context may have the pointer of a destroyed one; it has its own entry.
 enum Life : std::uint32_t {
   kLive,
   kAsked,  // a thread is about to destroy it: the harvester writes what is done, then answers with kHeld
-  kHeld,   // nothing of it is asked of the driver until that call has returned
+  kHeld,   // the driver is asked nothing about it until that call has returned
   kEnded,  // its handles are gone; brackets that were in flight are written without times
-  kFree,   // none is left: the entry may be taken
+  kFree,   // no bracket is left: the entry may be taken
 };
 
 struct ContextState {
@@ -34,7 +34,7 @@ struct ContextState {
   std::int32_t device;
   bool not_primary;  // surely made by cuCtxCreate; false: may be the device's primary one
   BoundedQueue<cuda::Event, 16384> events;
-  std::atomic<std::uint32_t> brackets;       // begun with events since the last anchor: no anchors without
+  std::atomic<std::uint32_t> brackets;       // begun with events since the last anchor; 0: needs no anchors
   std::atomic<bool> timer_tried;             // one thread loads the kernel
   std::atomic<cuda::Function> timer_kernel;  // set last: reads %globaltimer into timer_host
   volatile std::uint64_t* timer_host;
@@ -50,8 +50,8 @@ struct ContextState {
 };
 
 struct StreamState {
-  std::atomic<std::uint64_t> look_up;  // what it is found by; 0: never used, 1: gone
-  cuda::Stream handle;                 // as the driver is told, default streams by their own handles
+  std::atomic<std::uint64_t> look_up;  // look-up key; 0: never used, 1: gone
+  cuda::Stream handle;                 // as passed to the driver, default streams by their own handles
   std::uint64_t stream_key;
   std::uint64_t handle_key;
   unsigned long long driver_id;  // of this life of the handle, 0 if the driver cannot tell
@@ -99,10 +99,10 @@ bool blocking_stream_exists() noexcept;
 
 ContextState* find_context(cuda::Context context) noexcept;
 ContextState* context_at(std::size_t i) noexcept;  // null past the last
-// The context was destroyed. Its streams are not found any more; `forget` is told the key of each.
+// The context was destroyed. Its streams are not found any more; `forget` is called with the key of each.
 void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept;
 bool has_open_brackets(const ContextState& context) noexcept;
-void free_context(ContextState& context) noexcept;       // of an ended one without open brackets
+void free_context(ContextState& context) noexcept;       // it has ended and has no open brackets
 bool is_primary_active(cuda::Device device) noexcept;    // true also where the driver cannot tell
 cuda::Event take_event(ContextState& context) noexcept;  // null if the driver gives none
 void give_event(ContextState& context, cuda::Event event) noexcept;

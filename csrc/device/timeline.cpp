@@ -33,12 +33,12 @@ bool is_capturing(const StreamState& stream) noexcept {
   return result != cuda::kSuccess || status != cuda::kCaptureNone;
 }
 
-// Steps give the frame in which all the rest is read; they and the few events of batches are never left out.
+// All other times are read relative to steps; steps and the few events of batches are never left out.
 bool is_always_timed(std::uint16_t kind) noexcept {
   return kind == bracket_code::step || kind == bracket_code::batch_wait || kind == bracket_code::mark;
 }
 
-// Flags of a bracket that gets no events here and now, 0 if it may have them.
+// Returns the flags of a bracket that gets no events here and now, 0 if it may have them.
 std::uint16_t reason_against_events(const StreamState& stream, std::uint16_t kind) noexcept {
   if (!settings.timing) return bracket_flag::untimed;
   if (is_capturing(stream)) return bracket_flag::untimed | bracket_flag::captured;
@@ -228,7 +228,7 @@ void bracket_end(Begin begin, const BracketExtra& extra) noexcept {
     counters.context_ended.fetch_add(1, std::memory_order_relaxed);
   }
   if (slot->first != nullptr) {
-    // A capture that began since: the first event is no use without a second.
+    // A capture began meanwhile: the first event is of no use without a second.
     if (!ready() || is_capturing(*slot->stream)) row.bracket_flags |= bracket_flag::untimed;
     if ((row.bracket_flags & bracket_flag::untimed) == 0) {
       slot->second = record_event(*slot->stream, row.bracket_flags);
@@ -265,7 +265,7 @@ void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, s
 }
 
 // A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the job's, so that it
-// is done before whoever waits for the job's.
+// is done before any wait for the job's ends.
 bool note_event_record(void* event, Stream stream, bool afterwards) noexcept {
   if (!recording() || !ready()) return true;
   StreamState* state = find_stream(stream);

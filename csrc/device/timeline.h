@@ -1,9 +1,9 @@
-// What happens on devices, in timing events: the door that rooms cuda, nccl and cupti share. SPDX-License-Identifier: Apache-2.0
+// Timing events for work on devices: the interface of rooms cuda, nccl and cupti. SPDX-License-Identifier: Apache-2.0
 //
 // A bracket is two events on a stream around something the host asked for; one harvester thread polls them and writes the rows.
 // Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a lock
 // that is held around a call of CUDA; all do nothing without a driver, in a forked child, and after stop().
-// A context is only ever the stream's own; none is created, retained or made current for longer than a call.
+// Only the stream's own context is used; none is created, retained or made current for longer than a call.
 #pragma once
 
 #include <cstdint>
@@ -57,14 +57,14 @@ void bracket_end(Begin begin, const BracketExtra& extra) noexcept;
 // The call failed before it launched anything: no row.
 void bracket_cancel(Begin begin) noexcept;
 
-// One event: step, mark, awaited. A step or batch_wait says that the stream carries compute. Gives the bracket's id, 0 if none.
+// Records one event: step, mark or awaited; returns its id, 0 if none. A step or batch_wait marks a compute stream.
 std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation) noexcept;
 
-// The last work on this stream: decides `awaited_code` of later waits for it, and `copy_code` where it is a copy.
+// Notes the last work on this stream: it decides `awaited_code` of later waits for it, and `copy_code` if it is a copy.
 void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, std::uint16_t copy_code = 0) noexcept;
 
-// cudaEventRecord and cudaStreamWaitEvent as the job calls them; room cuda does, others may.
-// Before the real call. False: the stream is not known before it; then again after it, when no mark of ours can be in front.
+// For calls of cudaEventRecord and cudaStreamWaitEvent by the job; room cuda does, others may. Call it before the
+// real call. False: the stream is not known yet; then call it again afterwards, when no mark of ours can go in front.
 bool note_event_record(void* event, Stream stream, bool afterwards = false) noexcept;
 void note_event_gone(void* event) noexcept;
 struct Wait {
@@ -76,7 +76,7 @@ struct Wait {
 Wait wait_begin(Stream stream, void* event, std::uint16_t flags = 0) noexcept;
 void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t call_ticks = 0) noexcept;
 
-// A stream was made or destroyed: its handle may come back as another one.
+// A stream was made or destroyed: its handle may come back for another stream.
 void note_stream_created(Stream stream) noexcept;
 void note_stream_gone(Stream stream) noexcept;
 
@@ -85,7 +85,7 @@ void note_stream_gone(Stream stream) noexcept;
 // globaltimer readings are taken beside the event anchors.
 void prepare_globaltimer() noexcept;
 
-// CUDA calls of this thread are made by a library on behalf of a call that is already recorded: hooks pass them through.
+// During its lifetime a library makes CUDA calls for a call that is already recorded: hooks pass them through.
 class Inside {
  public:
   Inside() noexcept;
@@ -99,13 +99,13 @@ class Inside {
 void use(Context& context) noexcept;
 // Harvests what is done and gives up the rest; waits for neither a device nor the harvester for longer than 50 ms.
 void stop() noexcept;
-// Around a call by which the job destroys contexts, with all events and streams in them. What is done is harvested before; until
-// done() is told, and for ever if they ended, the driver is asked nothing about them. What was in flight then is written without times
-// and counted. Other contexts, and the next one with the same pointer, are recorded as ever.
+// For a call by which the job destroys contexts, with all events and streams in them. Finished brackets are harvested
+// first; until the outcome is reported, and for ever if they ended, the driver is not asked about them. Work in flight
+// is written without times and counted. Other contexts, and the next one with the same pointer, are recorded as ever.
 class EndingContexts {
  public:
   static EndingContexts with_handle(void* context) noexcept;
-  static EndingContexts of_device(int device) noexcept;  // that may be its primary one
+  static EndingContexts of_device(int device) noexcept;  // those that may be its primary one
   static EndingContexts of_current_device() noexcept;    // null context: of whichever device turns out to be reset
 
   void ended() const noexcept;              // the call has destroyed them

@@ -1,7 +1,7 @@
-// The function that one of our hooks stands in front of. SPDX-License-Identifier: Apache-2.0
+// The function behind one of our hooks. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: interpose.h (libc) and the cuda room (libcudart), whose stubs put themselves in first and the function they
-// found in their own place. Any thread, also in a signal handler.
+// Callers: interpose.h (libc) and the cuda room (libcudart). Their stubs are stored here first; each replaces itself by
+// the function that they found. Any thread, also in a signal handler.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@ namespace stashtrace {
 
 template <class F>
 class Behind;
-// Threads that call it first at once may each find it, while others call already: hence atomic. A call is a plain load and a
-// jump; nothing is ordered by it, since code is there before its address is known. The pointer is all there is
-// in the object, as the assembler of syscall() expects.
+// Several threads may find it at the same time, while others call already: hence atomic. A call is a plain load and a
+// jump; it orders nothing, since code is there before its address is known. The pointer is the only member
+// of the object, as the assembler of syscall() expects.
 template <class R, class... A>
 class Behind<R(A...)> {
  public:

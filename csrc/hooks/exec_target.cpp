@@ -13,7 +13,7 @@ namespace stashtrace {
 
 namespace {
 
-constexpr int kMostScripts = 4;  // what the kernel follows
+constexpr int kMostScripts = 4;  // as many as the kernel follows
 constexpr unsigned kMostHeaders = 64;
 constexpr unsigned kMostNeeded = 256;
 
@@ -24,7 +24,7 @@ bool wants_to_be_first(std::string_view name) noexcept {
   return false;
 }
 
-// The loader of glibc under its names; ours is built against no other.
+// The loader of glibc under its names; ours is built against glibc only.
 bool is_own_loader(std::string_view path) noexcept {
   const std::string_view name = path.substr(path.rfind('/') + 1);
   return name.starts_with("ld-linux") || name.starts_with("ld-lsb") || name.starts_with("ld-2.");
@@ -43,7 +43,7 @@ class File {
   bool read(T& out, std::uint64_t offset) const noexcept {
     return raw::pread(fd_, &out, sizeof out, static_cast<std::int64_t>(offset)) == static_cast<long>(sizeof out);
   }
-  // Ends in zero, cut where the room ends.
+  // Ends in zero; cut at the end of the room.
   template <std::size_t N>
   std::string_view text(char (&room)[N], std::uint64_t offset) const noexcept {
     const long got = raw::pread(fd_, room, N - 1, static_cast<std::int64_t>(offset));
@@ -55,7 +55,7 @@ class File {
   int fd_;
 };
 
-// What a `#!` line names, put into `room`; false if it names nothing.
+// Puts the program that a `#!` line names into `room`; false if it names none.
 bool interpreter_of(const char* line, std::size_t bytes, char (&room)[256]) noexcept {
   std::size_t at = 2;
   while (at < bytes && (line[at] == ' ' || line[at] == '\t')) ++at;
@@ -131,7 +131,7 @@ const char* why_not_preloaded(const char* path) noexcept { return why_not(path, 
 
 }  // namespace stashtrace
 
-// For the launcher, which asks before it starts the first program.
+// For the launcher, which calls it before it starts the first program.
 extern "C" __attribute__((visibility("default"))) const char* stashtrace_why_not_preloaded(const char* path) noexcept {
   return stashtrace::why_not_preloaded(path);
 }

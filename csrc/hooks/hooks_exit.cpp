@@ -1,6 +1,6 @@
 // Hooks of the ends that run no destructors: _exit and _Exit. SPDX-License-Identifier: Apache-2.0
 //
-// Forked children of multiprocessing end here, by the thousand. quick_exit() ends inside libc; its handlers reach us
+// Forked children of multiprocessing end here, by the thousands. quick_exit() ends inside libc; its handlers reach us
 // (runtime/entry.cpp). Called in signal handlers and in vfork children, where Runtime::leave() does nothing.
 #include "core/raw_syscall.h"
 #include "hooks/interpose.h"

@@ -1,8 +1,8 @@
-// Hooks of calls by which a process forbids itself system calls or the time stamp counter: recording ends before.
+// Hooks of calls by which a process forbids itself system calls or the time stamp counter: recording ends first.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A filter may kill at the first call that it does not know, and ours are not in the list of its author. What was recorded is
-// written first. A filter that the process was born with (a container's) passes nothing here, and recording goes on.
+// A filter may kill at the first call that it does not know, and its author did not list ours. What was recorded is
+// written first. A filter that the process inherited (a container's) is not seen here, and recording goes on.
 #include "hooks/sandbox.h"
 
 #include <linux/filter.h>
@@ -36,8 +36,8 @@ void seal(bool kills) noexcept {
   forbidden.store(true, std::memory_order_relaxed);
 }
 
-// Programs ask for a filter without one, to learn whether the kernel knows filters: that is refused. A second filter cannot be looked
-// at without system calls, which the first may forbid.
+// Programs ask for a filter without giving one, to learn whether the kernel has filters: that is refused. A second
+// filter cannot be read without system calls, which the first may forbid.
 void before_filter(unsigned long address) noexcept {
   if (address == 0) return;
   if (stashtrace::sandboxed()) return seal(true);
@@ -50,7 +50,7 @@ void before_filter(unsigned long address) noexcept {
 
 void before_prctl(int option, unsigned long argument, unsigned long program) noexcept {
   if (option == PR_SET_SECCOMP && argument == SECCOMP_MODE_FILTER) before_filter(program);
-  if (option == PR_SET_SECCOMP && argument == SECCOMP_MODE_STRICT) seal(false);  // in which nothing can be executed
+  if (option == PR_SET_SECCOMP && argument == SECCOMP_MODE_STRICT) seal(false);  // then nothing can be executed
   if (option == PR_SET_TSC && argument == PR_TSC_SIGSEGV) seal(false);
 }
 

@@ -1,10 +1,10 @@
-// Hooks of exec and posix_spawn: a program that cannot live with our library in front is started without it.
+// Hooks of exec and posix_spawn: a program that cannot run with our library in front is started without it.
 // SPDX-License-Identifier: Apache-2.0
 //
-// libc's own system() and popen() start /bin/sh without passing here, and the shell, which is traced, passes here for what it
-// starts. Calls by number (syscall(SYS_execve)) are not seen. These hooks run in forked and vfork children and in signal
-// handlers: no allocation but on the stack, raw system calls. A process under a filter of its own makes none of these: what
-// it starts passes as it is, or without our library where that filter would end it (hooks/sandbox.h).
+// libc's own system() and popen() start /bin/sh without these hooks, and the shell, which is traced, calls them for
+// what it starts. Calls by number (syscall(SYS_execve)) are not seen. The hooks run in forked and vfork children and in
+// signal handlers: no allocation but on the stack, raw system calls. Under a filter of its own the process makes none:
+// what it starts passes unchanged, or without our library where that filter would end it (hooks/sandbox.h).
 #include <alloca.h>
 #include <spawn.h>
 
@@ -30,14 +30,14 @@ namespace {
 
 using stashtrace::raw::address;
 
-constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied, on the stack
+constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied onto the stack
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
 constexpr const char* kElsewhere = "in a folder that its file actions choose";
 
-// Some list of file actions of this process changes the folder. What a list holds is libc's own affair.
+// A list of file actions of this process changes the folder. The content of a list is private to libc.
 constinit std::atomic<bool> folder_changes = false;
 
 bool is_ours(std::string_view library) noexcept {
@@ -61,16 +61,16 @@ bool names_us(std::string_view list) noexcept {
   return found;
 }
 
-// Under a filter of the process's own the kernel cannot be asked, so what the program hands over is taken to be good.
+// Under a filter of the process's own the kernel cannot be asked, so the program's pointers are taken to be good.
 bool can_read(const void* address) noexcept {
   return stashtrace::sandboxed() ? address != nullptr : stashtrace::is_readable(address);
 }
 
-// Length of a vector that ends in null; kMostVariables + 1 if it has more, or cannot be read (the kernel will say so).
+// Length of a vector that ends in null; kMostVariables + 1 if it is longer, or cannot be read (the kernel will say so).
 std::size_t length_of(char* const* vector) noexcept {
   std::size_t count = 0;
   for (; count <= kMostVariables; ++count) {
-    // A vector may lie across two pages with one of its pointers: its last byte is asked about.
+    // One pointer of a vector may lie across two pages: its last byte is checked.
     const char* last = reinterpret_cast<const char*>(vector + count + 1) - 1;
     if (count % 512 == 0 || (reinterpret_cast<std::uintptr_t>(last) & 4095) < sizeof(char*))
       if (!can_read(vector + count) || !can_read(last)) return kMostVariables + 1;
@@ -79,10 +79,10 @@ std::size_t length_of(char* const* vector) noexcept {
   return count;
 }
 
-// The variable that holds our library, -1 if none does. An address that cannot be read is the kernel's business.
+// Index of the variable that holds our library, -1 if none does. The kernel reports addresses that cannot be read.
 int place_of_preload(char* const* environment, std::size_t count) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
-    // Its first bytes are enough to pass most.
+    // The first bytes are enough to skip most variables.
     const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], kPreload.size(), false);
     if (begin == stashtrace::kUnreadable) return -1;
     if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
@@ -107,7 +107,7 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
   stashtrace::report_loss(0, "started_untraced", 1, detail.c_str(), stashtrace::schema::codes::Severity::info);
 }
 
-// As far as the kernel tells before it reads the file.
+// As far as the kernel checks before it reads the file.
 bool is_program(const char* path) noexcept {
   struct stat status{};
   return stashtrace::raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(&status), 0) == 0 &&
@@ -116,7 +116,7 @@ bool is_program(const char* path) noexcept {
 
 enum class Found { no, yes, elsewhere };
 
-// The program that libc finds along PATH. `moved`: the folder may be another one by then, so what a relative folder means is not known.
+// The program that libc finds along PATH. `moved`: the folder may be another one by then; relative folders are unknown.
 Found search(const char* name, bool moved, char (&room)[kMostPath]) noexcept {
   std::string_view folders = stashtrace::variable(environ, "PATH");
   if (folders.data() == nullptr) folders = "/bin:/usr/bin";
@@ -133,15 +133,15 @@ Found search(const char* name, bool moved, char (&room)[kMostPath]) noexcept {
   }
 }
 
-// What is known of a program before it is started.
+// What is known about a program before it is started.
 struct Target {
   Found found = Found::no;
   bool is_program = false;
   const char* why = nullptr;  // it must be started without us
 };
 
-// Its file is opened apart (core/apart.h): another thread may put its own descriptor onto the number of one of ours, and the stack may
-// be a small one of signal handlers.
+// Its file is opened apart (core/apart.h): another thread may put its own descriptor onto the number of ours, and the
+// stack may be a small one of signal handlers.
 [[gnu::noinline]] Target look_at(const char* name, bool along_path, bool moved) noexcept {
   Target target;
   if (stashtrace::readable_length(name, kMostPath, false) >= kMostPath || *name == '\0') return target;
@@ -161,15 +161,15 @@ struct Target {
     target.is_program = target.found == Found::yes;
     if (target.is_program) target.why = stashtrace::why_not_preloaded(room);
   };
-  if (stashtrace::apart(look) < 0) look();  // no thread can be had
+  if (stashtrace::apart(look) < 0) look();  // no thread could be started
   return target;
 }
 
-// Calls start(environment) with the one the program can be started in: `why` says that it must be without us. A call that `returns` tells
-// of the program when it has started.
+// Calls start(environment) with an environment that suits the program: `why` says that it must be without us. A call
+// that `returns` reports the program after it has started.
 template <class Start>
 auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false) {
-  if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is told of any more
+  if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is reported any more
   if (why == nullptr || environment == nullptr) return start(environment);
   const std::size_t count = length_of(environment);
   const int place = count > kMostVariables ? -1 : place_of_preload(environment, count);
@@ -198,9 +198,9 @@ auto starting(const char* name, const char* why, char* const* environment, Start
   return result;
 }
 
-// File actions run in the child before it looks for the program. With one that changes the folder a relative name is another file than
-// here, which may be one that cannot live with us: so it starts without. Such an action is known by the functions that add it; libc may
-// have others (POSIX.1-2024 names some), and then a file that is not here tells.
+// File actions run in the child before it looks for the program. If one changes the folder, a relative name is another
+// file than here, perhaps one that cannot run with us: it starts without. Such actions are known by the functions that
+// add them; libc may have others (POSIX.1-2024 names some): then a file that is missing here shows it.
 template <class Start>
 int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t* actions, char* const* environment,
              Start start) {
@@ -213,7 +213,7 @@ int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t
   return starting(name, elsewhere ? kElsewhere : target.why, environment, start, true);
 }
 
-// The same for what replaces the program of this process: its ring goes before, and comes back if the call returns.
+// The same for calls that replace this process's program: its ring is removed before, and put back if the call returns.
 template <class Execute>
 int replacing(const char* name, const Target& target, char* const* environment, Execute execute) {
   return starting(name, target.why, environment, [&](char* const* in) {
@@ -230,7 +230,7 @@ int replacing(const char* name, const Target& target, char* const* environment, 
   });
 }
 
-// Nothing is known where the kernel may not be asked.
+// Nothing is known where no system call may be made.
 Target look_to_replace(const char* name, bool along_path = false) noexcept {
   return stashtrace::sandboxed() ? Target{} : look_at(name, along_path, false);
 }
@@ -245,7 +245,7 @@ int execute_found(const char* name, char* const* arguments, char* const* environ
                    [&](char* const* in) { return real::execvpe(name, arguments, in); });
 }
 
-// What /proc/self/fd makes of a descriptor, for those that name the program by one.
+// The path in /proc/self/fd, for calls that name the program by a descriptor.
 const char* descriptor_path(int fd, char (&room)[64]) noexcept {
   stashtrace::TextBuffer path(room, sizeof room - 1);
   path.add(kDescriptors).add(std::int64_t{fd});
@@ -280,7 +280,7 @@ STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* argumen
   const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
   return replacing(known, look_to_replace(known), environment, start);
 }
-// Where libc has them: a program that finds them absent has another way, and must find them absent with us in front.
+// Only if libc has them: a program that finds them absent has another way, and must find them absent with us in front.
 #if __GLIBC_PREREQ(2, 29)
 STASHTRACE_HOOK(int, posix_spawn_file_actions_addchdir_np, posix_spawn_file_actions_t* actions, const char* path) {
   folder_changes.store(true, std::memory_order_relaxed);

@@ -11,7 +11,7 @@
 namespace stashtrace::real {
 namespace {
 
-// Set while dlsym runs on this thread: what it calls in turn must not ask dlsym again.
+// Set while dlsym runs on this thread: functions that it calls must not call dlsym again.
 constinit thread_local bool resolving = false;
 
 struct Version {
@@ -66,7 +66,7 @@ R by_system_call(A... arguments) {
   return (R)result;
 }
 
-// What real::fn points to at first. Slot is real::fn itself, name(...) tells how to find its target.
+// What real::fn points to at first. Slot is real::fn itself, name(...) says how to find its target.
 template <auto& Slot, class Name, long number, class R, class... A>
 struct Stub {
   static void resolve() {
@@ -100,8 +100,8 @@ struct Stub {
 #include "hooks/real_functions.def"
 #undef REAL
 
-// Preloaded libraries are searched by everybody; one that an extension depends on by that extension alone. RTLD_DEFAULT
-// would not do: it looks into the caller's own scope as well.
+// All objects search preloaded libraries; a library that an extension depends on is searched by that extension only.
+// RTLD_DEFAULT would not do: it searches the caller's own scope as well.
 bool in_front() noexcept {
   void* everybody = dlopen(nullptr, RTLD_LAZY);
   const bool found = everybody != nullptr && dlsym(everybody, "stashtrace_version") != nullptr;

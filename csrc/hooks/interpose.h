@@ -1,7 +1,7 @@
-// real::fn: the function that ours stands in front of, for every hooked function.
+// real::fn: the function behind ours, for every hooked function.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks of the collectors, and nobody else. Each real::fn starts at a stub that finds the next
+// Callers: hooks of the collectors only. Each real::fn starts at a stub that finds the next
 // definition (dlsym RTLD_NEXT) when first called, so a hook works before any constructor ran, in a
 // library's own start-up code too. resolve_all() is called once by a traced process, since dlsym takes locks
 // and the first call might be inside a signal handler.
@@ -40,7 +40,7 @@ static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64)
 
 namespace stashtrace::real {
 
-// Without this each call would look the pointer up in the global offset table: -fvisibility=hidden leaves out
+// Without this each call would look the pointer up in the global offset table: -fvisibility=hidden does not cover
 // declarations.
 #pragma GCC visibility push(hidden)
 #define REAL(Result, name, system_call, ...) extern Behind<Result(__VA_ARGS__)> name;
@@ -48,8 +48,8 @@ namespace stashtrace::real {
 #undef REAL
 #pragma GCC visibility pop
 
-// Is the library in front of libc? Not so where stashtrace._native alone brought it, in a process whose LD_PRELOAD was
-// taken away.
+// True if the library is in front of libc. False if only stashtrace._native loaded it, in a process whose LD_PRELOAD
+// was removed.
 bool in_front() noexcept;
 
 // Finds every function now. Idempotent; never fails.

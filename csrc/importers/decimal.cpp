@@ -33,7 +33,7 @@ struct Digits {
   }
 };
 
-// Reads the exponent from `at`; false if there is something else. Far ones are cut off: the result is 0 or too large.
+// Reads the exponent from `at`; false for anything else. Far ones are cut off: the result is 0 or too large.
 bool read_exponent(std::string_view text, std::size_t at, int& power) {
   if (at == text.size()) return true;
   if (text[at] != 'e' && text[at] != 'E') return false;

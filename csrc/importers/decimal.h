@@ -9,8 +9,8 @@
 
 namespace stashtrace::importers {
 
-// `text` times 10^power, rounded half away from zero; nothing if it is no number or does not fit. Takes what JSON
-// allows and a little more: a leading plus, a bare fraction, surrounding blanks.
+// Returns `text` times 10^power, rounded half away from zero; nothing if it is not a number or does not fit. Takes what
+// JSON allows and a little more: a leading plus, a bare fraction, surrounding blanks.
 [[nodiscard]] std::optional<std::int64_t> scaled_decimal(std::string_view text, int power);
 
 }  // namespace stashtrace::importers

@@ -89,7 +89,7 @@ void append_utf8(std::string& out, std::uint32_t point) {
   }
 }
 
-// Appends what the \u escape whose digits begin at `at` stands for; returns the position after it.
+// Appends the character of the \u escape whose digits begin at `at`; returns the position after it.
 std::size_t append_unicode(std::string& out, std::string_view raw, std::size_t at) {
   const std::int32_t unit = read_unit(raw, at);
   if (unit < 0) {

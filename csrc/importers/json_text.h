@@ -1,7 +1,7 @@
 // Steps over JSON text that may end anywhere: strings, values, nesting. SPDX-License-Identifier: Apache-2.0
 //
-// Called by trace_events on its buffer. Nothing is built: a value is the text between two pointers, and whoever wants
-// it reads it. Lenient where files in the wild are wrong (control characters in strings, NaN, unknown escapes).
+// Called by trace_events on its buffer. Builds nothing: a value is the text between two pointers, which the caller may
+// read. Lenient where files in the wild are wrong (control characters in strings, NaN, unknown escapes).
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace stashtrace::importers {
 
-// Every step below returns the first position after what it passed, or null if the text ended before.
+// Every step below returns the first position after what it passed, or null if the text ended earlier.
 using Position = const char*;
 
 [[nodiscard]] inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
@@ -22,13 +22,13 @@ using Position = const char*;
 // From after an opening quote to after the closing one.
 [[nodiscard]] Position skip_string(Position at, Position end);
 
-// From inside `depth` brackets to after the one that closes them all. Kinds of brackets are not told apart.
+// From inside `depth` brackets to after the one that closes them all. Does not distinguish kinds of brackets.
 [[nodiscard]] Position skip_nested(Position at, Position end, int depth);
 
-// Any value; one that is no string and has no brackets ends before a comma, a closing bracket or a space.
+// Any value; one without quotes and brackets ends before a comma, a closing bracket or a space.
 [[nodiscard]] Position skip_value(Position at, Position end);
 
-// What the text between the quotes stands for: escapes resolved, halves of surrogate pairs alone become U+FFFD.
+// Returns the text that a string's raw content means: escapes resolved, lone halves of surrogate pairs become U+FFFD.
 [[nodiscard]] std::string unescape(std::string_view raw);
 
 }  // namespace stashtrace::importers

@@ -13,7 +13,7 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 29);
 }
 
-// Eight bytes at a time; nothing depends on its values but speed.
+// Eight bytes at a time; only speed depends on its values.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = text.size() * 0xFF51AFD7ED558CCDULL;
   const char* at = text.data();

@@ -14,7 +14,7 @@ namespace stashtrace::importers {
 
 class TextPool {
  public:
-  // Number of the text, added if it is new.
+  // Returns the number of the text, which is added if new.
   std::int32_t number(std::string_view text);
 
   [[nodiscard]] const std::deque<std::string>& texts() const { return texts_; }

@@ -1,4 +1,4 @@
-// One event: its members are found, not read; as soon as no rule can want it the rest is stepped over.
+// One event: its members are located, not read; once no rule can match, the rest is skipped.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
@@ -19,7 +19,7 @@ std::string_view inside(std::string_view value, std::string& scratch) {
 
 }  // namespace
 
-// From the opening bracket to after the closing one. Nothing is stored unless the event is whole.
+// From the opening bracket to after the closing one. Stores nothing unless the event is complete.
 TraceEvents::Parsed TraceEvents::parse_event(Position& at, Position end) {
   event_ = {};
   std::fill(args_.begin(), args_.end(), std::string_view());

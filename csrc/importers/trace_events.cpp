@@ -1,4 +1,4 @@
-// The document around the events, and what a kept event leaves behind; one event is read in trace_event.cpp.
+// The document around the events, and what is stored for a kept event; trace_event.cpp reads one event.
 // SPDX-License-Identifier: Apache-2.0
 #include "importers/trace_events.h"
 
@@ -77,7 +77,7 @@ void TraceEvents::finish() {
   pending_ = {};
 }
 
-// Goes on as far as the text allows; returns the first position that is needed again.
+// Parses as far as the text allows; returns the first position that is needed again.
 Position TraceEvents::consume(Position at, Position end) {
   while (at < end) {
     const Position before = at;
@@ -163,7 +163,7 @@ Position TraceEvents::pass_top_value(Position at, Position end) {
   return at;
 }
 
-// Steps over a value byte by byte; unlike skip_value it can stop anywhere and go on later.
+// Skips a value byte by byte; unlike skip_value it can stop anywhere and go on later.
 Position TraceEvents::pass_value(Position at, Position end, bool& finished) {
   for (; at < end; ++at) {
     const char c = *at;
@@ -237,7 +237,7 @@ Position TraceEvents::next_event(Position at, Position end) {
   return next;
 }
 
-// After an event that is no JSON: the next place that looks like the border between two events.
+// After an event that is not JSON: finds the next place that looks like the border between two events.
 Position TraceEvents::resync(Position at, Position end) {
   while (at < end) {
     const auto* close = static_cast<Position>(std::memchr(at, '}', static_cast<std::size_t>(end - at)));

@@ -1,10 +1,10 @@
 // Trace event JSON (Kineto, Chrome) -> columns, in one pass over chunks of bytes. SPDX-License-Identifier: Apache-2.0
 //
 //   {"schemaVersion": 1, ..., "traceEvents": [ {"ph": "X", "cat": "kernel", "name": ..., "ts": ..., "args": {..}}, ..
-//    small top-level values are kept as text    each event is looked at once: a rule says which table it goes to
+//    small top-level values are kept as text    each event is looked at once: a rule tells its table
 //
 // Called by bindings/bind_importers.cpp with the GIL released. No I/O, no exceptions of its own, one thread. Memory is
-// that of the rows kept, the distinct texts, and one event: a document may be cut anywhere, between chunks or for good.
+// that of the kept rows, the distinct texts, and one event: a document may be cut anywhere, between chunks or for good.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace stashtrace::importers {
 
-// In columns of integers, where an event has nothing.
+// Value in columns of integers where an event has none.
 inline constexpr std::int64_t kAbsent = std::numeric_limits<std::int64_t>::min();
 
 // What to keep of which arguments of an event.
@@ -30,7 +30,7 @@ struct TableSpec {
   std::vector<std::string> texts;  // strings, and anything else as its JSON text
 };
 
-// Events of this phase and category whose name begins so go to a table; the first rule that fits decides.
+// Events of this phase and category whose name has this prefix go to a table; the first rule that fits decides.
 struct Rule {
   std::string phase;
   std::string category;  // empty: events without one
@@ -51,9 +51,9 @@ struct EventTable {
 struct ScanCounts {
   std::int64_t events = 0;
   std::int64_t kept = 0;
-  std::int64_t damaged = 0;    // events that are no JSON
+  std::int64_t damaged = 0;    // events that are not JSON
   std::int64_t oversized = 0;  // events larger than kMostPendingBytes
-  std::int64_t timeless = 0;   // kept events whose time stamp is no number
+  std::int64_t timeless = 0;   // kept events whose time stamp is not a number
   bool truncated = false;      // the document ended before its last bracket
 };
 
@@ -70,7 +70,7 @@ class TraceEvents {
   [[nodiscard]] std::vector<EventTable>& tables() { return tables_; }
   [[nodiscard]] const TextPool& pool() const { return pool_; }
   [[nodiscard]] const ScanCounts& counts() const { return counts_; }
-  // Top-level keys with the JSON text of their values, but of those larger than kMostTopBytes.
+  // Top-level keys with the JSON text of their values, except values larger than kMostTopBytes.
   [[nodiscard]] const std::vector<std::pair<std::string, std::string>>& top() const { return top_; }
   // Categories of all events with a duration, kept or not.
   [[nodiscard]] const std::vector<std::pair<std::string, std::int64_t>>& categories() const { return categories_; }
@@ -118,7 +118,7 @@ class TraceEvents {
   std::vector<std::pair<std::vector<int>, std::vector<int>>> slots_of_table_;  // of its ints, of its texts
   std::array<std::vector<std::pair<std::string, int>>, 64> slots_;             // by length of the key
   std::vector<std::string_view> args_;
-  std::string phases_;  // first letters of the phases that any rule wants
+  std::string phases_;  // first letters of the phases that any rule needs
   TextPool pool_;
   ScanCounts counts_;
   std::vector<std::pair<std::string, std::string>> top_;
@@ -128,9 +128,9 @@ class TraceEvents {
   bool bare_array_ = false, top_damaged_ = false, capturing_ = false;
   Passing passing_;
   std::string pending_;
-  std::size_t retry_size_ = 0;  // an event that was not whole is tried again when there is twice as much
+  std::size_t retry_size_ = 0;  // an incomplete event is tried again when twice as much text is there
   Event event_;
-  std::string key_, phase_, category_, name_;  // those of the event that have escapes
+  std::string key_, phase_, category_, name_;  // of the event, where they have escapes
   std::string last_phase_, last_category_;
   int last_group_ = -1;
   std::size_t last_category_row_ = 0;

@@ -165,7 +165,7 @@ const std::uint8_t* decode_block(const std::uint8_t* cursor, const std::uint8_t*
   if (width == 0) {
     std::fill(out.begin(), out.end(), 0);
     i = out.size();
-  } else if (width <= 56) {  // any value lies within the 8 bytes that begin at its first byte
+  } else if (width <= 56) {  // any value is within the 8 bytes that begin at its first byte
     const std::size_t safe =
         static_cast<std::size_t>(end - cursor) < 8 ? 0 : static_cast<std::size_t>(end - cursor) - 8;
     for (; i < out.size() && (i * width) / 8 <= safe && end - cursor >= 8; ++i) {

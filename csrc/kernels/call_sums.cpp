@@ -14,7 +14,7 @@ std::int64_t sum(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
 
-// Begin of the bin that holds a moment; both counted from the origin, and before it too.
+// Begin of the bin that holds a moment; both count from the origin and may lie before it.
 std::uint64_t bin_begin(std::int64_t moment, std::int64_t width) {
   const std::int64_t past = moment % width;
   return static_cast<std::uint64_t>(difference(moment, past < 0 ? past + width : past));
@@ -25,9 +25,9 @@ std::uint64_t bin_begin(std::int64_t moment, std::int64_t width) {
 void Summing::add(std::int64_t track, const Calls& calls) {
   const std::size_t count = calls.begin_ns.size();
   if (count == 0) return;
-  bool opens = sums_.empty() || sums_.back().track != track;  // whether the next call begins a sum
+  bool opens = sums_.empty() || sums_.back().track != track;  // true if the next call begins a sum
   if (opens) covered_ns_ = calls.begin_ns[0];
-  // The sum at hand is kept apart from the vector, whose memory the columns might be for all the compiler knows.
+  // The current sum is kept outside the vector: for all the compiler knows, the columns might be the vector's memory.
   Sum here = opens ? Sum{} : sums_.back();
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t begin = calls.begin_ns[i], end = calls.end_ns[i];

@@ -87,7 +87,7 @@ void encode_stream(const Column& residuals, const Groups& groups, std::vector<st
       bit_blocks::encode_block(all.subspan(at, std::min(kBlockRows, groups.starts[g + 1] - at)), out);
 }
 
-// The cursor after the stream, nullptr if it is malformed.
+// Returns the cursor after the stream, nullptr if it is malformed.
 const std::uint8_t* decode_stream(const std::uint8_t* cursor, const std::uint8_t* end, const Groups& groups,
                                   Column& out) {
   const std::span<std::uint64_t> all(out);
@@ -111,7 +111,7 @@ void encode_batch(Rows rows, std::size_t row_bytes, std::span<const Field> field
   const std::size_t count = rows.size() / row_bytes;
   for (std::size_t c = 0; c < fields.size(); ++c) load(rows, row_bytes, fields[c], work.columns[c]);
   one_group(count, work.whole);
-  // A key that outgrows its range in this batch leaves the rows in one group, which decoding does alike.
+  // A key that outgrows its range in this batch leaves the rows in one group; decoding does the same.
   if (plan.key == kNoColumn || !group_by(work.columns[plan.key], work.keyed)) one_group(count, work.keyed);
   work.residuals.resize(count);
   for (const ColumnPlan& column : plan.columns) {
@@ -148,7 +148,7 @@ const std::uint8_t* decode_batch(const std::uint8_t* cursor, const std::uint8_t*
   return cursor;
 }
 
-// Columns as they were described; false if they do not make sense.
+// Reads the description of the columns; false if it is invalid.
 bool read_plan(const std::uint8_t* cursor, std::size_t row_bytes, std::vector<Field>& fields, Plan& plan) {
   const std::size_t column_count = fields.size();
   std::vector<bool> known(column_count, false);

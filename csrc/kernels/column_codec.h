@@ -5,7 +5,7 @@
 //
 //   payload  u32 row_count | u8 column_count | u8 key (index of the key column, 255 none) | u16 row_bytes
 //            column, column, ...                    in an order in which each needs only earlier ones
-//            batch of up to 8192 rows, ...          predictions start anew in each, so it stays in the cache
+//            batch of up to 8192 rows, ...          predictions restart in each, so it stays in the cache
 //   column   u8 index | u8 size | u16 offset (in the row) | u8 predictor | u8 grouping | u8 other | u8 reserved
 //   batch    for each column: u8 shift | stream     shift: zero bits at the low end of all residuals, left out
 //   stream   block of up to 256 residuals, ...      a block never spans two groups
@@ -32,7 +32,7 @@ enum class Predictor : std::uint8_t {
   linear = 2,    // twice the row before, minus the one before that
   advanced = 3,  // the row before, plus `other` of the row before: next offset, next begin
   same_row = 4,  // `other` of the same row: end near begin
-  context = 5,   // what followed the last three values when they came last; for codes in a loop
+  context = 5,   // what followed the last three values at their last occurrence; for codes in a loop
 };
 enum class Grouping : std::uint8_t { none = 0, packed = 1, chained = 2 };
 
@@ -51,7 +51,7 @@ struct Field {
 std::vector<std::uint8_t> encode(std::span<const std::uint8_t> rows, std::size_t row_bytes,
                                  std::span<const Field> fields);
 
-// Fills out, which must be row_count * row_bytes long. False if the payload does not say exactly that.
+// Fills out, which must be row_count * row_bytes long. False if the payload does not hold exactly that.
 bool decode(std::span<const std::uint8_t> payload, std::size_t row_bytes, std::span<std::uint8_t> out);
 
 }  // namespace stashtrace::column_codec

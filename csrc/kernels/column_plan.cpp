@@ -65,7 +65,7 @@ class Chooser {
     const std::span<const std::uint64_t> all(residuals_);
     std::size_t bits = 0;
     for (std::size_t g = 0; g + 1 < groups.starts.size(); ++g) {
-      // What begins a group costs the same in a group of a hundred times the size: leave it out of the sample.
+      // The start of a group costs the same in a group of a hundred times the size: leave it out of the sample.
       const std::size_t begin = groups.starts[g], rows = groups.starts[g + 1] - begin;
       const std::size_t skip = std::min<std::size_t>(rows, 2);
       bits += bit_blocks::cost_bits(all.subspan(begin + skip, rows - skip));
@@ -118,7 +118,7 @@ class Chooser {
     return bits;
   }
 
-  // One plan per column, no circle of dependencies; who gains most from its dependency chooses first.
+  // One plan per column, without cycles of dependencies; columns that gain most from their dependency choose first.
   Plan ordered(std::uint8_t key, const std::vector<Candidates>& columns) const {
     std::vector<std::uint8_t> turn(columns.size());
     std::vector<std::size_t> gain(columns.size());

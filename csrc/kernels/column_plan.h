@@ -1,7 +1,7 @@
 // How the columns of one segment are predicted and grouped, and the prediction itself. Internal to column_codec.
 // SPDX-License-Identifier: Apache-2.0
 //
-// choose_plan measures candidates on a sample of rows, so no caller has to know what a record means:
+// choose_plan measures candidates on a sample of rows, so no caller has to know the meaning of a record:
 // the next begin from the last end, the next offset from the last one plus its bytes, groups by op_code
 // are all found this way. Pure functions, any thread.
 #pragma once
@@ -19,7 +19,7 @@ using Column = std::vector<std::uint64_t>;
 inline constexpr std::uint64_t kMaxKey = 0xff;  // codes and flag bits are small; group_by stays cheap
 
 // Rows ordered by the value of a key column, stably: group g is order[starts[g]] .. order[starts[g + 1] - 1].
-// An empty order stands for the rows as they are.
+// An empty order means the rows in their own order.
 struct Groups {
   std::vector<std::uint32_t> order;
   std::vector<std::size_t> starts;
@@ -49,7 +49,7 @@ inline constexpr std::size_t kSampleRows = 768;
 void subtract_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups,
                          Column& residuals, Column& scratch);
 
-// The inverse, in place: residuals in the order of `groups` become values in the order of rows.
+// The inverse, in place: turns residuals in the order of `groups` into values in the order of rows.
 void add_prediction(const std::vector<Column>& columns, const ColumnPlan& plan, const Groups& groups, Column& values,
                     Column& scratch);
 

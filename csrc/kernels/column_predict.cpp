@@ -7,7 +7,7 @@
 namespace stashtrace::column_codec {
 namespace {
 
-// What followed a context of three values when it came last. Small enough for the first-level cache.
+// What followed a context of three values at its last occurrence. Small enough for the first-level cache.
 class ContextTable {
  public:
   std::uint64_t predict() const { return table_[slot()]; }
@@ -27,7 +27,7 @@ class ContextTable {
   std::uint64_t first_ = 0, second_ = 0, third_ = 0;
 };
 
-// Walks [begin, end) of an order, handing `step` the prediction; `step` returns the value.
+// Walks [begin, end) of an order, passes the prediction to `step`, which returns the value.
 template <typename At, typename Step>
 void walk(const ColumnPlan& plan, const Column* other, std::size_t begin, std::size_t end, At at, Step step) {
   switch (plan.predictor) {

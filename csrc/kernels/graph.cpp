@@ -15,7 +15,7 @@ Ns minus(Ns a, Ns b) noexcept { return static_cast<Ns>(static_cast<std::uint64_t
 
 std::size_t at(std::int32_t id) noexcept { return static_cast<std::size_t>(id); }
 
-// Edges by one of their ends: `first[n] .. first[n + 1]` of `rows` are those of node n, in the order that they came in.
+// Edges by one of their ends: `first[n] .. first[n + 1]` of `rows` are those of node n, in their input order.
 struct Grouped {
   std::vector<std::int32_t> first, rows;
 
@@ -42,7 +42,7 @@ Order order(const Edges& edges, Times begin_ns, std::span<const std::int8_t> cer
   for (std::size_t n = 0; n < edges.nodes; ++n)
     if (missing[n] == 0) ready.emplace(begin_ns[n], static_cast<std::int32_t>(n));
 
-  // Made when the first cycle is met: nodes by begin, and the edges into each.
+  // Made when the first cycle is found: nodes by begin, and the edges into each.
   std::vector<Ready> waiting;
   std::size_t next_waiting = 0;
   std::vector<std::int32_t> in_first, in_rows;

@@ -185,12 +185,12 @@ Painted paint(const std::vector<Set>& layers) {
     if (layers[k].size() > 0) cursors.push_back({kStart, kStart, 0, &layers[k], static_cast<std::int64_t>(k)});
   }
   Painted out;
-  out.begin.reserve(total);  // pieces exceed it only where layers cut each other
+  out.begin.reserve(total);  // more pieces than this only where layers cut each other
   out.end.reserve(total);
   out.layer.reserve(total);
   std::int64_t now = kStart;
   for (;;) {
-    // The first layer that covers `now` rules until it ends or a layer above it begins.
+    // The first layer that covers `now` holds until it ends or a layer above it begins.
     std::int64_t ruler = -1;
     std::int64_t until = kNever;
     for (std::size_t k = 0; k < cursors.size();) {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Called by bindings/bind_intervals.cpp with the GIL released, for analysis/. Pure functions: no I/O, no state,
-// any thread. A *set* is sorted, disjoint, and has no empty interval; Set makes one of any columns and costs a
-// copy only when they are not one already. All functions are linear in their input (after that).
+// any thread. A *set* is sorted, disjoint, and has no empty interval; Set makes one of any columns, and copies
+// them only if they are not a set already. All functions are linear in their input (after that).
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct Intervals {
   [[nodiscard]] std::size_t size() const { return begin.size(); }
 };
 
-// View of a set: of the given columns if they are sorted and disjoint, else of an own united copy.
+// View of a set: of the given columns if they are sorted and disjoint, else of a united copy of its own.
 class Set {
  public:
   Set(Column begin, Column end);
@@ -53,7 +53,7 @@ class Set {
   Column end_;
 };
 
-// One piece per pair of intervals that overlap, with the row of each side.
+// One piece per pair of overlapping intervals, with the row of each side.
 struct Pieces : Intervals {
   std::vector<std::int64_t> left;
   std::vector<std::int64_t> right;
@@ -71,19 +71,19 @@ Intervals intersect(const Set& a, const Set& b);
 Intervals subtract(const Set& a, const Set& b);
 Intervals complement(const Set& a, std::int64_t from, std::int64_t to);
 
-// Length of `a` inside each query window; windows may overlap and come in any order.
+// Returns the length of `a` inside each query window; windows may overlap and come in any order.
 std::vector<std::int64_t> coverage(const Set& a, Column query_begin, Column query_end);
 
-// Row of the interval that holds each point, or -1; both sides in ascending order are read in one pass.
+// Returns the row of the interval that holds each point, or -1; if both sides ascend, they are read in one pass.
 std::vector<std::int64_t> locate(Column begin, Column end, Column points);
 
-// Both sides sorted and disjoint, touching intervals stay apart.
+// Both sides must be sorted and disjoint; touching intervals stay apart.
 Pieces join(Column begin_a, Column end_a, Column begin_b, Column end_b);
 
 Painted paint(const std::vector<Set>& layers);
 
-// windows x (layers + 1), row major: ns of each window that went to each layer, the rest in the last column.
-// Windows are sorted and disjoint.
+// Returns windows x (layers + 1), row major: ns of each window that went to each layer, the rest in the last column.
+// Windows must be sorted and disjoint.
 std::vector<std::int64_t> attribute(const std::vector<Set>& layers, Column window_begin, Column window_end);
 
 }  // namespace stashtrace::intervals

@@ -1,6 +1,6 @@
 // The packets. SPDX-License-Identifier: Apache-2.0
 //
-// Two packets per slice, about 30 bytes each, so everything constant is a literal byte and everything repeated is
+// Two packets per slice, about 30 bytes each: constant parts are literal bytes and repeated parts are
 // interned. No packet of the loop allocates; the buffer is sent on when a chunk is full.
 #include "kernels/perfetto_encoder.h"
 
@@ -58,7 +58,7 @@ constexpr std::uint64_t kNeedsIncrementalState = 2;
 constexpr std::uint64_t kBoottimeClock = 6;
 constexpr std::uint64_t kDeltaClock = 64;
 
-// An upper bound of a begin packet without arguments and flows, and of one argument or flow.
+// Upper bounds for a begin packet without arguments and flows, and for one argument or flow.
 constexpr std::size_t kPacketBytes = 96;
 constexpr std::size_t kArgBytes = 32;
 
@@ -66,7 +66,7 @@ constexpr std::uint8_t byte_tag(std::uint32_t field, std::uint8_t wire) {
   return static_cast<std::uint8_t>(tag(field, wire));
 }
 
-// One packet with a track event; p is where the next byte goes. One length byte is kept free for packet and event.
+// One packet with a track event; p is the position of the next byte. One length byte is kept free for packet and event.
 struct EventPacket {
   std::uint8_t* packet;
   std::uint8_t* event;
@@ -109,7 +109,7 @@ void Encoder::flush() {
   if (buffer_.size() == 0) return;
   byte_count_ += buffer_.size();
   const std::size_t size = buffer_.size();
-  buffer_.clear();  // first: a sink that throws must not see the bytes twice
+  buffer_.clear();  // before the call: a sink that throws must not see the bytes twice
   sink_(buffer_.data(), size);
 }
 
@@ -117,7 +117,7 @@ void Encoder::send_if_full() {
   if (buffer_.size() >= chunk_bytes_) flush();
 }
 
-// Without it viewers put processes in order by the number of their slices, not by their rank among siblings.
+// Without it viewers order processes by the number of their slices, not by their rank among siblings.
 void Encoder::keep_order_of_processes() {
   if (processes_ordered_) return;
   processes_ordered_ = true;

@@ -28,7 +28,7 @@
 
 namespace stashtrace::perfetto {
 
-// Distinct texts addressed by code. Its number is never reused, so a sequence may remember what it interned.
+// Distinct texts addressed by code. A table's number is never reused, so a sequence may remember what it interned.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> texts);
@@ -41,7 +41,7 @@ class TextTable {
   std::uint64_t number_;
 };
 
-// A value that leaves the argument out of its slice (texts: any negative code, doubles: NaN).
+// A value that leaves the argument out of its slice (for texts any negative code, for doubles NaN).
 inline constexpr std::int64_t kNoValue = std::numeric_limits<std::int64_t>::min();
 
 struct ArgColumn {
@@ -71,8 +71,8 @@ struct SliceBatch {
 };
 
 // Slices that begin at one instant. kBatchFirst writes those of earlier batches first whatever their length, so that a
-// flow between two of them points from the earlier batch to the later one; the caller sees to it that a parent's
-// batch precedes its child's.
+// flow between two of them points from the earlier batch to the later one; the caller must put a parent's
+// batch before its child's.
 enum class Ties { kLongerFirst, kBatchFirst };
 
 struct TrackDescription {
@@ -97,7 +97,7 @@ class Encoder {
   Encoder(Sink sink, std::size_t chunk_bytes);
 
   void track(const TrackDescription& track);
-  // What a viewer should show first: a time range and a process. Kept in the file for whoever opens it.
+  // What a viewer should show first: a time range and a process. Stored in the file for its viewers.
   void view(std::int64_t begin_ns, std::int64_t end_ns, std::string_view process_name);
   // Slices of one track must nest: see assign_lanes(). Batches may be in any order inside.
   void slices(std::uint32_t sequence_id, std::span<const SliceBatch> batches, Ties ties = Ties::kLongerFirst);
@@ -156,7 +156,7 @@ class Encoder {
   bool processes_ordered_ = false;
 };
 
-// Lane of each slice within its track so that slices of one (track, lane) nest properly: partial overlaps go to the
+// Returns the lane of each slice within its track, so that slices of one (track, lane) nest: partial overlaps go to the
 // next free lane. With nest = false even contained slices get a lane of their own. Any input order.
 std::vector<std::int32_t> assign_lanes(std::span<const std::int64_t> track, std::span<const std::int64_t> begin_ns,
                                        std::span<const std::int64_t> end_ns, bool nest);

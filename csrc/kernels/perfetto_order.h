@@ -16,7 +16,7 @@
 
 namespace stashtrace::perfetto {
 
-// Rows of all batches by (begin, -end), or by (begin, batch, -end); equal ones in the order given.
+// Rows of all batches by (begin, -end), or by (begin, batch, -end); equal rows keep the order given.
 class WriteOrder {
  public:
   struct Row {

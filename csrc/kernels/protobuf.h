@@ -1,6 +1,6 @@
 // A growing byte buffer that writes protobuf wire format. SPDX-License-Identifier: Apache-2.0
 //
-// Used by perfetto_encoder.cpp and nothing else. Two ways in: the checked calls (varint_field, text_field,
+// Used by perfetto_encoder.cpp only. Two ways in: the checked calls (varint_field, text_field,
 // nested messages) for what is written once per track or text, and reserve() + the free functions on a raw
 // pointer for the two packets of every slice. No I/O, no knowledge of Perfetto.
 #pragma once
@@ -23,14 +23,14 @@ constexpr std::uint32_t tag(std::uint32_t field, std::uint8_t wire) { return fie
 // Longest varint of a 64-bit value.
 inline constexpr std::size_t kMaxVarintBytes = 10;
 
-// Four groups of seven bits, each in a byte of its own.
+// Puts four groups of seven bits each into a byte of its own.
 constexpr std::uint32_t spread(std::uint32_t x) {
   return (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
 }
 
-// Writes up to 10 bytes and returns the position after them; 8 bytes must be writable. Values under 2^28, nearly all, and
-// under 2^56, the rest but negative ones, take no data-dependent branch: lengths of time deltas and arguments are
-// random, and a wrong guess costs more than the whole computation.
+// Writes up to 10 bytes and returns the position after them; 8 bytes must be writable. Values below 2^28 (nearly all)
+// and below 2^56 (the rest but negative ones) take no data-dependent branch: lengths of time deltas and arguments are
+// random, and a misprediction costs more than the whole computation.
 inline std::uint8_t* write_varint(std::uint8_t* p, std::uint64_t value) {
   static_assert(std::endian::native == std::endian::little, "the packed stores below assume little endian");
   if (value < (std::uint64_t{1} << 28)) [[likely]] {
@@ -69,7 +69,7 @@ class Buffer {
   [[nodiscard]] std::size_t size() const { return size_; }
   void clear() { size_ = 0; }
 
-  // A pointer to at least `count` writable bytes; commit() tells how far they were used.
+  // Returns a pointer to at least `count` writable bytes; commit() says how many were used.
   std::uint8_t* reserve(std::size_t count) {
     if (size_ + count > bytes_.size()) grow(count);
     return bytes_.data() + size_;

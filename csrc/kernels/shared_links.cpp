@@ -11,7 +11,7 @@ namespace {
 
 std::size_t at(std::int32_t id) noexcept { return static_cast<std::size_t>(id); }
 
-// From one moment to another one that is not before it, also of damaged times: more than a long one can be is the longest.
+// Time from one moment to another that is not before it, also for damaged times: at most the longest Ns.
 Ns between(Ns from, Ns to) noexcept {
   const std::uint64_t length = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
   return static_cast<Ns>(std::min(length, static_cast<std::uint64_t>(std::numeric_limits<Ns>::max())));
@@ -77,7 +77,7 @@ void LinkUse::leave(std::int32_t node, double now) {
   for (const std::int32_t link : links_.of(node)) {
     const std::size_t before = users_[at(link)].size() + 1;
     for (const std::int32_t other : users_[at(link)]) {
-      if (use(other).crowd != before) continue;  // another of its links is more crowded, or it has been seen to
+      if (use(other).crowd != before) continue;  // another of its links is more crowded, or it was counted already
       std::size_t crowd = 1;
       for (const std::int32_t own : links_.of(other)) crowd = std::max(crowd, users_[at(own)].size());
       if (crowd != before) settle(other, now, crowd);
@@ -88,7 +88,7 @@ void LinkUse::leave(std::int32_t node, double now) {
 std::vector<Ns> alone(const Links& links, Times begin_ns, Times end_ns) {
   const std::size_t nodes = begin_ns.size();
   std::vector<Ns> found(nodes);
-  std::vector<std::tuple<Ns, bool, std::int32_t>> moments;  // who ends makes room before others begin
+  std::vector<std::tuple<Ns, bool, std::int32_t>> moments;  // ends come first: they make room before others begin
   for (std::size_t n = 0; n < nodes; ++n) {
     const auto node = static_cast<std::int32_t>(n);
     found[n] = end_ns[n] > begin_ns[n] ? between(begin_ns[n], end_ns[n]) : 0;

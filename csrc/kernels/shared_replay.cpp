@@ -12,21 +12,21 @@
 namespace stashtrace::graph {
 namespace {
 
-// `done`: of a host, its next node has worked enough; `moved`: a node that uses links has.
+// `done`: the next node of a host has worked enough; `moved`: a node that uses links has.
 enum class What : std::uint8_t { begin, work, end, done, moved };
 
 struct Event {
   double at;
   What what;
   std::int32_t id;        // node, or host
-  std::uint64_t version;  // of a host, or of a node that uses links: later ones make this event void
+  std::uint64_t version;  // of a host, or of a node that uses links: a later version makes this event void
 
   bool operator>(const Event& other) const noexcept {
     return std::tie(at, what, id, version) > std::tie(other.at, other.what, other.id, other.version);
   }
 };
 
-// Work that a host's nodes have got so far, each of them as much: a node that begins at `got` ends at `got` + its work.
+// Work that each of a host's nodes has got so far, the same for all: one that begins at `got` ends at `got` + its work.
 struct Host {
   using Due = std::pair<double, std::int32_t>;
 
@@ -79,7 +79,7 @@ class Simulation {
     while (!events_.empty()) {
       const Event event = events_.top();
       events_.pop();
-      now = std::max(now, event.at);  // a negative lag may let a node begin before that is known
+      now = std::max(now, event.at);  // a negative lag may let a node begin earlier than it is known
       if (event.what == What::begin) {
         begin(event.id, event.at);
       } else if (event.what == What::work && sharing_.host[at(event.id)] < 0) {
@@ -143,7 +143,7 @@ class Simulation {
     events_.push({now + left / host.rate(), What::done, id, host.version});
   }
 
-  // Of nodes whose links have become more or less crowded, when they are done now.
+  // For nodes whose links have become more or less crowded: computes when they are done now.
   void reschedule(double now) {
     for (const std::int32_t node : use_.changed()) {
       const double left = std::max(busy(node) - use_.got(node), 0.0);

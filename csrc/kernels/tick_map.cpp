@@ -9,7 +9,7 @@ namespace stashtrace::tick_map {
 
 namespace {
 
-// Ticks of a damaged file lie anywhere: differences and sums wrap as those of unsigned numbers do.
+// Ticks of a damaged file can have any value: differences and sums wrap as for unsigned numbers.
 std::int64_t wrapped(std::uint64_t value) { return static_cast<std::int64_t>(value); }
 
 std::int64_t difference(std::int64_t a, std::int64_t b) {

@@ -10,8 +10,8 @@
 
 namespace stashtrace::tick_map {
 
-// anchor_ticks ascending, at least two, anchor_ns as long; out as long as ticks. Outside the anchors the
-// outer pieces go on.
+// anchor_ticks ascending, at least two, anchor_ns as long; out as long as ticks. The outer pieces also
+// hold beyond the anchors.
 void map_ticks(std::span<const std::uint64_t> ticks, std::span<const std::int64_t> anchor_ticks,
                std::span<const std::int64_t> anchor_ns, std::span<std::int64_t> out);
 

@@ -1,8 +1,8 @@
 // dlsym, in front of libc's: the whole of libstashtrace_lookup.so. SPDX-License-Identifier: Apache-2.0
 //
-// A library of its own, preloaded with `--lookup-hook` alone, because every program calls dlsym and nothing may
-// change for those that did not ask. It looks at the name; one of CUDA's driver may get a function of ours in return, by
-// stashtrace_lookup() of libstashtrace.so. All others leave by a jump with registers and stack as they came: RTLD_NEXT
+// A library of its own, preloaded only with `--lookup-hook`, because every program calls dlsym and nothing may
+// change for programs that did not ask. It looks at the name; a name of CUDA's driver may get a function of ours, by
+// stashtrace_lookup() of libstashtrace.so. All others leave by a jump with registers and stack unchanged: RTLD_NEXT
 // looks at the return address.
 #include <dlfcn.h>
 

@@ -13,8 +13,8 @@ namespace {
 
 using namespace stashtrace;
 
-// Rows that give others their meaning are kept outside STASHTRACE_STEPS as well: the recorder's own, process groups
-// and step marks (instants). What happens often is not.
+// Rows that others need for their meaning are also kept outside STASHTRACE_STEPS: the recorder's own, process groups
+// and step marks (instants). Frequent rows are not.
 constexpr bool kept_while_paused(std::size_t index) noexcept {
   const auto& record = schema::kRecords[index];
   return record.collector == "core" || record.name == "instant" || record.name == "group" ||

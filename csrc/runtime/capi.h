@@ -1,4 +1,4 @@
-// C interface of the recorder: what libstashtrace.so offers to stashtrace._native and to nobody else.
+// C interface of the recorder: what libstashtrace.so offers, to stashtrace._native only.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Plain C types, so that the Python extension and the recorder may be built by different compilers. No function
@@ -38,7 +38,7 @@ struct stashtrace_stamp_t {
 
 STASHTRACE_API const char* stashtrace_version() noexcept;
 STASHTRACE_API int stashtrace_active() noexcept;     // STASHTRACE_DIR is set
-STASHTRACE_API int stashtrace_recording() noexcept;  // and set_recording(false) was not the last word
+STASHTRACE_API int stashtrace_recording() noexcept;  // and not switched off by set_recording(false)
 STASHTRACE_API void stashtrace_set_recording(int on) noexcept;
 STASHTRACE_API uint64_t stashtrace_now_ticks() noexcept;
 STASHTRACE_API uint64_t stashtrace_tick_hz() noexcept;
@@ -50,7 +50,7 @@ STASHTRACE_API uint32_t stashtrace_intern(const char* text, size_t bytes) noexce
 STASHTRACE_API int stashtrace_emit(uint32_t record_id, const void* row, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
-// Where the code of the Python interpreter lies: a condition that it waits on is its GIL.
+// Tells where the code of the Python interpreter is: a condition variable that it waits on is its GIL.
 STASHTRACE_API void stashtrace_interpreter_code(const void* begin, const void* end) noexcept;
 STASHTRACE_API int stashtrace_start_drainer() noexcept;
 STASHTRACE_API int stashtrace_flush() noexcept;
@@ -60,21 +60,21 @@ STASHTRACE_API void stashtrace_report_loss(uint32_t collector_code, const char* 
 STASHTRACE_API void stashtrace_stats(stashtrace_stats_t* out) noexcept;
 STASHTRACE_API void stashtrace_config(stashtrace_config_t* out) noexcept;
 STASHTRACE_API const char* stashtrace_stash_path() noexcept;  // "" before the first record
-// Timing events around what the probes see, on a stream of this thread's context. Nothing happens without a device.
+// Timing events around what the probes see, on a stream of this thread's context. They do nothing without a device.
 STASHTRACE_API int stashtrace_device_active() noexcept;
 STASHTRACE_API uint64_t stashtrace_device_bracket_begin(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept;
 STASHTRACE_API void stashtrace_device_bracket_end(uint64_t token, uint64_t correlation) noexcept;
 STASHTRACE_API void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint64_t correlation) noexcept;
 
-// Deep mode (collectors/cupti). The probes tell how many steps have ended, at each step and before its first forward.
+// Deep mode (collectors/cupti). The probes report the number of ended steps, at each step and before its first forward.
 STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
 STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
 
-// Import-table slots of the process that lead to the hooks of NCCL now and did not before; -1 if that collector is off.
-// For a process without LD_PRELOAD. collectors/nccl/room.cpp.
+// Returns how many import-table slots of the process lead to the hooks of NCCL now and did not before; -1 if that
+// collector is off. For a process without LD_PRELOAD. collectors/nccl/room.cpp.
 STASHTRACE_API int stashtrace_attach_nccl() noexcept;
 
-// libstashtrace_lookup.so asks: the function to give for a name of CUDA's driver, `real` itself unless
+// For libstashtrace_lookup.so: returns the function to give for a name of CUDA's driver, `real` itself unless
 // STASHTRACE_LOOKUP_HOOK=1. collectors/cuda/hooks_driver.cpp.
 STASHTRACE_API void* stashtrace_lookup(const char* name, void* real) noexcept;
 

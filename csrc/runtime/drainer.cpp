@@ -17,7 +17,7 @@ namespace stashtrace {
 namespace {
 
 constexpr std::int64_t kRetryNs = 1'000'000'000;
-constexpr std::size_t kMostAtOnce = 8;  // lanes; who waits for one of them waits for all
+constexpr std::size_t kMostAtOnce = 8;  // lanes; a thread that waits for one of them waits for all
 
 bool is_free(container::LaneHeader* lane) noexcept {
   return std::atomic_ref(lane->state).load(std::memory_order_relaxed) == ring::kFree;

@@ -1,9 +1,9 @@
 // Moves rows from lanes to the .stash file: in one background thread, or in the producer itself.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers: Runtime. Draining is under one lock, held with signals blocked, and nobody emits while holding it. The
-// thread exists only in processes that record much (or that asked for it); it also calls the samplers
-// but for those that read files (runtime/file_sampler.h).
+// Callers: Runtime. Draining takes one lock, with signals blocked; nothing is emitted while it is held. The
+// thread exists only in processes that record much (or that asked for it); it also calls the samplers,
+// except those that read files (runtime/file_sampler.h).
 #pragma once
 
 #include <atomic>
@@ -25,11 +25,11 @@ class Drainer {
 
   constexpr Drainer(LaneTable& lanes, SegmentWriter& writer) noexcept : lanes_(lanes), writer_(writer) {}
 
-  // Drains one lane in the calling thread, which has signals blocked. False if others hold the lock for longer
-  // than `wait_ns`, or the file took nothing.
+  // Drains one lane in the calling thread, which has signals blocked. False if another thread holds the lock for longer
+  // than `wait_ns`, or nothing could be written.
   bool drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept;
-  // Every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe. A failure is told at
-  // this level.
+  // Drains every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe. Failures
+  // are logged at `level`.
   bool drain_all(bool only_full, std::int64_t wait_ns, LogLevel level = LogLevel::error) noexcept;
   bool everything_written() const noexcept;
 
@@ -52,7 +52,7 @@ class Drainer {
   SegmentWriter& writer_;
   FutexLock lock_;
   OwnThread thread_;
-  std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: nobody tries before
+  std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: no attempt before this time
   std::atomic<std::int64_t> thread_cpu_ns_{0};
   std::atomic<std::int64_t> self_drain_ns_{0};
   std::int64_t period_ns_ = 0;

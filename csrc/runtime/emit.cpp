@@ -24,9 +24,9 @@ std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
   return 0;
 }
 
-// Id of the thread that writes, which is the owner of its lanes. A child that shares its parent's memory (vfork) writes to those of
-// its parent's thread, and the kernel would tell its own id, which is free once it has ended. libc knows the thread's and leaves it
-// in a mutex that it holds.
+// Id of the writing thread, which owns its lanes. A child that shares its parent's memory (vfork) writes to the lanes
+// of its parent's thread, but the kernel would tell the child's own id, which is free once the child has ended. libc
+// knows the thread's id and leaves it in a mutex that it holds.
 std::uint32_t writing_thread() noexcept {
   if (runtime().in_own_process()) return static_cast<std::uint32_t>(raw::gettid());
   pthread_mutex_t mutex = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
@@ -42,7 +42,7 @@ namespace detail {
 bool revive() noexcept {
   std::uint32_t forked = kForked;
   if (state_page.word.compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
-    // A child of a sealed process may have inherited what forbids system calls: it makes none.
+    // A child of a sealed process may have inherited the filter that forbids system calls: it makes none.
     if (!runtime().gave_up()) runtime().forked();
     state_page.word.store(runtime().state_after_fork(), std::memory_order_release);
   }
@@ -139,9 +139,9 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
     return false;
   }
   if (!look.wants_drain) return look.room;
-  // A process of one thread may do what others may not (unshare(CLONE_NEWUSER), fork without a warning of Python), so its
-  // own thread drains. Where there are several already, each would wait for whoever drains, and drop rows when the machine
-  // is busy: ours does it for them. Not inside a signal handler, as far as a mask can tell: pthread_create allocates.
+  // A process of one thread may do what others may not (unshare(CLONE_NEWUSER), fork without a warning of Python), so
+  // its own thread drains. With several threads, each would wait for the one that drains, and drop rows on a busy
+  // machine: our thread drains for them. Not in a signal handler, as far as a mask can tell: pthread_create allocates.
   const bool wants_thread =
       config_.drainer == DrainerMode::thread || (config_.drainer == DrainerMode::automatic && raw::threads_count() > 1);
   if (wants_thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
@@ -195,8 +195,8 @@ void Runtime::sync_clocks(bool at_once) noexcept {
   emit(schema::ClockSync{reading.ticks, reading.monotonic_ns, reading.realtime_ns, reading.bracket_ticks, 0});
 }
 
-// What is told in a loss row is taken off the lane's counter, so that a reader may add the two. On a full disk even the
-// loss row may find no place; the counters then stay for the reader of the ring.
+// Rows reported in a loss row are subtracted from the lane's counter, so that a reader may add the two. On a full disk
+// even the loss row may find no place; the counters then stay for the reader of the ring.
 void Runtime::report_drops() noexcept {
   std::uint64_t any = ring_.lost_rows();
   for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::dropped(lanes_.at(i));
@@ -235,8 +235,8 @@ void Runtime::tell_drops() noexcept {
   ring_.forget_lost_rows(lost);
 }
 
-// The CPU times are what a summary sets the cost against: most processes have no thread that samples them. What children
-// used that have been waited for stands apart; rows of a vfork child are ours, its CPU time is not.
+// A summary compares the cost with these CPU times, since most processes have no thread that samples them. Time of
+// children that were waited for is kept apart; rows of a vfork child are ours, its CPU time is not.
 void Runtime::write_own_cost() noexcept {
   const auto cpu_ns = [](int who) {
     struct rusage usage{};

@@ -2,7 +2,7 @@
 //
 // Callers: hooks, collectors, capi.cpp. noexcept, no lock, no allocation and no system call but for the first row
 // of a type on a thread and once per quarter of a lane; safe in signal handlers. In a process that is not traced
-// both do nothing. A hook asks recording() first, so that it takes no time stamps for nothing.
+// both do nothing. A hook asks recording() first, so that it takes no time stamps in vain.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ struct alignas(container::kPageBytes) StatePage {
 };
 extern constinit StatePage state_page;
 
-// A vfork child is in its parent's memory, and so is the thread's state: a filter of system calls that the child installs is its own alone.
+// A vfork child shares its parent's memory and thread state; a filter of system calls that it installs is its own.
 enum ChildFilter : std::uint8_t { kNoFilter, kFilter, kKillingFilter };
 struct ThreadState {
   container::LaneHeader* lanes[schema::kRecords.size()];
@@ -41,8 +41,8 @@ extern constinit thread_local ThreadState thread_state;
 
 bool revive() noexcept;  // first use in a forked child
 
-// Everything but the plain case: first row of a type on a thread, a forked child, a mark of the lane.
-// False: not recorded, and counted. `row` has the size that schema::kRecords says.
+// Handles all but the plain case: first row of a type on a thread, a forked child, a mark of the lane. Returns false if
+// the row was not recorded; it is then counted. `row` has the size in schema::kRecords.
 bool emit_slowly(std::size_t index, const void* row) noexcept;
 
 }  // namespace detail
@@ -56,7 +56,7 @@ inline bool recording() noexcept {
   return state == detail::kForked && detail::revive();
 }
 
-// The same as one test for the plain path of a hot hook: false also in a forked child, which recording() revives.
+// The same in one test, for the plain path of a hot hook: also false in a forked child, which recording() revives.
 inline bool recording_already() noexcept {
   return detail::state_page.word.load(std::memory_order_relaxed) == detail::kRecording;
 }
@@ -76,9 +76,9 @@ inline bool emit(const R& row) noexcept {
   return true;
 }
 
-// The plain half of emit(), for the hottest hook, which has just seen recording_already(): false means that nothing was
-// done and emit() must be called. The row comes as its 64-bit words, by value, so that it goes from registers to the
-// lane: one built on the stack by narrow stores and copied by wide loads waits for its own stores, about 4 ns.
+// The plain half of emit(), for the hottest hook, which has just checked recording_already(). Returns false if it did
+// nothing and emit() must be called. The row is passed as 64-bit words, by value, so that it goes from registers to the
+// lane: a row built on the stack by narrow stores and copied by wide loads waits for its own stores, about 4 ns.
 template <class R, class... Words>
 [[gnu::always_inline]] inline bool emit_if_plain(Words... words) noexcept {
   static_assert(sizeof...(Words) * 8 == sizeof(R) && (std::is_same_v<Words, std::uint64_t> && ...));
@@ -92,10 +92,10 @@ template <class R, class... Words>
   return true;
 }
 
-// The same for a row that is bytes, with the record known by its place in schema::kRecords.
+// emit() for a row given as bytes and a record given by its place in schema::kRecords.
 bool emit_bytes(std::size_t index, const void* row) noexcept;
 
-// Says that something of a collector could not be recorded; false if not even that could. Not for hot paths: it
+// Reports that a collector could not record something; false if the report failed too. Not for hot paths: it
 // interns two texts.
 bool report_loss(std::uint16_t collector_code, const char* reason, std::uint64_t count, const char* detail,
                  std::uint16_t severity) noexcept;

@@ -14,8 +14,8 @@ namespace stashtrace {
 
 namespace {
 
-// glibc keeps values of the first 32 keys in the thread itself and allocates for the others. We may be inside
-// somebody's malloc, so with a later key a thread's end is only noticed when its lanes are wanted by another.
+// glibc keeps values of the first 32 keys in the thread itself and allocates for the others. We may be inside a call
+// of malloc, so with a later key a thread's end is only noticed when another thread needs its lanes.
 constexpr pthread_key_t kKeysWithoutAllocation = 32;
 
 constinit bool g_has_key = false;

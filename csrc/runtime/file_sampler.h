@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A file opened in the process's table takes the lowest free number while it is open, and the program's next open() gets
-// another one than without us. So this thread leaves the table and starts with an empty one. The drainer cannot: libraries
-// of devices open files on its ticks, and threads are started there, that must be the process's.
+// another one than without us. So this thread leaves the table and starts with an empty one. The drainer cannot: on its
+// ticks, device libraries open files and threads are started, which must stay in the process's table.
 //
 // Caller: Runtime. Runs only beside the drainer, and only where a collector asked (Context::add_file_listener).
 #pragma once
@@ -22,7 +22,7 @@ class FileSampler {
   static constexpr std::size_t kMostListeners = 4;
 
   bool add_listener(TickListener& listener) noexcept;
-  bool start(std::int64_t period_ns) noexcept;  // at a safe point; nothing happens without listeners
+  bool start(std::int64_t period_ns) noexcept;  // call at a safe point; does nothing without listeners
   void stop(std::int64_t wait_ns) noexcept { thread_.stop(wait_ns); }
   void reset_after_fork() noexcept;
   std::int64_t cpu_ns() const noexcept { return cpu_ns_.load(std::memory_order_relaxed); }

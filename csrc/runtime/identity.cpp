@@ -36,7 +36,7 @@ std::string_view link_target(const char* path, char* memory, std::size_t bytes) 
   return got > 0 ? std::string_view(memory, static_cast<std::size_t>(got)) : std::string_view{};
 }
 
-// What tells ranks and launchers apart, and no more: launchers keep keys, tokens and names of people under their prefixes.
+// Only what identifies ranks and launchers: launchers keep keys, tokens and names of people under their prefixes.
 bool is_rank_variable(std::string_view name) noexcept {
   for (const std::string_view exact : {"RANK",
                                        "LOCAL_RANK",

@@ -27,10 +27,10 @@ void read_host(Identity& identity) noexcept;
 // {"records": [...]} from schema::kRecords; container.h describes it.
 void write_field_table(TextBuffer& out) noexcept;
 
-// The variables that tell ranks, as a JSON object. Variables that do not fit are left out.
+// Writes the variables that identify ranks as a JSON object. Variables that do not fit are left out.
 void write_rank_variables(TextBuffer& out, const char* const* environment) noexcept;
 
-// The rest of the header, see container.h.
+// Writes the rest of the header, see container.h.
 void write_metadata(TextBuffer& out, const Identity& identity, const Config& config, std::string_view rank_variables,
                     std::uint64_t tick_hz) noexcept;
 

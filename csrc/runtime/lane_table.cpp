@@ -30,7 +30,7 @@ void LaneTable::release(LaneHeader* lane) noexcept {
 
 LaneHeader* LaneTable::take_over(LaneHeader* lane, std::uint32_t tid) noexcept {
   const std::uint64_t committed = ring::relaxed(lane->committed);
-  std::atomic_ref(lane->reserved).store(committed, std::memory_order_relaxed);  // its owner may have died in a row
+  std::atomic_ref(lane->reserved).store(committed, std::memory_order_relaxed);  // its owner may have died within a row
   std::atomic_ref(lane->mark).store(committed, std::memory_order_relaxed);      // the first row looks up the right one
   std::atomic_ref(lane->tid).store(tid, std::memory_order_relaxed);
   std::atomic_ref(lane->state).store(ring::kInUse, std::memory_order_release);

@@ -1,4 +1,4 @@
-// All lanes of the process: who has which, and which may be taken over. SPDX-License-Identifier: Apache-2.0
+// All lanes of the process: which thread has which, and which may be taken over. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: Runtime (acquire, under its files lock, signals blocked), Drainer (reads). Lanes are never unmapped while
 // the process lives, so the drainer walks the table without a lock.
@@ -17,10 +17,10 @@ class Drainer;
 class LaneTable {
  public:
   static constexpr std::size_t kMostLanes = 4096;
-  // So many lanes of one record type are made before a thread's left-over rows are drained to take its lane.
+  // Number of lanes of one record type to make before an ended thread's rows are drained to take over its lane.
   static constexpr std::size_t kMakeFirst = 4;
 
-  // A lane for the calling thread; the drainer empties lanes whose owner has ended. Null: no room for another.
+  // Returns a lane for the calling thread; the drainer empties lanes whose owner has ended. Null: no room for another.
   container::LaneHeader* acquire(RingFile& file, Drainer& drainer, std::size_t index, std::uint32_t lane_bytes, int pid,
                                  std::uint32_t tid) noexcept;
   static void release(container::LaneHeader* lane) noexcept;  // its thread ends
@@ -28,7 +28,7 @@ class LaneTable {
   std::size_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   container::LaneHeader* at(std::size_t i) const noexcept { return lanes_[i]; }
   container::LaneHeader* const* all() const noexcept { return lanes_; }
-  void forget() noexcept;  // in a forked child: lets the parent's lanes go
+  void forget() noexcept;  // in a forked child: releases the parent's lanes
 
  private:
   container::LaneHeader* take_over(container::LaneHeader* lane, std::uint32_t tid) noexcept;

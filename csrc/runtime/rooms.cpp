@@ -10,7 +10,7 @@ namespace rooms {
 }  // namespace rooms
 
 namespace {
-// The last entry is none, so that the array is never empty.
+// The last entry is a placeholder, so that the array is never empty.
 constinit Room g_rooms[] = {
 #define STASHTRACE_ROOM(name) Room{#name, &rooms::name, {}, false},
 #include "collector_rooms.inc"

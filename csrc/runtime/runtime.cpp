@@ -27,7 +27,7 @@ constexpr std::int64_t kLeaveWaitNs = 200'000'000;
 constexpr std::size_t kHeaderTextBytes = 512 * 1024;
 constexpr int kMostIncarnations = 100'000;
 
-// Puts a page that forked children find empty in the place of state_page, in one step, since others may read it.
+// Replaces state_page by a page that forked children find empty; in one step, since other threads may read it.
 bool wipe_state_on_fork() noexcept {
   constexpr std::size_t kBytes = sizeof detail::state_page;
   void* page = raw::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -127,7 +127,7 @@ void Runtime::forked() noexcept {
   if (opened_) {
     identity_.ppid = identity_.pid;
     identity_.parent_incarnation = identity_.incarnation;
-    // At once, not at the first record: a child that lives on in silence must not hold its parent's files.
+    // At once, not at the first record: a child that never records must not hold its parent's files.
     lanes_.forget();
     ring_.forget();
     writer_.forget();
@@ -185,7 +185,7 @@ bool Runtime::begin_end() noexcept {
 void Runtime::close_files() noexcept {
   gave_up_ = true;
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
-  // From here on also a row that is not asked for by recording() takes the slow path, which refuses it.
+  // From here on, a row that was not checked by recording() takes the slow path too, which refuses it.
   for (std::size_t i = 0; i < lanes_.count(); ++i)
     if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
   if (opened_ && nothing_left()) ring_.remove();
@@ -206,7 +206,7 @@ void Runtime::leave() noexcept {
 std::uint32_t Runtime::begin_exec() noexcept {
   if (!has_files() || raw::threads_count() != 1) return 0;
   const raw::SignalsBlocked quiet;
-  // Held by nobody, unless the call comes from the handler of a fault in the middle of our own work.
+  // The lock is free, unless the call comes from the handler of a fault in the middle of our own work.
   if (!files_lock_.try_lock()) return 0;
   // A process that has left the run directory's reach (chroot, setuid) keeps its rows in the ring: no error.
   const bool done = drainer_.drain_all(false, 0, LogLevel::info) && nothing_left();
@@ -267,7 +267,7 @@ bool Runtime::start_drainer() noexcept {
   if (!may_start_threads()) return false;
   const std::int64_t period_ns = std::int64_t{config_.sample_ms} * 1'000'000;
   if (!drainer_.start_thread(period_ns)) return false;
-  file_sampler_.start(period_ns);  // from here, since a thread of the sampler's would not be in the process's table
+  file_sampler_.start(period_ns);  // here, since a thread that the sampler starts would not share the process's table
   return true;
 }
 

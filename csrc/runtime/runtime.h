@@ -1,9 +1,9 @@
 // The recorder of this process: its files, its lanes, its collectors. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: entry.cpp (start, finish, fork), hooks (seal), emit.cpp (slow paths), capi.cpp. One object for ever, without constructor or
-// destructor, since hooks may be called before the first and after the last. Files and lanes are made at the first
-// record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, lanes), then, only by trying,
-// the drainer's.
+// Callers: entry.cpp (start, finish, fork), hooks (seal), emit.cpp (slow paths), capi.cpp. One object for ever, without
+// constructor or destructor, since hooks may be called before the first and after the last. Files and lanes are
+// made at the first record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, lanes), then
+// the drainer's, which is only tried.
 #pragma once
 
 #include <atomic>
@@ -38,20 +38,20 @@ class Runtime final : public Context {
   // entry.cpp
   void start(const char* const* environment) noexcept;
   void finish() noexcept;
-  // Ends recording in a process that goes on, before something makes our system calls deadly (a seccomp filter that
-  // the process installs): every row is written, the thread has ended, the ring is removed if nothing is left in it, and
-  // from then on nothing of ours calls the system. `reason` is snake_case text with static lifetime; it becomes a loss row.
+  // Ends recording in a process that goes on, before a seccomp filter that the process installs makes our system calls
+  // deadly: every row is written, the thread has ended, the ring is removed if nothing is left in it, and
+  // from then on we make no system call. `reason` is snake_case text with static lifetime; it becomes a loss row.
   // Blocks for as long as writing takes. A forked child of a sealed process stays silent. In a vfork child it does
-  // nothing and gives false, since the recorder is its parent's.
+  // nothing and returns false, since the recorder is its parent's.
   bool seal(const char* reason) noexcept;
-  // The same as finish() where the process ends at once (_exit, quick_exit): what is committed is written, and the ring is
-  // removed if nothing is left in it. It is safe in signal handlers: no thread is waited for, and a lock for 0.2 s at most.
-  // In a vfork child it does nothing.
+  // Like finish(), for a process that ends at once (_exit, quick_exit): writes what is committed, removes the ring if
+  // nothing is left in it. Safe in signal handlers: it waits for no thread, and for a lock 0.2 s at most.
+  // Does nothing in a vfork child.
   void leave() noexcept;
-  // Around a call that replaces the program. begin_exec() writes what is committed and removes the ring, as at an end, and
-  // gives a number for exec_failed(), which puts the ring back, so that recording goes on as if nothing had been called. 0,
-  // with nothing removed, where rows could be lost between the two or after them: not the recorder's own process (vfork),
-  // other threads, rows that cannot be written. Rows of signal handlers in between are kept, unless the process is killed
+  // For a call that replaces the program. begin_exec() writes what is committed, removes the ring, as at an end, and
+  // returns a number for exec_failed(), which puts the ring back: recording goes on as if nothing had been called.
+  // Returns 0, with nothing removed, if rows could be lost in between or later: not the recorder's process (vfork),
+  // other threads, unwritable rows. Rows of signal handlers in between are kept, unless the process is killed
   // before exec_failed() or the call succeeds. Both are safe in signal handlers and in forked children, and keep errno.
   std::uint32_t begin_exec() noexcept;
   void exec_failed(std::uint32_t number) noexcept;
@@ -62,7 +62,7 @@ class Runtime final : public Context {
   // emit.cpp
   container::LaneHeader* take_lane(std::size_t index) noexcept;
   bool make_room(container::LaneHeader* lane) noexcept;
-  bool lose_row() noexcept {  // counts it; false
+  bool lose_row() noexcept {  // counts it; returns false
     ring_.count_lost_row();
     return false;
   }
@@ -71,8 +71,8 @@ class Runtime final : public Context {
   // False in a child that shares its parent's memory without being a thread of it (vfork, clone(CLONE_VM)): a thread
   // started there would belong to the child, keep it from ending, and be missing in the parent when it has ended.
   bool in_own_process() const noexcept;
-  // Nor in a child made by a raw system call: libc does not know of it, and a main thread that ends by the exit system
-  // call, as clone() does for its function, would leave our thread behind.
+  // Also false in a child made by a raw system call: libc does not know of it, and a main thread that ends by the exit
+  // system call, as clone() does for its function, would leave our thread behind.
   bool may_start_threads() const noexcept { return in_own_process() && known_to_libc_.load(std::memory_order_relaxed); }
   void forked_by_libc() noexcept { known_to_libc_.store(true, std::memory_order_relaxed); }  // after forked()
   bool gave_up() const noexcept { return gave_up_.load(std::memory_order_relaxed); }
@@ -98,10 +98,10 @@ class Runtime final : public Context {
  private:
   void start_rooms() noexcept;
   void end(const char* reason) noexcept;  // null: the process ends
-  bool owns_files() const noexcept;       // not given up, no vfork child, no forked child that has not recorded
-  bool begin_end() noexcept;              // false: nothing to end, or another thread does
+  bool owns_files() const noexcept;       // false: given up, a vfork child, or a forked child that has not recorded
+  bool begin_end() noexcept;              // false: nothing to end, or another thread is ending it
   void close_files() noexcept;            // nothing is recorded any more
-  bool nothing_left() const noexcept;     // in the ring: no row, and no count that no loss row has told
+  bool nothing_left() const noexcept;     // the ring has no row, and no count that is not in a loss row
   bool open_files() noexcept;             // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;
@@ -115,10 +115,10 @@ class Runtime final : public Context {
   void write_own_cost() noexcept;
 
   Config config_;
-  ClockReading epoch_{};  // library loaded, also of a forked child's ancestor: far enough for the rate
+  ClockReading epoch_{};  // when the library was loaded, in a forked child its ancestor's: long enough ago for the rate
   Identity identity_;
   char rank_variables_[16 * 1024] = {};  // JSON object, copied at start: setproctitle() overwrites the originals
-  // A thread may be gone that held it: a vfork child that was killed in the middle.
+  // Limit, since the thread that held the lock may be gone: a vfork child that was killed in the middle.
   static constexpr std::int64_t kFilesWaitNs = 5'000'000'000;
   FutexLock files_lock_;
   RingFile ring_;
@@ -132,7 +132,7 @@ class Runtime final : public Context {
   std::atomic<bool> ending_{false};  // one thread writes what is left
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
-  std::atomic<bool> wanted_{true};  // recording, but for what a fork wiped
+  std::atomic<bool> wanted_{true};  // recording is on; a fork does not wipe this
   std::atomic<std::int64_t> no_lane_until_ns_{0};
   FullWait full_wait_;
   std::atomic<std::int64_t> next_sync_ns_{0};
@@ -142,13 +142,13 @@ class Runtime final : public Context {
 
 Runtime& runtime() noexcept;
 
-// Fills the thread's name and role in; also the first row of each thread.
+// Records the thread's name and role; also the first row of each thread.
 void write_thread_info(std::uint16_t role, const char* name, std::size_t name_bytes) noexcept;
 
-// Asks that thread_ends() be called when the calling thread ends; false if that cannot be had.
+// Asks for a call of thread_ends() when the calling thread ends; false if that is not possible.
 bool watch_thread_end() noexcept;
-// Whom to call, before thread_ends(), on a thread that ends and was watched; one listener, set while rooms start. The child of a fork
-// inherits it.
+// Sets the listener to call, before thread_ends(), on a watched thread that ends; one listener, set while rooms start.
+// A forked child inherits it.
 void tell_thread_end(void (*listener)() noexcept) noexcept;
 
 // The rooms that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).

@@ -15,7 +15,7 @@ constexpr char kPath[] = "/proc/thread-self/schedstat";
 struct ThreadClock {
   int fd;  // high number, valid if generation is the process's
   std::uint32_t
-      generation;  // 0: none yet; of the parent in a forked child, where the file tells of the parent's thread
+      generation;  // 0: none yet; in a forked child the parent's, and the file then describes the parent's thread
   dev_t device;
   ino_t inode;
   // The last reading of the run queue, and when it was made.
@@ -28,14 +28,14 @@ struct ThreadClock {
 };
 constinit thread_local ThreadClock thread_clock{};
 
-// A thread cannot have been runnable without running for longer than it was off the CPU. As long as that is next to
-// nothing since the last reading, the last reading still holds: the system calls of another one are spared.
+// A thread cannot have been runnable without running for longer than it was off the CPU. While that is next to
+// nothing since the last reading, the last reading still holds, which saves the system calls of another one.
 constexpr double kLongestOffCpuNs = 5'000;
-// Beyond this the tick rate's own error would count.
+// Beyond this the tick rate's own error would matter.
 constexpr double kOldestReadingNs = 5'000'000;
 
-// The CPU clock costs a system call, and the ends of a phase and the begins of the next lie next to each other. So soon
-// after a reading the thread is taken to have run all the time.
+// The CPU clock costs a system call, and the ends of a phase and the begins of the next lie next to each other. Within
+// this time after a reading the thread is assumed to have run all the time.
 constexpr double kTakenToRunNs = 20'000;
 
 bool still_holds(const ThreadClock& clock, std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
@@ -60,7 +60,7 @@ std::int64_t read_runqueue(int fd) noexcept {
   return value;
 }
 
-// Cumulative ns of the run queue, -1 if the kernel does not tell. Read again only after the thread was off the CPU.
+// Cumulative ns of the run queue, -1 if the kernel does not tell. Reads it again only after the thread was off the CPU.
 std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   ThreadClock& clock = thread_clock;
   const std::uint32_t generation = runtime().generation();
@@ -94,7 +94,7 @@ std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
              .told_cpu_ns = 0,
              .ns_per_tick = 1e9 / static_cast<double>(runtime().tick_hz())};
   } else {
-    raw::close(fd);  // nobody would close it when the thread ends
+    raw::close(fd);  // it would not be closed when the thread ends
   }
   return value;
 }
@@ -117,7 +117,7 @@ ThreadTimes thread_times(std::uint64_t ticks) noexcept {
   if (clock.generation == 0) return {cpu_ns, waited_ns};
   clock.cpu_ticks = ticks;
   clock.cpu_ns = cpu_ns;
-  // It may have been off the CPU where it was taken to run; what was told does not go back.
+  // The thread may have been off the CPU where it was assumed to run; returned values never go back.
   if (!known || cpu_ns > clock.told_cpu_ns) clock.told_cpu_ns = cpu_ns;
   return {clock.told_cpu_ns, waited_ns};
 }

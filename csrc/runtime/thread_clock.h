@@ -9,8 +9,8 @@
 
 namespace stashtrace {
 
-// Cumulative. CPU time is at most 20 us ahead (the thread is taken to run that long after a reading) and never goes back;
-// run-queue time is at most 10 us behind, -1 if the kernel does not tell.
+// Cumulative. CPU time is at most 20 us ahead (the thread is assumed to run that long after a reading), never goes
+// back; run-queue time is at most 10 us behind, -1 if the kernel does not tell.
 struct ThreadTimes {
   std::int64_t cpu_ns, runqueue_ns;
 };

@@ -24,7 +24,7 @@ inline constexpr char kFileMagic[8] = {'S', 'T', 'A', 'S', 'H', 'T', 'R', '\n'};
 inline constexpr char kRingMagic[8] = {'S', 'T', 'A', 'S', 'H', 'R', 'G', '\n'};
 inline constexpr std::uint32_t kLaneMagic = 0x454e414c;  // "LANE"
 inline constexpr std::uint64_t kSyncWord = 0xd15c0b5e9a7e5eedULL;
-inline constexpr std::uint16_t kContainerMajor = 1;  // other framing: +1
+inline constexpr std::uint16_t kContainerMajor = 1;  // increase when the framing changes
 inline constexpr std::uint16_t kContainerMinor = 0;
 inline constexpr std::uint16_t kOldestMajor = 1;
 inline constexpr std::uint32_t kPageBytes = 4096;
@@ -49,15 +49,15 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 //   "exe", "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
-// recorded process): an id that its own file does not define is to be looked up in the parent's.
+// recorded process): look up an id that its own file does not define in the parent's file.
 // A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the
-// raw segments told about missing rows before they were dropped.
+// raw segments said about missing rows before they were dropped.
 
-// The recorder writes kRaw, the merge the others. kColumns: kernels/column_codec.h. kTexts, for rows with texts:
+// The recorder writes kRaw, the merge writes the others. kColumns: kernels/column_codec.h. kTexts, for rows with texts:
 //   u32 bytes | kColumns payload of the rows without their texts | zlib of all texts, each ended by a zero byte.
-// kDeflateTurned, where that is smaller (numbered paths): zlib of byte 0 of all rows, byte 1 of all rows, ...
+// kDeflateTurned, if that is smaller (numbered paths): zlib of byte 0 of all rows, byte 1 of all rows, ...
 enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kTexts = 2, kDeflateTurned = 3 };
-inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // of a packed segment; a reader refuses more
+inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // rows of a packed segment; a reader refuses more
 
 struct SegmentHeader {
   std::uint64_t sync_word;
@@ -81,7 +81,7 @@ struct RingHeader {  // first page of X.ring
   std::uint16_t container_minor;
   std::uint32_t pid;
   std::uint64_t used_bytes;  // lanes lie in [kPageBytes, used_bytes); grows, release-stored
-  std::uint64_t lost_lanes;  // rows not recorded because no lane could be made, not yet told in a loss row
+  std::uint64_t lost_lanes;  // rows lost because no lane could be made, not yet reported in a loss row
 };
 
 struct LaneHeader {  // first page of a lane
@@ -91,15 +91,15 @@ struct LaneHeader {  // first page of a lane
   std::uint32_t lane_id;
   std::uint32_t capacity_rows;         // a power of two
   std::uint64_t lane_bytes;            // header page + rows, rounded up to pages
-  std::uint32_t tid;                   // present owner; all rows in [consumed, committed) are its
+  std::uint32_t tid;                   // current owner; it wrote all rows in [consumed, committed)
   std::uint32_t state;                 // 0 in use, 1 free (owner ended), may be taken once drained
   alignas(64) std::uint64_t reserved;  // producer: rows claimed
   std::uint64_t committed;             // producer: rows complete, release-stored
-  std::uint64_t dropped;               // rows refused because the lane was full, not yet told in a loss row
-  std::uint64_t mark;                  // producer's own: leaves its fast path when reserved gets here
-  std::uint64_t row_mask;              // producer's own: capacity_rows - 1
-  std::uint64_t space_end;     // producer's own: rows from here on have no space in the file yet; 0: all have it
-  std::uint64_t offset_bytes;  // of this page in the file
+  std::uint64_t dropped;               // rows refused because the lane was full, not yet reported in a loss row
+  std::uint64_t mark;                  // producer only: it leaves its fast path when reserved reaches this
+  std::uint64_t row_mask;              // producer only: capacity_rows - 1
+  std::uint64_t space_end;             // producer only: rows from this one on have no file space yet; 0: all have it
+  std::uint64_t offset_bytes;          // of this page in the file
   alignas(64) std::uint64_t consumed;  // drainer: rows that are in X.stash
 };
 static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);

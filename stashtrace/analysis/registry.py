@@ -191,7 +191,7 @@ def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
     """Function of another package's analysis, held to what ours keep: it gives a Table or raises a StashtraceError."""
     function = plugin.load()
     if not callable(function) or inspect.isclass(function):
-        raise plugin.error(f"is no function but a {type(function).__name__}")
+        raise plugin.error(f"is not a function but a {type(function).__name__}")
 
     @functools.wraps(function)
     def checked(trace: Trace, **options: Any) -> Table:

@@ -37,7 +37,7 @@ class CheckedFile:
 
     def damaged(self, why: str) -> FormatError:
         """The error that the file is not what it should be."""
-        return FormatError(f"{self.path} is no usable {self.kind}: {why}", hint=self.hint)
+        return FormatError(f"{self.path} is not a usable {self.kind}: {why}", hint=self.hint)
 
     def read(self, inside: str = "") -> str:
         """Return its text.
@@ -85,7 +85,7 @@ class CheckedFile:
         return content
 
     def require_version(self, version: Any, newest: int, key: str = "version") -> None:
-        """Raise UnsupportedVersionError if a newer stashtrace wrote it, FormatError if that is no version."""
+        """Raise UnsupportedVersionError if a newer stashtrace wrote it, FormatError if that is not a version."""
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(f"{key} is {version!r}")
         if version > newest:
@@ -100,7 +100,7 @@ class CheckedFile:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.damaged(f"{key} is no table")
+            raise self.damaged(f"{key} is not a table")
         return value
 
     def text(self, content: Mapping[str, Any], key: str) -> str:

@@ -166,7 +166,7 @@ class Calibration:
         sizes_bytes : sequence of int
             Input of one rank, as in the ``collectives`` table; bytes of a copy or a read.
         ranks : int
-            Ranks that take part. The times of another number of ranks are no answer.
+            Ranks that take part. The times of another number of ranks are not an answer.
         backend : str, optional
             ``gloo``, ``nccl``, ...; any if left out.
         """
@@ -207,7 +207,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
     UnsupportedVersionError
         If a newer stashtrace wrote it.
     FormatError
-        If it is no calibration file, or a value in it makes no sense; the message names it.
+        If it is not a calibration file, or a value in it makes no sense; the message names it.
     """
     hint = "`stashtrace calibrate` makes a new one"
     file = CheckedFile(os.fspath(path), "calibration", "calibration file", hint)
@@ -241,7 +241,7 @@ def find_calibration(run_paths: Iterable[str]) -> Calibration | None:
 def _link(file: CheckedFile, number: int, entry: Any) -> Link:
     where = f"link {number}"
     if not isinstance(entry, dict):
-        raise file.damaged(f"{where} is no table")
+        raise file.damaged(f"{where} is not a table")
     for key in ("kind", "backend", "op"):
         value = entry.get(key)
         if not isinstance(value, str) or not value:
@@ -275,7 +275,7 @@ _PIECE_FIELDS: Mapping[str, tuple[float | None, float | None, type]] = {
 
 def _piece(file: CheckedFile, where: str, entry: Any) -> Piece:
     if not isinstance(entry, dict):
-        raise file.damaged(f"{where}: a piece is no table")
+        raise file.damaged(f"{where}: a piece is not a table")
     fields = _PIECE_FIELDS.items()
     piece = Piece(**{k: kind(_number(file, where, entry, k, low=low, high=high)) for k, (low, high, kind) in fields})
     if piece.min_bytes > piece.max_bytes or (piece.alpha_ns <= 0 and piece.beta_ns_per_byte == 0):
@@ -288,7 +288,7 @@ def _points(file: CheckedFile, where: str, entry: Mapping[str, Any]) -> Points:
     for name in Points.__slots__:
         values = entry.get(name)
         if not isinstance(values, list) or not all(is_number(v) for v in values):
-            raise file.damaged(f"{where}: {name} is no list of numbers")
+            raise file.damaged(f"{where}: {name} is not a list of numbers")
         columns.append(tuple(map(int if name in ("sizes_bytes", "repetitions_count") else float, values)))
     if len({len(column) for column in columns}) != 1 or not columns[0]:
         raise file.damaged(f"{where}: its points have columns of different lengths")

@@ -179,7 +179,7 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     Raises
     ------
     UsageError
-        If the columns do not fit together or hold something that is no time.
+        If the columns do not fit together or hold something that is not a time.
     MissingDataError
         If there are too few sizes.
     """

@@ -196,7 +196,7 @@ def _positive(model: Floats, times: Floats) -> Floats:
 
 
 # Ordinary least squares of a few columns, with standard errors, R2, and each point by the fit to all others. For the
-# layers study: stall time against messages and bytes. No intercept, since no message and no byte is no stall.
+# layers study: stall time against messages and bytes. No intercept, since there is no stall without messages and bytes.
 
 _SINGULAR = 1e-9
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Metadata of the load as a whole that have lines of their own.
 _NOT_FACTS = ("origin_monotonic_ns", "origin_realtime_ns", "imported", "numbered_steps")
-#: Tables that are no records.
+#: Tables that are not records.
 _NOT_RECORDS = ("processes", "tracks", "losses", "alignment", "metadata", "numbered_steps", "matched_collectives")
 _FACTS_AT_MOST = 12
 _ALIKE_AT_MOST = 3

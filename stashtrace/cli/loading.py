@@ -14,7 +14,7 @@ from stashtrace.visible import visible_line
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
-#: Where stderr is no terminal: nothing for so long, then a line at most so often.
+#: Where stderr is not a terminal: nothing for so long, then a line at most so often.
 _QUIET_NS, _BETWEEN_NS = 2_000_000_000, 10_000_000_000
 
 

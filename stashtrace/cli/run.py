@@ -1,4 +1,7 @@
-"""``stashtrace run -- CMD``: launch, wait, merge, sum up. The job keeps its own stdin, stdout and exit code."""
+"""``stashtrace run -- CMD``: launch, wait, merge, sum up. The job keeps its own stdin, stdout and exit code.
+
+What is recorded, and how, is declared in ``record.options``; here is only where the run goes and how it ends.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -27,7 +27,7 @@ RECORDS = ("nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", 
 TABLES = ("collectives", "collective_details", "groups", "metadata", "tracks")
 
 UNSEEN_STATUS = 3
-#: ncclInProgress: launched later by another thread, which is no failure.
+#: ncclInProgress: launched later by another thread, which is not a failure.
 _IN_PROGRESS = 7
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 _NAMES = {op: "nccl" + "".join(w.capitalize() for w in op.name.split("_")) for op in CollectiveOp} | {

@@ -122,7 +122,7 @@ def _by_plugin(plugin: Plugin, trace: Trace, path: Path, options: dict[str, Any]
     """Call another package's exporter; anything but an ``Exported`` or a StashtraceError becomes a PluginError."""
     call = plugin.load()
     if not callable(call):
-        raise plugin.error(f"is no function but a {type(call).__name__}")
+        raise plugin.error(f"is not a function but a {type(call).__name__}")
     check_options(plugin.name, call, options)
     try:
         written = call(trace, path, **options)

@@ -148,7 +148,7 @@ def read_head(source: ByteFile) -> FileHead:
     path = source.path
     raw = source.read(0, FILE_HEADER.size)
     if not raw.startswith(FILE_MAGIC):
-        raise FormatError(f"{path} is no stashtrace file" if raw else f"{path} is empty")
+        raise FormatError(f"{path} is not a stashtrace file" if raw else f"{path} is empty")
     if len(raw) < FILE_HEADER.size:
         raise FormatError(f"{path} ends within its header")
     _, major, minor, header_bytes, table_bytes, metadata_bytes, data_offset, crc, flags = FILE_HEADER.unpack(raw)
@@ -175,11 +175,11 @@ def field_table(text: bytes) -> tuple[Any, ...]:
     Raises
     ------
     ValueError, KeyError, TypeError
-        If the text is no field table.
+        If the text is not a field table.
     """
     records = json_object(text)["records"]
     if not isinstance(records, list):
-        raise TypeError("records is no list")
+        raise TypeError("records is not a list")
     return tuple(records)
 
 

@@ -54,14 +54,14 @@ def read_ring(path: str) -> RingImage | None:
     Raises
     ------
     FormatError
-        If the file is no ring or its header is damaged.
+        If the file is not a ring or its header is damaged.
     """
     if not os.path.exists(path):
         return None
     with ByteFile(path) as source:
         raw = source.read(0, RING_HEADER.size)
         if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
-            raise FormatError(f"{path} is no stashtrace ring")
+            raise FormatError(f"{path} is not a stashtrace ring")
         _, major, minor, pid, used_bytes, lost_lanes = RING_HEADER.unpack(raw)
         refuse_newer(path, major, minor)
         lanes: list[Lane] = []

@@ -82,7 +82,7 @@ def integer_or(value: object, default: int, *, lowest: int = 1 - HIGHEST) -> int
 
 
 def nanoseconds(seconds: float) -> int:
-    """Convert seconds to ns; raise ``ValueError`` if the result is no time or does not fit a column."""
+    """Convert seconds to ns; raise ``ValueError`` if the result is not a time or does not fit a column."""
     scaled = float(seconds) * 1e9
     if not math.isfinite(scaled) or abs(scaled) >= HIGHEST:
         raise ValueError("a time that does not fit 62 bits of ns")

@@ -274,7 +274,7 @@ class ImportContext:
         title : str
             Name of its track.
         memory_bytes, multiprocessors_count, capability : object
-            As a document gives them; values that are no positive numbers are unknown.
+            As a document gives them; values that are not positive numbers are unknown.
         """
         major, minor = (integer_or(part, 0, lowest=1) for part in capability)
         self.add(
@@ -339,7 +339,7 @@ class ImportContext:
         self.bases_ns[process_id] = base_ns
 
     def number_anew(self, group_hash: int) -> None:
-        """Mark a group whose ``sequence`` is the same on all ranks, but is no number to show to people."""
+        """Mark a group whose ``sequence`` is the same on all ranks, but is not a number to show to people."""
         self.renumbered.add(group_hash)
 
     def say_once(self, key: str, value: str) -> None:

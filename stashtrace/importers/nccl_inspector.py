@@ -485,7 +485,7 @@ def _report(log: _Log, source: Source, context: ImportContext) -> None:
         context.lose("file_cut", advice=f"{name} ends in the middle of its compressed data")
     ring = "set NCCL_INSPECTOR_DUMP_COLL_RING_SIZE higher or the dump interval shorter"
     for reason, count, advice in (
-        ("broken_lines", log.broken, f"{name} has lines that are cut or are no records"),
+        ("broken_lines", log.broken, f"{name} has lines that are cut or are not records"),
         ("lines_without_header", log.orphans, f"{name} has records whose dump_stats line is not in the file"),
         ("announced_records_missing", log.missing, f"{name} holds less than its dump_stats lines announce"),
         ("ring_overwritten", sum(log.overwritten.values()), ring),

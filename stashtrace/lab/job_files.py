@@ -123,7 +123,7 @@ def reading(trace: Trace, first_step: int = 0) -> Reading:
     sizes = np.zeros(len(trace.strings), dtype=np.int64)
     for file, path in files.items():
         sizes[file] = 0 if is_library(path) else size_of(path)
-    keep = sizes[code] > 0  # those that are gone are no part of a data set
+    keep = sizes[code] > 0  # those that are gone are not part of a data set
     order = np.flatnonzero(keep)[np.argsort(moment[keep], kind="stable")]
     code, moment, amount = code[order], moment[order], amount[order]
     by_file = GroupBy(code)

@@ -32,7 +32,7 @@ class UnknownFileError(ImporterError):
     """No importer recognises a file."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(f"{file} is no trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+        super().__init__(f"{file} is not a trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
 
 
 class RefusedFileError(ImporterError):
@@ -163,7 +163,7 @@ def _require_readable(file: Path) -> None:
             os.listdir(file)
             return
         if not stat.S_ISREG(mode):
-            raise ImporterError(f"{file} is no regular file", hint="give the files that the other tool wrote")
+            raise ImporterError(f"{file} is not a regular file", hint="give the files that the other tool wrote")
         if not file.stat().st_size:
             raise ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
         with file.open("rb"):

@@ -64,7 +64,7 @@ def _replaying(ours: dict[type, Any], loader: Any, last: Any) -> Any:
     for kind, replaying in ours.items():
         if isinstance(last, kind):
             return replaying(loader, last)
-    raise TypeError(f"{type(last).__name__} is no iterator of torchdata")
+    raise TypeError(f"{type(last).__name__} is not an iterator of torchdata")
 
 
 def _count_skipped(iterator: Any, state: Any) -> None:

@@ -203,7 +203,7 @@ class _JobSteps:
     number : int array
         In order.
     counted : bool array
-        Steps that have a length and are no warm-up.
+        Steps that have a length and are not warm-up.
     ends : GroupBy
         Rows of ``graph.ends`` by step, in the same order.
     idle_ns : int array

@@ -39,7 +39,7 @@ _ERRORS = 2.0
 _TINY_BYTES = 64
 #: A hop of one operation takes at most this many times as long as a hop of another.
 _HOPS_DIFFER = 2.0
-#: Smaller transfers are no gradients, and are not compressed.
+#: Smaller transfers are not gradients, and are not compressed.
 _LEAST_GRADIENT_BYTES = 1024
 _REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
 #: Most that a CPU takes to convert a byte of four-byte numbers into two-byte ones, and back.

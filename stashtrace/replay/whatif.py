@@ -50,7 +50,7 @@ _SINGLE = (
 )
 #: Columns of the budget in which a rank waits for others; its own work is known better.
 _WAITS = ("data", "link", "late", "copy", "host")
-#: Stalls below this part of the step are no bottleneck.
+#: Stalls below this part of the step are not a bottleneck.
 _WORTH_NAMING = 0.03
 #: Where a change makes transfers lose more or less time to others on their links, this part of the difference is in
 #: doubt, but no more than this part of the step.

@@ -352,10 +352,10 @@ OPERATORS = "operators"
 
 
 class StallKind(Code):
-    """Where a nanosecond of a step went. The order resolves overlaps: the lowest value wins.
+    """Where a nanosecond of a step went.
 
-    ``COMPUTE`` of a CPU rank is the exception: it is what remains of the phases (see
-    ``docs/concepts/stalls.md``).
+    The numbers are codes, not an order. Where causes overlap, the first layer of the rank's method wins:
+    ``docs/concepts/stalls.md`` has the table; ``by_kernels``, ``by_brackets`` and ``on_host`` have the layers.
     """
 
     COMPUTE = 1

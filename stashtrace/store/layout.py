@@ -68,7 +68,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         if not all(-1 <= number <= HIGHEST for number in (*facts["ranks"], *facts["rows"].values())):
             raise ValueError("a number that no store has")
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise FormatError(f"{file} is no description of a store: {error}", hint="export the run again") from error
+        raise FormatError(f"{file} is not a description of a store: {error}", hint="export the run again") from error
     if version > VERSION:
         raise UnsupportedVersionError(f"{path} is a store of version {version}, this stashtrace reads {VERSION}")
     return facts

@@ -98,7 +98,7 @@ def scrubbed_facts(store: Path, scrubber: Scrubber, rows: dict[str, int]) -> str
 
 
 def others_of(store: Path) -> Iterator[Path]:
-    """Files that are no part of a store."""
+    """Files that are not part of a store."""
     known = {store / name for name in tables_of(store)} | {store / STORE_FILE}
     return (path for path in sorted(store.rglob("*")) if path.is_file() and path not in known)
 

@@ -25,7 +25,7 @@ _MAJORITY = 0.5
 _WIDTH = 79
 #: A space at which no line ends.
 _KEPT = "\u00a0"
-#: Groups that are no kind of stall; kinds that are printed in other words.
+#: Groups that are not a kind of stall; kinds that are printed in other words.
 _UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
 _WORDS = {"other": "asleep or blocked", "handoff": "hand-off of batches"}
 

@@ -25,12 +25,13 @@ from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.host import OPS, Order
+from stashtrace.timeline.host import OPS
 from stashtrace.timeline.rows import TraceRows
 from stashtrace.timeline.tracks import (
     Bools,
     Ints,
     Line,
+    Order,
     Piece,
     Texts,
     TrackTree,

@@ -15,9 +15,8 @@ from stashtrace.analysis.devices.launches import first_of_each, waiting
 from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import TrackKind
 from stashtrace.timeline.devices import Groups, host_lead, on_device
-from stashtrace.timeline.host import Order
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Doubles, Ints, Line, TrackTree
+from stashtrace.timeline.tracks import Doubles, Ints, Line, Order, TrackTree
 
 #: Our counters with a line, in this order: name (before any ``.interface``) -> title. Users' counters follow by name.
 _SHOWN = {

@@ -30,13 +30,14 @@ from stashtrace.schema.kinds import (
 )
 from stashtrace.schema.table import Table
 from stashtrace.timeline.files import Bins
-from stashtrace.timeline.host import OPS, Order
+from stashtrace.timeline.host import OPS
 from stashtrace.timeline.rows import RankRows
 from stashtrace.timeline.tracks import (
     Bools,
     Doubles,
     Ints,
     Line,
+    Order,
     Piece,
     Texts,
     TrackTree,

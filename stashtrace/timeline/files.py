@@ -14,9 +14,8 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
-from stashtrace.timeline.host import Order
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, code_where, coded, value_where
+from stashtrace.timeline.tracks import Line, Order, Piece, Texts, TrackTree, code_where, coded, value_where
 from stashtrace.units import duration_text
 
 #: Flags of calls in which the thread was off the CPU for storage.

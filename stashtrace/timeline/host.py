@@ -7,8 +7,6 @@ a place in `Order`.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import enum
-
 import numpy as np
 
 from stashtrace import _native
@@ -16,26 +14,9 @@ from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, Phase, PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.timeline.rows import RankRows
-from stashtrace.timeline.tracks import Line, Piece, Texts, TrackTree, code_where, coded, numbered, value_where
+from stashtrace.timeline.tracks import Line, Order, Piece, Texts, TrackTree, code_where, coded, numbered, value_where
 
 Slices = _native.perfetto.Slices
-
-
-class Order(enum.IntEnum):
-    """Place of a layer below the step track of its rank; lines of a layer count on from it."""
-
-    PHASES = 1000
-    DEVICE_CALLS = 1500
-    DEVICES = 1800
-    COMMUNICATORS = 2000
-    LOADER = 3000
-    FILES = 4000
-    WAITS = 5000
-    ANNOTATIONS = 6000
-    GC = 7000
-    CHECKPOINT = 8000
-    TRACER = 9000
-    COUNTERS = 10000
 
 
 OPS = [op.name.lower() for op in CollectiveOp]

@@ -2,12 +2,13 @@
 
 A layer describes slices as `Piece`s: columns with a key that names their line. `TrackTree.add` gives each key a track,
 spreads overlaps over lanes (several tracks of one name and parent, which the viewer draws as one) and returns the
-encoder's columns. This module does not know the meaning of slices.
+encoder's columns. `Order` says which layer stands above which; ranks are ordered in ``timeline``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,23 @@ Bools = npt.NDArray[np.bool_]
 
 #: Argument that a slice does not have.
 NO_VALUE: int = _native.perfetto.NO_VALUE
+
+
+class Order(enum.IntEnum):
+    """Place of a layer below the step track of its rank; lines of a layer count on from it."""
+
+    PHASES = 1000
+    DEVICE_CALLS = 1500
+    DEVICES = 1800
+    COMMUNICATORS = 2000
+    LOADER = 3000
+    FILES = 4000
+    WAITS = 5000
+    ANNOTATIONS = 6000
+    GC = 7000
+    CHECKPOINT = 8000
+    TRACER = 9000
+    COUNTERS = 10000
 
 
 class Texts:

@@ -146,7 +146,7 @@ def test_a_file_read_by_ranges_counts_by_its_bytes() -> None:
     assert found[-1, "passes_count"] == 2
     assert found[0, "files_per_batch"] == 1
     assert found[0, "ranges_per_batch"] == 2
-    # A chunk that waits is no reason to call the other one of its file cold.
+    # A chunk that waits is not a reason to call the other one of its file cold.
     assert found[-1, "hit_ratio"] == pytest.approx(0.5, abs=0.01)
     assert found[-1, "cached_bytes_per_s"] == pytest.approx(CHUNK / WARM * 1e9)
     assert found[-1, "reader_bytes_per_s"] == pytest.approx(CHUNK / COLD * 1e9)

@@ -65,7 +65,7 @@ def test_operators_beside_it_are_compute(tmp_path: Path, thread: int, suffix: st
     launch = [("c10d::allreduce_", 100, 500, PID), ("_c10d_functional::wait_tensor", 705, 200, PID)]
     trace = _load(_rank(tmp_path / f"rank0.{suffix}", [*operators, *launch]))
     budget = _budget(trace)
-    assert budget["interconnect"] == (430, 0, 430), "launching and awaiting it is no work"
+    assert budget["interconnect"] == (430, 0, 430), "launching and awaiting it is not work"
     low = 400 if thread == PID else 0
     assert budget["compute"] == (570, low, 1000), "what is 10 us apart is one stretch"
     hidden = stashtrace.analyze(trace, "hidden")

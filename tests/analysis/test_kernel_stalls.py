@@ -64,6 +64,17 @@ def test_idle_time_by_what_the_host_did() -> None:
     )
 
 
+def test_a_read_inside_a_checkpoint_belongs_to_it() -> None:
+    build = TraceBuilder()
+    compute = rank_with_gpu(build)
+    rank = build.rank(0)
+    rank.phase("checkpoint_load", 20 * MS, 50 * MS)
+    rank.io(25 * MS, 45 * MS, path="/model.pt", blocked=True)
+    rank.io(60 * MS, 64 * MS, blocked=True)
+    compute.kernel(0, 20 * MS).kernel(50 * MS, 60 * MS).kernel(64 * MS, 100 * MS)
+    assert stall_text(build.trace()) == "0 0: compute 66, fetch 4, checkpoint 30"
+
+
 def test_copies_inside_a_device_are_its_work_and_between_devices_its_link() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build)

@@ -14,7 +14,7 @@ _LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
 
 
 def text_of(page: Path) -> str:
-    """A page without its blocks of code, in which brackets are no links."""
+    """A page without its blocks of code, in which brackets are not links."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda found: found[0].replace("](", "] ("), text)
 

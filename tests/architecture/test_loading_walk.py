@@ -29,7 +29,7 @@ PACKAGE = ROOT / "stashtrace"
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "context"}
 #: The turn of runs of several hosts: its arithmetic, below ``clocks.align``.
-FITTING = {"loading.clocks.meetings", "loading.clocks.graph", "loading.clocks.offset"}
+FITTING = {"loading.clocks.meetings", "loading.clocks.tree", "loading.clocks.offset"}
 
 
 def drawn() -> dict[str, int]:
@@ -88,7 +88,7 @@ def walk(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
         if above not in (None, here) and is_stage(frame):
             calls.append((above, here))
 
-    load.load_trace(path)  # imports are no part of the way
+    load.load_trace(path)  # imports are not part of the way
     decode._resolved.cache_clear()
     with watched(called):
         load.load_trace(path)

@@ -115,12 +115,16 @@ GOOD = calibration_text(made())
         (GOOD.replace("per_byte = 0.5", "per_byte = -0.5"), FormatError, "beta_ns_per_byte is -0.5, out of range"),
         (GOOD.replace("per_byte = 0.5", "per_byte = inf"), FormatError, "beta_ns_per_byte is inf, not a number"),
         (GOOD.replace("[[link.piece]]", "[link.other]"), FormatError, "has no piece"),
-        (GOOD.replace("sizes_bytes = [1024", 'sizes_bytes = ["x"'), FormatError, "sizes_bytes is no list of numbers"),
+        (
+            GOOD.replace("sizes_bytes = [1024", 'sizes_bytes = ["x"'),
+            FormatError,
+            "sizes_bytes is not a list of numbers",
+        ),
         (GOOD.replace("sizes_bytes = [1024,", "sizes_bytes = ["), FormatError, "columns of different lengths"),
         (GOOD.replace("min_bytes = 1024", "min_bytes = 99999999"), FormatError, "makes no sense"),
         ("version = 1\nlink = 3", FormatError, "it holds no link"),
-        ("version = 1\nlink = [3]", FormatError, "link 1 is no table"),
-        (GOOD.replace("[machine]", "[[machine]]"), FormatError, "machine is no table"),
+        ("version = 1\nlink = [3]", FormatError, "link 1 is not a table"),
+        (GOOD.replace("[machine]", "[[machine]]"), FormatError, "machine is not a table"),
     ],
 )
 def test_damage_is_said_in_one_line(tmp_path: Path, text: str, kind: type[StashtraceError], words: str) -> None:
@@ -159,7 +163,7 @@ def test_the_published_example_is_read() -> None:
 
 
 def test_sizes_of_few_repetitions_spread_as_others_do() -> None:
-    """One repetition has no quartiles: that is no measurement without an error."""
+    """One repetition has no quartiles: that is not a measurement without an error."""
     points = Points((10, 20, 30), (100.0, 200.0, 400.0), (100.0, 190.0, 380.0), (100.0, 210.0, 420.0), (1, 100, 100))
     assert points.errors_ns() == pytest.approx(1.2533 / 1.349 * np.array([10.0, 2.0, 4.0]))
     alone = Points((10, 20), (100.0, 200.0), (100.0, 200.0), (100.0, 200.0), (1, 1))

@@ -66,7 +66,7 @@ def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("command", ["analyze summary", "info"])
 def test_pipe_is_not_waited_for(run: Run, tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    assert refused(run(*words_of(command, "pipe.json"))) == "pipe.json is no regular file"
+    assert refused(run(*words_of(command, "pipe.json"))) == "pipe.json is not a regular file"
 
 
 def test_links_in_circles_cost_nothing(run: Run, job: Path) -> None:
@@ -244,7 +244,7 @@ def test_newer_schema_is_told(run: Run, job: Path) -> None:
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
     told = [row for row in losses if "schema" in row["reason"]]
     assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "error")]
-    assert "schemaVersion 99" in told[0]["advice"]
+    assert "schemaVersion is 99" in told[0]["advice"]
 
 
 def test_half_a_surrogate_pair_ends_nothing(run: Run, tmp_path: Path) -> None:

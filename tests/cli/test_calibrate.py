@@ -107,7 +107,11 @@ def test_a_plot_without_matplotlib(run: Run, tmp_path: Path) -> None:
     [
         (["link_efficiency", "one", "--calibration", "no.toml"], 4, "no.toml does not exist"),
         (["link_efficiency", "one", "--calibration", "one"], 4, "one is a directory, not a calibration file"),
-        (["link_efficiency", "one", "--calibration", "bad.toml"], 4, "bad.toml is no usable calibration file: no TOML"),
+        (
+            ["link_efficiency", "one", "--calibration", "bad.toml"],
+            4,
+            "bad.toml is not a usable calibration file: no TOML",
+        ),
         (["steps", "one", "--calibration", "bad.toml"], 2, "analysis 'steps' has no option --calibration"),
     ],
 )

@@ -193,14 +193,14 @@ def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:
     assert json.loads(traced.out)["exposed"]["messages_count"] == 42
 
 
-def test_a_characterisation_that_knows_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_characterization_that_knows_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As recommend takes it: numbers of elsewhere."""
     (tmp_path / "characterization.json").write_text('{"format": 1, "steps": {}}', encoding="utf-8")
     assert main(["model", str(tmp_path)]) == 4
-    assert "no characterisation: 'plan' is missing" in capsys.readouterr().err
+    assert "no characterization: 'plan' is missing" in capsys.readouterr().err
 
 
-def test_the_run_of_a_characterisation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_of_a_characterization(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of three runs of all ranks the middle one, with the difference of the steps above it."""
     from stashtrace.exporters.store import export_store
     from stashtrace.lab.characterize.answer import Characterization, ConfigurationRun

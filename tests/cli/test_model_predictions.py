@@ -35,4 +35,4 @@ def test_a_damaged_study_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["model", str(tmp_path)]) == 4
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("error: this is no study: its settings lack backend")
+    assert told.err.startswith("error: this is not a study: its settings lack backend")

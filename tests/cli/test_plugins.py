@@ -313,7 +313,7 @@ def test_broken_packages_are_warnings_in_the_list(broken: Path, site: Path) -> N
         ("missing", "cannot be loaded from 'gone:table': ModuleNotFoundError: No module named"),
         ("nothing", "cannot be loaded from 'mine:nothing': AttributeError: "),
         ("leaving", "cannot be loaded from 'leaving:table': SystemExit: no licence"),
-        ("number", "is no function but a int"),
+        ("number", "is not a function but a int"),
     ):
         assert sum(line.startswith(f"analysis {name!r} of broken 1.0 {why}") for line in said) == 1, (name, said)
     assert len(said) == 6
@@ -331,7 +331,7 @@ def test_broken_packages_leave_our_own_alone(broken: Path, run_of_two: Path) -> 
     [
         ("missing", "cannot be loaded from 'gone:table': ModuleNotFoundError: No module named 'gone'"),
         ("leaving", "cannot be loaded from 'leaving:table': SystemExit: no licence"),
-        ("number", "is no function but a int"),
+        ("number", "is not a function but a int"),
         ("listing", "returned a list, not a stashtrace.Table"),
         ("raising", "failed: ValueError: first line"),
         ("coded", "returned codes in 'name_code' that stand for no text of the trace"),

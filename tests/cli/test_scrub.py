@@ -430,7 +430,7 @@ def test_complaints(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([str(old), "-o", str(tmp_path / "a/b")], 2, "there is no folder"),
         ([str(tmp_path / "nowhere"), "-o", "n"], 4, "does not exist"),
         ([str(ROOT / "docs"), "-o", str(tmp_path / "n")], 4, "holds no run of stashtrace"),
-        ([str(old / "run.json"), "-o", str(tmp_path / "n")], 4, "is no stashtrace file"),
+        ([str(old / "run.json"), "-o", str(tmp_path / "n")], 4, "is not a stashtrace file"),
     ):
         assert main(["scrub", *words]) == code
         assert text in capsys.readouterr().err

@@ -399,7 +399,7 @@ def test_failed_calls_say_so(one: RankFile, tmp_path: Path) -> None:
     one.call(10, 11, status=5)
     one.bracket(Bracket.COLLECTIVE, 22, 30, correlation=one.call(20, 21, status=7))
     one.save()
-    assert [r["status_code"] for r in rows(load(tmp_path))] == [1, 0], "in progress is no failure"
+    assert [r["status_code"] for r in rows(load(tmp_path))] == [1, 0], "in progress is not a failure"
 
 
 def test_kernels_find_their_stream_by_the_launching_call(one: RankFile, tmp_path: Path) -> None:

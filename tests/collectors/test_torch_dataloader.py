@@ -243,7 +243,7 @@ def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: s
 
 
 def test_waits_of_a_worker_are_recorded_while_it_makes_a_batch(run: TracedRun) -> None:
-    """A loader that sleeps is told from one that computes; what a worker waits for between batches is no business."""
+    """A loader that sleeps is told from one that computes; what a worker waits for between batches is not business."""
     trace = run.trace
     made = trace.batches.take((trace.batches["phase_code"] == BatchPhase.FETCH) & (trace.batches["worker_id"] >= 0))
     waits = trace.waits.take(np.isin(trace.waits["track_id"], made["track_id"]))

@@ -62,7 +62,7 @@ class Scenario:
     prelude : str
         Statements before the first step.
     at_most : dict of int to dict of str to float
-        Rank -> kind -> ms that ``high_ns`` must not exceed: what was observed is no bound.
+        Rank -> kind -> ms that ``high_ns`` must not exceed: what was observed is not a bound.
     hosts : tuple of str
         Host of each rank; the doubles run on one, so these names replace its own once the run is loaded.
     """

@@ -79,7 +79,7 @@ SCENARIOS = (
     Scenario(
         "fetch_mapped",
         "each image touches 512 KiB more of a mapped file, evicted from the page cache",
-        # A fault costs the thread about as much CPU time, which is no fetch, as it waits; on a busy machine more.
+        # A fault costs the thread about as much CPU time, which is not a fetch, as it waits; on a busy machine more.
         ("--inject-mmap-kib", "512"),
         {0: "fetch", 1: "fetch"},
         means="eviction",

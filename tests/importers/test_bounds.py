@@ -37,7 +37,7 @@ from stashtrace.schema.trace import Trace
 pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
 
 
-#: Formats that are no text.
+#: Formats that are not text.
 NOT_TEXT = ("nsys", "chakra protobuf", "flight_recorder pickle")
 
 

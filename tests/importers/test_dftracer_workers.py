@@ -106,12 +106,12 @@ def test_gaps_beside_a_worker_at_work_are_most_likely_waits(tmp_path: Path, work
 def test_where_nothing_shows_what_the_thread_did_nothing_is_likely(tmp_path: Path) -> None:
     budget = _budget(_unrecorded(tmp_path, False))
     assert budget["prep"][0] == 0
-    assert budget["compute"][1] == 0, "the body of a loop is no compute"
+    assert budget["compute"][1] == 0, "the body of a loop is not compute"
     assert budget["prep"][2] == budget["fetch"][2] == 100 * (STEPS - 1)
 
 
 def test_recorded_waits_leave_no_doubt_about_the_rest(tmp_path: Path) -> None:
-    """With loop.iter every wait is there: time outside them beside a worker is no wait."""
+    """With loop.iter every wait is there: time outside them beside a worker is not wait."""
     lines = Lines()
     for turn in range(STEPS):
         lines.add("loop.iter", "data_loader", turn * 100, 20)

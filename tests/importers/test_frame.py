@@ -107,7 +107,7 @@ def test_cut_gzip_of_several(tmp_path: Path) -> None:
 def test_unknown_file(tmp_path: Path) -> None:
     path = tmp_path / "holiday.json"
     path.write_text(json.dumps({"beach": True}))
-    with pytest.raises(ImporterError, match=r"holiday\.json is no trace that stashtrace knows") as caught:
+    with pytest.raises(ImporterError, match=r"holiday\.json is not a trace that stashtrace knows") as caught:
         stashtrace.load(path)
     assert caught.value.hint
 

@@ -161,7 +161,7 @@ def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:
 def test_another_command_does_not_mix_with_it(answered: tuple[Path, dict[str, Any]]) -> None:
     done = characterize(answered[0], "--", *small_job(50))
     assert done.returncode == 2
-    assert "another characterisation (command" in done.stderr
+    assert "another characterization (command" in done.stderr
 
 
 def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:

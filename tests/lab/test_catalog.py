@@ -1,4 +1,4 @@
-"""The instance catalog: what is shipped, what a user's file changes, and what is no catalog."""
+"""The instance catalog: what is shipped, what a user's file changes, and what is not a catalog."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TestOverride:
         ("version = 0", "version is 0"),
         ("version = true", "version is True"),
         ("instance = 3", "each instance one"),
-        ("[instance]\na = 3", "instance a is no table"),
+        ("[instance]\na = 3", "instance a is not a table"),
         ("[instance.a]\nprice_per_hour = -1", "price_per_hour of a is -1"),
         ("[instance.a]\nprice_per_hour = nan", "price_per_hour of a is nan"),
         ("[instance.a]\nprice_per_hour = 'much'", "price_per_hour of a is 'much'"),

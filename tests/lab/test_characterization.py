@@ -128,5 +128,5 @@ def test_files_that_are_none(tmp_path: Path, content: str) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no characterisation"):
+    with pytest.raises(UsageError, match="no characterization"):
         read_characterization(tmp_path)

@@ -1,4 +1,4 @@
-"""The page and the picture of a characterisation: whole, escaped, and with room for stalls that are negative."""
+"""The page and the picture of a characterization: whole, escaped, and with room for stalls that are negative."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a characterisation makes of runs that fail, of caches that cannot be made cold, and when it is called again."""
+"""What a characterization makes of runs that fail, of caches that cannot be made cold, and when it is called again."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_after_a_job_that_did_not_run_the_same_directory_serves(runs: Runs) -> N
         measured((2,))
     runs.failing = {}
     assert measured((2,), warmup=7).plan["warmup"] == 7, "nothing was measured of another plan"
-    with pytest.raises(UsageError, match="another characterisation"):
+    with pytest.raises(UsageError, match="another characterization"):
         measured((2,), warmup=8)
 
 
@@ -185,7 +185,7 @@ def test_a_picture_that_has_no_place(runs: Runs, option: str, file: str, capsys:
 
 def test_a_file_in_place_of_the_folder(runs: Runs) -> None:
     Path("out").touch()
-    with pytest.raises(UsageError, match="out is no folder"):
+    with pytest.raises(UsageError, match="out is not a folder"):
         measured((2,))
 
 

@@ -85,7 +85,7 @@ class TestThroughputTable:
 class TestIntervals:
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Fewer resamples than in earnest, for many characterisations."""
+        """Fewer resamples than in earnest, for many characterizations."""
         monkeypatch.setattr(differential, "_RESAMPLES", 600)
 
     def test_a_drift_that_all_steps_share_cancels(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a characterisation on this host and another, and what is said of those that fail."""
+"""Runs of a characterization on this host and another, and what is said of those that fail."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_another_study_is_not_mixed_with(tmp_path: Path) -> None:
         run(tmp_path / "s", Bench(), StudyRequest("depth", "resnet", batch_samples=4))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="is no study"):
+    with pytest.raises(UsageError, match="is not a study"):
         run(tmp_path / "other", Bench())
     (tmp_path / "s" / "study.json").write_text("{")
     with pytest.raises(FormatError, match="damaged"):
@@ -268,5 +268,5 @@ def test_a_study_that_is_not_whole_is_not_added_to(tmp_path: Path, damage: dict[
 
 @pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf")])
 def test_a_bucket_of_no_size(size: float) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         variants_of(StudyRequest("depth", bucket_mib=size))

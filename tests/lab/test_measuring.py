@@ -154,7 +154,7 @@ def test_sizes_by_default_fit_into_memory() -> None:
         (CalibrationRequest(ranks=1), GLOO, "nobody to talk to"),
         (CalibrationRequest(backend="nccl", ranks=3), GPUS, "3 ranks need 3 GPUs, this machine has 2"),
         (CalibrationRequest(seconds=0), GLOO, "measuring takes time"),
-        (CalibrationRequest(sizes_bytes=(10, 4)), GLOO, "is no range"),
+        (CalibrationRequest(sizes_bytes=(10, 4)), GLOO, "is not a range"),
         (CalibrationRequest(sizes_bytes=(1024, 2048)), GLOO, "holds 2 sizes, a fit needs three"),
         (CalibrationRequest(sizes_bytes=(1024, 64 << 30)), GLOO, "more than half of the free memory"),
     ],

@@ -314,7 +314,7 @@ def test_files_of_a_run_are_those_read_in_steps(tmp_path: Path) -> None:
 
 
 def other(run: TracedRun) -> int:
-    """Code of a text that is no host of this machine."""
+    """Code of a text that is not a host of this machine."""
     return next(code for code in range(len(run.trace.strings)) if run.trace.text(code).endswith("data.bin"))
 
 

@@ -81,7 +81,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
         (content(batch_samples="many"), "batch_samples is 'many'"),
         ('{"format": 1, "devices_count": Infinity, "steps": {"t1_ns": {"value_ns": 1}}}', "devices_count is inf"),
         (content(instance=4), "instance is 4"),
-        (content(steps={"t1_ns": 4}), "t1_ns is no table"),
+        (content(steps={"t1_ns": 4}), "t1_ns is not a table"),
         (content(steps={"t1_ns": {"value_ns": "4"}}), "t1_ns holds '4'"),
         (content(steps={"t1_ns": {"value_ns": 0}}), "t1_ns is 0"),
         (content(steps={"t1_ns": {"value_ns": 5, "low_ns": 6, "high_ns": 7}}), "outside its own interval"),

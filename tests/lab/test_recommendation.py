@@ -350,7 +350,7 @@ class TestElasticity:
         assert found == {32: True, 64: False}
 
     def test_a_step_with_loading_is_no_step_without(self) -> None:
-        """Steps 1 and 4 alone were measured: 0.3 s with four devices hold loading, and are no point of the curve."""
+        """Steps 1 and 4 alone were measured: 0.3 s with four devices hold loading, and are not point of the curve."""
         one = ran("p3.8xlarge", 4, {1: 0.1, 4: 0.3})
         answer = recommend([one], AWS, Work(iterations=1), max_count=1, data="synthetic")
         assert not named(answer, "p3.8xlarge").measured

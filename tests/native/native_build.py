@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "stashtrace" / "libstashtrace.so"
 #: Libraries that must be loaded before ours, by kind of build.
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",), "coverage": ()}
-#: Findings end a process with another status. Programs of tests leave memory to the system: leaks are no findings.
+#: Findings end a process with another status. Programs of tests leave memory to the system: leaks are not findings.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:exitcode=66",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",

@@ -95,7 +95,7 @@ void survives_an_abandoned_row() {
   free(lane);
 }
 
-// The program maps something of its own over the lane: zeros, or bytes that are no header of ours.
+// The program maps something of its own over the lane: zeros, or bytes that are not header of ours.
 void leaves_a_lane_alone_that_is_gone() {
   for (const int content : {0x00, 0x11, 0xff}) {
     LaneHeader* lane = make_lane(64);

@@ -61,7 +61,7 @@ def test_two_runs_that_begin_at_the_same_moment(tmp_path: Path) -> None:
 
 
 def test_a_rendezvous_may_be_used_again(tmp_path: Path) -> None:
-    """Its name is no proof: when all have ended, the next run of this name is another one."""
+    """Its name is not proof: when all have ended, the next run of this name is another one."""
     claim_run_file(tmp_path, facts("node0"))
     files = [announce(tmp_path, facts(host)) for host in ("node0", "node1")]
     say(files[0], facts("node0", exit_code=0))

@@ -151,7 +151,7 @@ def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
     assert "save 70.0 ms to 90.0 ms a step (up to 25 %), the least and the most of any rank. Switch" in advice_text(
         split
     )
-    # What a replay allows is no rank's.
+    # What a replay allows is not a rank's.
     assert "any rank" not in advice_text(replace(fuse, limits=("pace",)))
     for alike in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
         assert " rank" not in advice_text(alike).replace("recorded ranks", "")

@@ -239,7 +239,7 @@ def test_storage_may_be_slower_in_another_recording() -> None:
 
 @pytest.mark.parametrize("busy_cpus", [0.0, 1.0])
 def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
-    """Of two CPUs one is used by threads that are no work of the graph, or is not."""
+    """Of two CPUs one is used by threads that are not work of the graph, or is not."""
     facts = build(job(1, cpus=2.0).trace(elsewhere=busy_cpus)).facts
     assert facts is not None
     assert facts.cpus["node00"] == pytest.approx(2.0 - busy_cpus, abs=0.05)

@@ -87,7 +87,7 @@ def test_input_bound_needs_a_lower_bound() -> None:
 
 
 def test_compute_bound_needs_a_lower_bound() -> None:
-    """Host compute of which nothing is certain is no verdict about the job."""
+    """Host compute of which nothing is certain is not a verdict about the job."""
     (quiet,) = [r for r in analyze(job(transfer=0)[1], "findings").rows() if r["section"] == "verdict"]
     assert quiet["kind"] == "compute_bound"
     assert quiet["low_ns"] > 0.9 * quiet["stall_ns"]

@@ -39,7 +39,7 @@ from stashtrace.cli import main as cli
 from stashtrace.errors import MissingDataError, StashtraceError
 
 CPU_LIMIT_S = 20
-WALL_LIMIT_S = 240  # against hanging alone; a busy machine is no finding
+WALL_LIMIT_S = 240  # against hanging alone; a busy machine is not a finding
 REFUSED, FOUND = 10, 20
 #: They import what need not be installed.
 LAZY = ("stashtrace.exporters.store", "stashtrace.importers.darshan.child")

@@ -32,7 +32,7 @@ Place place_of(const void* pointer) noexcept {
   return place;
 }
 
-// Neither where nobody could tell.
+// No flag if the kind of memory is unknown.
 std::uint16_t host_flag(const Place& place) noexcept {
   if (!place.known) return 0;
   return place.type == 0 ? device::bracket_flag::pageable : device::bracket_flag::pinned;

@@ -3,8 +3,8 @@
 // Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), which are thin. A call that
 // CUDA makes on behalf of one that is recorded already passes through: Inside. Job threads only.
 //
-// On a thread without a context a default stream is nobody's until the call has made one current. Such a first call is recorded after
-// it returned, with host times alone.
+// On a thread without a context, a default stream is unknown until the call has made a context current. Such a first
+// call is recorded after it has returned, with host times only.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,10 @@ namespace direction = schema::codes::CopyDirection;
 
 extern constinit bool room_is_on;
 
-// The first question of every hook; one load where nothing is recorded.
+// The first check of every hook; one load where nothing is recorded.
 inline bool watching() noexcept { return room_is_on && recording() && !device::Inside::already(); }
 
-// Code compiled for per-thread default streams says 0 and means its thread's own.
+// Code compiled for per-thread default streams passes 0 and means its thread's own.
 inline Stream own_default(Stream stream) noexcept {
   return stream == nullptr ? reinterpret_cast<Stream>(kPerThreadStream) : stream;
 }
@@ -39,13 +39,13 @@ struct Copy {
   int kind;  // MemcpyKind
   Stream stream;
   bool blocking;  // the call returns when the copy is done
-  bool peer;      // told by the caller; else found out
+  bool peer;      // given by the caller; else found out
 };
 
 struct CopyFacts {
   std::uint16_t copy_code;
   std::uint16_t flags;  // pinned or pageable
-  bool refused;         // the driver tells only once a context is current
+  bool refused;         // the driver only answers once a context is current
 };
 CopyFacts look_at(const Copy& copy) noexcept;
 
@@ -87,7 +87,7 @@ Result copying(const Copy& copy, Call call) noexcept {
   return result;
 }
 
-// A copy of rows or planes. What a CUDA array takes part in is not recorded: its elements have sizes that only the driver knows.
+// A copy of rows or planes. Copies with a CUDA array are not recorded: only the driver knows the size of its elements.
 template <class Call>
 Result copying_box(const BoxCopy* told, Stream stream, bool blocking, Call call) noexcept {
   if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
@@ -97,7 +97,7 @@ Result copying_box(const BoxCopy* told, Stream stream, bool blocking, Call call)
                  call);
 }
 
-// Between devices; which they are, the memory tells.
+// Copies between devices; the memory tells which.
 template <class Call>
 Result copying_box(const PeerBoxCopy* told, Stream stream, Call call) noexcept {
   if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
@@ -182,7 +182,7 @@ Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call) 
   return result;
 }
 
-// Kernels, and what CUDA does by kernels or engines of the device without a copy: memset.
+// Kernels, and work other than copies that CUDA does by kernels or engines of the device: memset.
 template <class Call>
 Result launching(Stream stream, Call call) noexcept {
   if (!watching()) return call();
@@ -198,7 +198,7 @@ Result launching(Stream stream, Call call) noexcept {
   return result;
 }
 
-// A call that puts one piece of work on a stream, of which the device's time is all there is to know: between two events.
+// A call that puts one piece of work on a stream, of which only the device's time matters: between two events.
 template <class Call>
 Result bracketing(std::uint16_t code, std::uint16_t awaited, Stream stream, std::uint64_t correlation,
                   std::uint64_t begin, Call call) noexcept {
@@ -229,8 +229,8 @@ Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
   return result;
 }
 
-// The stream runs a function of the job's and goes on when that has returned. The function and its argument pass as they are: how long
-// it held the stream the events tell.
+// The stream runs a function of the job and goes on when it has returned. The function and its argument are passed on
+// unchanged: the events tell how long it held the stream.
 template <class Call>
 Result enqueuing_host_function(Stream stream, Call call) noexcept {
   if (!watching()) return call();
@@ -238,7 +238,7 @@ Result enqueuing_host_function(Stream stream, Call call) noexcept {
                     call);
 }
 
-// A call that destroys contexts may tell an error of earlier work and destroy them nevertheless; these come from calls that did nothing.
+// A call that destroys contexts may return an error of earlier work and destroy them anyway; with these it did not.
 inline bool was_refused(Result result) noexcept {
   return result == kInvalidValue || result == kNotInitialized || result == kInvalidDevice || result == kInvalidContext;
 }
@@ -276,7 +276,7 @@ Result resetting_current_device(Call call) noexcept {
   return destroying(device::EndingContexts::of_current_device, all_end, call);
 }
 
-// Destroyed when nobody has it any more.
+// Destroyed when it has no holder left.
 template <class Call>
 Result releasing_device(Device device, Call call) noexcept {
   return destroying([=] { return device::EndingContexts::of_device(device); }, unused_end, call);

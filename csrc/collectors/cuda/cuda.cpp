@@ -14,7 +14,7 @@ constinit std::atomic<std::uint64_t> g_slow_ticks{0};  // 0: not computed yet
 
 class Cuda final : public Collector {
  public:
-  // The probes' brackets work without preload as well, so nothing is refused here; what is not seen then is in the docs.
+  // The probes' brackets also work without preload, so nothing is refused here; the docs say what is then not seen.
   Status start(stashtrace::Context& context) noexcept override {
     g_context = &context;
     device::use(context);
@@ -25,7 +25,7 @@ class Cuda final : public Collector {
     room_is_on = false;
     device::stop();
   }
-  // A child whose parent had not come to CUDA may use it, and is recorded; in any other the driver is left alone.
+  // If the parent had not used CUDA, the child may, and is recorded; otherwise the driver is left alone.
   void after_fork() noexcept override { device::after_fork(); }
 };
 

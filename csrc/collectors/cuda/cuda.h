@@ -1,6 +1,6 @@
 // The room of CUDA calls. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: Runtime (start, stop), calls.cpp. Nothing of CUDA is touched before the job itself calls it.
+// Callers: Runtime (start, stop), calls.cpp. Touches nothing of CUDA before the job itself calls it.
 #pragma once
 
 #include "collectors/collector.h"

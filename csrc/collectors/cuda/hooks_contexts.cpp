@@ -1,7 +1,7 @@
 // Hooks of the driver's calls that destroy contexts, for programs that link libcuda themselves. SPDX-License-Identifier: Apache-2.0
 //
-// All else of the driver is seen by look-up alone (hooks_driver.cpp). These calls matter without it as well: the handles of what is
-// in flight die with a context, also where a runtime made it. The driver's symbols have no versions; their signatures are in their names.
+// The rest of the driver is only seen by look-up (hooks_driver.cpp). These calls matter without it too: handles of work
+// in flight die with a context, also a runtime's. The driver's symbols have no versions; the signature is in the name.
 #include <atomic>
 
 #include "abi/dynlib.h"

@@ -1,8 +1,8 @@
 // The driver's calls, for programs that look them up themselves: CuPy, Triton, JAX and other static runtimes.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers: libstashtrace_lookup.so asks stashtrace_lookup() about each name that begins with "cu"; the functions that it
-// gives in return are called like the driver's own. Only with STASHTRACE_LOOKUP_HOOK=1. Each function exists twice: as it is,
+// Callers: libstashtrace_lookup.so calls stashtrace_lookup() for each name that begins with "cu"; the functions that it
+// returns are called like the driver's own. Only with STASHTRACE_LOOKUP_HOOK=1. Each function exists twice: as it is,
 // and for callers whose stream 0 is their thread's own (_ptsz).
 #include <atomic>
 #include <string_view>
@@ -258,7 +258,7 @@ void* wrap(const Known& known, int variant, void* real) noexcept {
   return known.ours[variant];
 }
 
-// A program that is newer than this recorder works, and its calls go unrecorded: it is told of the first.
+// A program that is newer than this recorder works, but such calls are not recorded: the first one is reported.
 void tell_too_new(std::string_view name) noexcept {
   static constinit std::atomic<bool> told{false};
   if (!recording() || told.exchange(true, std::memory_order_relaxed)) return;
@@ -273,8 +273,8 @@ void tell_too_new(std::string_view name) noexcept {
 Result look_up(const char* symbol, void** function, int version, std::uint64_t flags);
 Result look_up_with_status(const char* symbol, void** function, int version, std::uint64_t flags, int* status);
 
-// An answer of the driver's own look-up, by the name without suffixes. What is in no known range is left as it came: its
-// signature may be another.
+// Replaces an answer of the driver's own look-up, by the name without suffixes. What is in no known range is left
+// unchanged: its signature may differ.
 void replace(const char* symbol, void** function, int version, std::uint64_t flags) noexcept {
   constexpr int kLookUpSince = 11030, kWithStatus = 12000;
   if (symbol == nullptr || function == nullptr || *function == nullptr || device::Inside::already()) return;
@@ -331,7 +331,7 @@ extern "C" void* stashtrace_lookup(const char* symbol, void* real) noexcept {
     g_look_up = reinterpret_cast<LookUp>(real);
     return reinterpret_cast<void*>(&look_up);
   }
-  // A symbol of the library has one signature for ever: the version is in its name.
+  // A symbol of the library never changes its signature: the version is in its name.
   for (const Known& known : kKnown)
     for (int variant = 0; variant < 2; ++variant)
       if (known.ours[variant] != nullptr && known.symbols[variant] == name) return wrap(known, variant, real);

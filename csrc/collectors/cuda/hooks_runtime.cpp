@@ -30,7 +30,7 @@ Result destroying_event(Event event, Call call) {
   return call();
 }
 
-// A symbol's address is that of its shadow in the program, which the driver knows nothing of: it is on the device.
+// A symbol's address is that of its shadow in the program, which the driver does not know: the symbol is on the device.
 int known_kind(int kind, int usual) noexcept { return kind == kDefaultKind ? usual : kind; }
 
 template <class Call>
@@ -78,7 +78,7 @@ STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync, (const BoxCopy* told, Stream stream), 
                        copying_box(told, stream, false, call))
 STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync_ptsz, (const BoxCopy* told, Stream stream), (told, stream),
                        copying_box(told, own_default(stream), false, call))
-// Without a stream in its arguments a copy between devices is ordered behind all work, and the host goes on nevertheless.
+// Without a stream argument, a copy between devices is ordered after all work, and the host goes on nevertheless.
 STASHTRACE_CUDART_HOOK(cudaMemcpyPeer, (void* to, int to_device, const void* from, int from_device, std::size_t bytes),
                        (to, to_device, from, from_device, bytes),
                        copying({to, from, bytes, kDeviceToDevice, nullptr, false, to_device != from_device}, call))

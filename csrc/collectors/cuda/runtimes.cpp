@@ -10,10 +10,10 @@ namespace stashtrace::cuda {
 
 namespace {
 
-// A function that every runtime has and that is not hooked, so that a look-up never ends at us.
+// A function that every runtime has and that is not hooked, so that a look-up never finds us.
 constexpr const char* kProbe = "cudaRuntimeGetVersion";
 
-// What rt::name points to at first: finds its target, then leaves the way to it.
+// What rt::name points to at first: finds its target and stores it for later calls.
 template <auto& Slot, unsigned Runtime, class Name, class... A>
 struct Stub {
   static Result missing(A...) { return kSymbolNotFound; }
@@ -27,8 +27,8 @@ struct Stub {
   }
 };
 
-// Callers by address: which runtime, in the upper 16 bits, which user addresses leave free. Direct-mapped; two callers that share
-// a place look it up in turn.
+// Callers by address: which runtime, in the upper 16 bits, which user addresses leave free. Direct-mapped; two callers
+// that share a place are looked up again in turn.
 constexpr std::size_t kPlaces = 4096;
 constinit std::atomic<std::uint64_t> g_callers[kPlaces]{};
 

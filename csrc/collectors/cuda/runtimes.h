@@ -2,9 +2,9 @@
 //
 // A process may hold several runtimes (torch for CUDA 13 beside a library for 12), each with its own kernels and state, so a
 // hook must go on to the one that its caller is bound to. The loader knows which: callers refer to `cudaMalloc` of version
-// `libcudart.so.12`. So each hook is exported once per version, and the loader binds each caller to the entry of its own; the call
-// itself decides nothing. A runtime of a version without entries is bound past us. Callers without any version (linked against a
-// stub, or found by dlsym) come to the default entry: they are asked for by their address, see runtime_of(). Any thread.
+// `libcudart.so.12`. So each hook is exported once per version, and the loader binds each caller to the entry of its
+// own; the call itself decides nothing. A runtime of a version without entries bypasses us. Callers without any version
+// (linked against a stub, or found by dlsym) use the default entry: their address decides, runtime_of(). Any thread.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace stashtrace::cuda {
 
 #pragma GCC visibility push(hidden)
 
-// In the order of the entries below; the last stands for whatever comes behind us in the global scope.
+// In the order of the entries below; the last stands for whatever follows us in the global scope.
 inline constexpr const char* kRuntimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"};
 inline constexpr unsigned kKnownRuntimes = sizeof kRuntimes / sizeof kRuntimes[0];
 inline constexpr unsigned kNextInScope = kKnownRuntimes;
@@ -34,8 +34,8 @@ namespace rt {
 #undef CUDART
 }  // namespace rt
 
-// The runtime that an unversioned call from this address would have come to without us. Cached by address: no lock after the
-// first call from a place.
+// Returns the runtime that an unversioned call from this address would have reached without us. Cached by address: no
+// lock after the first call from a place.
 unsigned runtime_of(const void* caller) noexcept;
 
 #pragma GCC visibility pop

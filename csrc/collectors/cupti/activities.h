@@ -2,7 +2,7 @@
 //
 // Called with a full or flushed buffer, on CUPTI's thread or on the one that flushes. Each buffer is read twice: first
 // the calls, then the work that they launched, so that a kernel finds its launch wherever the two lie in the buffer.
-// One lock, held by nobody of the job's threads for longer than a few stores.
+// One lock; no thread of the job holds it for longer than a few stores.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace stashtrace::cupti {
 
-// Is this the name of one of NCCL's own kernels? They are called ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...
+// True for the names of NCCL's own kernels: ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...
 bool is_nccl_kernel(std::string_view mangled_name) noexcept;
 
 class Activities {
@@ -30,7 +30,7 @@ class Activities {
   bool window_has_begun() const noexcept { return begin_ns_.load(std::memory_order_relaxed) != 0; }
   bool window_has_ended() const noexcept { return end_ns_.load(std::memory_order_relaxed) != 0; }
 
-  // Not added when the lock is held by others for longer than `wait_ns`; another one comes with the next tick.
+  // Not added if other threads hold the lock for longer than `wait_ns`; the next tick brings another one.
   void add_reading(const Reading& reading, std::int64_t wait_ns) noexcept;
 
   void read_buffer(const Library& cupti, std::uint8_t* buffer, std::size_t valid_bytes) noexcept;
@@ -45,8 +45,8 @@ class Activities {
     std::uint64_t begin_ns, end_ns;
     std::uint32_t correlation_id, tid;
   };
-  struct Work;                                    // what all kinds of records have
-  static constexpr std::size_t kCalls = 1 << 16;  // of launches in flight; older ones give way
+  struct Work;                                    // common to all kinds of records
+  static constexpr std::size_t kCalls = 1 << 16;  // of launches in flight; newer ones replace old ones
   static constexpr std::size_t kContexts = 64;
 
   bool reserve() noexcept;

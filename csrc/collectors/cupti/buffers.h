@@ -50,7 +50,7 @@ class BufferPool {
   bool all_back() const noexcept { return free_.load(std::memory_order_acquire) == kAll; }
   std::uint64_t exhausted() const noexcept { return exhausted_.load(std::memory_order_relaxed); }
 
-  // After the last buffer came back: what was touched is given to the system, the addresses stay ours.
+  // After the last buffer came back: returns touched memory to the system, keeps the addresses.
   void shrink() noexcept {
     if (memory_ != nullptr && all_back()) raw::madvise(memory_, kBufferBytes * kCount, MADV_DONTNEED);
   }

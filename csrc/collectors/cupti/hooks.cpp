@@ -1,7 +1,7 @@
-// Sees that somebody else wants CUPTI, and leaves it first. SPDX-License-Identifier: Apache-2.0
+// Notices that another tool wants CUPTI, and gives it up first. SPDX-License-Identifier: Apache-2.0
 //
 // Kineto (torch.profiler) calls both of these through the PLT when it starts. A second subscriber gets error 39, and
-// other buffer callbacks would be handed our buffers, so we go before the call is passed on. On any thread; while we
+// other buffer callbacks would get our buffers, so we stop before the call is passed on. On any thread; while we
 // have not begun, a call costs one load. Newer names (..._v2) are not exported: a name that a libcupti does not have
 // would mislead programs that probe for it.
 #include <iterator>

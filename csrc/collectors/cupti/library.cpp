@@ -9,7 +9,7 @@
 namespace stashtrace::cupti {
 namespace {
 
-// Newest first: a machine with both toolkits has the driver for it, and the job's own was asked for before.
+// Newest first: a machine with both toolkits has the driver for it, and the job's own library was tried before.
 constexpr const char* kNames[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so"};
 constexpr int kMajors[] = {13, 12, 0};
 constexpr const char* kDriver[] = {"libcuda.so.1"};

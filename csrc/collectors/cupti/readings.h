@@ -32,14 +32,14 @@ class Readings {
       if (known_ >> device & 1) write(reading, device);
   }
 
-  // A device has its first row: what was read before belongs to it as well.
+  // A device has its first row: earlier readings belong to it as well.
   void see(std::int32_t device) noexcept {
     if (device < 0 || device >= kMostDevices || (known_ >> device & 1) != 0) return;
     known_ |= std::uint64_t{1} << device;
     for (std::size_t i = 0; i < count_; ++i) write(kept_[i], device);
   }
 
-  // 0 if nothing was read. From the nearest reading: both clocks run at one rate to some parts per million.
+  // 0 if nothing was read. Uses the nearest reading: both clocks run at one rate to some parts per million.
   std::uint64_t to_ticks(std::int64_t device_ns) const noexcept {
     if (count_ == 0 || hz_ == 0) return 0;
     std::size_t at = count_ - 1;

@@ -16,11 +16,11 @@ using abi::cupti::ActivityKind;
 
 namespace {
 
-// For the lock of the readings alone; without it the next reading serves.
+// Only for the lock of the readings; if it fails, the next reading serves.
 constexpr std::int64_t kReadingWaitNs = 1'000'000;
 constexpr std::int64_t kAsideWaitNs = 500'000'000;
 constexpr std::int64_t kExitWaitNs = 1'500'000'000;
-// How long after the window work is waited for that was launched in it; then what is not done is given up.
+// How long to wait, after the window, for work that was launched in it; what is not done then is given up.
 constexpr std::int64_t kSettleNs = 1'000'000'000;
 
 struct Kind {
@@ -57,7 +57,7 @@ void buffer_completed(void*, std::uint32_t, std::uint8_t* buffer, std::size_t, s
   session().buffer_done(buffer, valid_bytes);
 }
 
-// libcupti might call its own exported names: then the hooks must not take us for another profiler.
+// libcupti might call its own exported names: the hooks must not take us for another profiler then.
 constinit thread_local bool inside_cupti = false;
 class Inside {
  public:
@@ -116,7 +116,7 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   if (before == State::ready && number < steps_.first) return;
   if (before == State::open && number < steps_.last) return;
   mark_ends(before, number);
-  // A flush holds the lock for milliseconds, and on a busy machine for longer: what is marked, its tick does.
+  // A flush holds the lock for milliseconds, and on a busy machine for longer: its tick does what is marked.
   if (!lock_.try_lock()) return;
   const Inside guard;
   tick_hz_ = tick_hz;
@@ -150,7 +150,7 @@ void Session::mark_ends(State now, std::uint64_t number) noexcept {
   if (ends) activities_.close_window(device_ns);
 }
 
-// Under lock_. The states behind the marks.
+// Under lock_. Moves on to the states that the marks ask for.
 void Session::advance() noexcept {
   if (const int result = clock_result_.exchange(abi::cupti::kSuccess, std::memory_order_relaxed);
       result != abi::cupti::kSuccess && state() == State::ready) {
@@ -249,7 +249,7 @@ void Session::open() noexcept {
   state_.store(State::open, std::memory_order_release);
 }
 
-// One look at the clock; the drainer does the rest.
+// Only reads the clock; the drainer does the rest.
 void Session::begin_close() noexcept {
   std::uint64_t now = 0;
   if (read_clock(now, kReadingWaitNs) && !activities_.window_has_ended()) activities_.close_window(now);
@@ -325,8 +325,8 @@ void Session::step_aside(const char* who) noexcept {
   if (held) lock_.unlock();
 }
 
-// Before the destructors of libraries: CUPTI still works. The drainer flushes while we wait for it, so that a flush
-// that hangs costs the job a second and a half, and not its exit.
+// Runs before the destructors of libraries: CUPTI still works. The drainer flushes while we wait for it: a flush
+// that hangs costs the job a second and a half, not its exit.
 void Session::at_exit() noexcept {
   const State now = state();
   if ((now != State::ready && now != State::open && now != State::closing) || pid_ != raw::getpid()) return;
@@ -364,7 +364,7 @@ void Session::buffer_done(std::uint8_t* buffer, std::size_t valid_bytes) noexcep
   buffers_.give(buffer);
 }
 
-// False. What was enabled is disabled again, and CUPTI left to others.
+// Returns false. Disables what was enabled, and leaves CUPTI to others.
 bool Session::failed(const char* reason, const char* call, int result) noexcept {
   char memory[192];
   TextBuffer text(memory, sizeof memory - 1);

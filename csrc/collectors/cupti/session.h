@@ -2,9 +2,9 @@
 //
 //   waiting -> ready -> open -> closing -> done      (any of them -> done when a call fails or another profiler comes)
 //
-// Callers: the step thread (step), the drainer (tick), whoever starts another profiler (step_aside), exit. One lock;
-// the step thread does not wait for it: it marks where the window begins and ends, and who has the lock next does what
-// follows from that. CUPTI's own callbacks never take it. A process uses CUPTI once.
+// Callers: the step thread (step), the drainer (tick), a starter of another profiler (step_aside), exit. One lock; the
+// step thread does not wait for it: it marks where the window begins and ends, and the next holder of the lock does the
+// rest. CUPTI's own callbacks never take it. A process uses CUPTI once.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct StepRange {
   std::uint64_t first, last;  // [first, last)
 };
 
-// "A:B"; false if it is none, or empty.
+// Parses "A:B"; false if the text is something else, or empty.
 bool parse_steps(std::string_view text, StepRange& out) noexcept;
 
 class Session {
@@ -62,13 +62,13 @@ class Session {
   StepRange steps_{};
   bool whole_graphs_ = false;
   bool registered_at_exit_ = false;
-  bool drainer_ticks_ = false;  // somebody else may flush for the step thread
+  bool drainer_ticks_ = false;  // another thread may flush for the step thread
   std::int32_t pid_ = 0;
   std::uint32_t enabled_ = 0;  // bit = place in the list of kinds
   std::int64_t closing_since_ns_ = 0;
   std::uint64_t tick_hz_ = 0;
   std::atomic<bool> leave_now_{false};
-  std::atomic<int> clock_result_{0};  // of the last reading for an end of the window that failed
+  std::atomic<int> clock_result_{0};  // of the last failed reading for an end of the window
   abi::cupti::Subscriber subscriber_ = nullptr;
   Library cupti_{};
   BufferPool buffers_;

@@ -11,7 +11,7 @@
 
 namespace stashtrace::nccl {
 
-// What a part of a descriptor says, whichever event and version it is of: later versions put what they add around what was there.
+// What a part of a descriptor says, for any event and version: later versions add around what was there.
 template <class Part>
 void read_part(plugin::Event& event, const Part& part) noexcept {
   if constexpr (requires { part.base; }) read_part(event, part.base);
@@ -34,7 +34,7 @@ void read_part(plugin::Event& event, const Part& part) noexcept {
   if constexpr (requires { part.is_symmetric; }) event.symmetric = part.is_symmetric;
 }
 
-// The handle of the group that an operation is in, beside its parent: since v5.
+// The handle of an operation's group, beside its parent: since v5.
 template <class Part>
 void** group_of(Part& part) noexcept {
   if constexpr (requires { part.parent_group; }) return &part.parent_group;
@@ -191,8 +191,8 @@ class Adapter {
     return kSuccess;
   }
 
-  // Set before NCCL has the first context of a pair; contexts of one process are pairs all or none, since the other is
-  // looked for once, before the first init returns, and stays.
+  // Set before NCCL has the first context of a pair. In one process all contexts are pairs or none is, since the other
+  // plugin is looked for once, before the first init returns, and stays.
   static std::atomic<const Structure*>& chained() noexcept {
     static constinit std::atomic<const Structure*> other{nullptr};
     return other;
@@ -210,7 +210,7 @@ class Adapter {
         contexts->other != nullptr &&
         (chain::closure(static_cast<std::uint64_t>(__atomic_load_n(&chain::masks.other, __ATOMIC_RELAXED))) & type) !=
             0;
-    // With PXN the parent of a proxy operation is another process's: both plugins check the pid and leave it alone.
+    // With PXN the parent of a proxy operation is in another process: both plugins check the pid and leave it alone.
     const bool foreign = type == profiler::kProxyOp && descriptor.proxy_op.pid != raw::getpid();
     Descriptor copy = descriptor;
     plugin::Event event = Api::read(descriptor);

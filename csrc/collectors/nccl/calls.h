@@ -1,7 +1,7 @@
 // From a hooked call to its rows: order, groups, events on the stream. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: interpose*.cpp, on the job's threads. One row per operation, one pair of events per call, or per stream of
-// the outermost group, since several operations of a group become one kernel. A call that a hooked call makes in turn
+// the outermost group, since several operations of a group become one kernel. A call that a hooked call makes itself
 // (ncclBcast calls ncclBroadcast) is passed on. The job gets NCCL's own result in every case.
 #pragma once
 
@@ -45,7 +45,7 @@ struct Started {
 void begin_call(const Operation& operation, Started& started) noexcept;
 void end_call(Started& started, Result result) noexcept;
 
-// The shape of a hook. Not noexcept: a cancelled thread unwinds through us.
+// The form of a hook. Not noexcept: a cancelled thread unwinds through us.
 template <class Call>
 Result traced(const Operation& operation, Call call) {
   if (!is_on() || thread.inside) return call();
@@ -73,7 +73,7 @@ void group_ended(const EndingGroup& group, Result result, bool simulated) noexce
 
 // Of a group that made communicators: *where is filled in when the outermost ncclGroupEnd returns.
 bool group_open() noexcept;
-bool await_comm(Comm* where, const NewComm& facts) noexcept;  // false: no place, the caller promises it instead
+bool await_comm(Comm* where, const NewComm& facts) noexcept;  // false: no place, the caller must promise it instead
 
 void forget_groups() noexcept;
 

@@ -33,7 +33,7 @@ constinit std::atomic<bool> g_told{false};
 
 void* open_library(const char* name) noexcept { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 
-// NCCL's rules: the name as it is; then, if it is a mere word, libnccl-profiler-<word>.so. Without a name it looks for
+// NCCL's rules: the name as it is; then, if it is a plain word, libnccl-profiler-<word>.so. Without a name it looks for
 // libnccl-profiler.so, and then into the network plugin if that is loaded.
 void* find_library(const char* name) noexcept {
   if (*name == '\0') {
@@ -66,7 +66,7 @@ const void* foreign_symbol(const char* name) noexcept {
   };
   if (const void* found = not_ours(dlsym(g_library, name))) return found;
   if (strcasecmp(settings.chain, "STATIC_PLUGIN") != 0) return nullptr;
-  // Preloaded, ours stands in front of a library that the program is linked with; in front of us is only the program.
+  // Preloaded, we stand in front of a library that the program is linked with; only the program is in front of us.
   const void* next = dlsym(RTLD_NEXT, name);
   asm volatile("" : "+r"(next));  // no tail call: RTLD_NEXT looks at the return address
   return not_ours(next);
@@ -91,7 +91,7 @@ const void* plugin_of(int version) noexcept {
   dlerror();
   if (g_library == nullptr) return nullptr;
   const void* found = structure(version);
-  // Contexts are pairs all or none, so a failure is for good.
+  // All contexts are pairs or none is, so a failure is final.
   if (found != nullptr && !g_without_memory) g_without_memory = !pairs.prepare();
   if (found != nullptr) return g_without_memory ? nullptr : found;
   if (g_told.exchange(true)) return nullptr;

@@ -1,9 +1,9 @@
 // The plugin that was configured before ours. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: the adapters. NCCL has one slot for a profiler; the launcher takes it and names the former owner in
-// STASHTRACE_NCCL_CHAIN. That one is found by NCCL's own rules and gets every event that it asked for, in the interface version
-// that NCCL chose with us; one that does not speak that version gets none, and a loss row says so. Each has its own
-// handles and contexts; masks are united.
+// STASHTRACE_NCCL_CHAIN. That plugin is found by NCCL's own rules and gets every event that it asked for, in the
+// interface version that NCCL chose with us; if it does not speak that version it gets none, and a loss row says so.
+// Each plugin has its own handles and contexts; masks are united.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@ namespace stashtrace::nccl::chain {
 
 #pragma GCC visibility push(hidden)
 
-// The other's structure for version N, null if there is none. Looks once for each version; not hot.
+// The other plugin's structure for version N, null if there is none. Looks once for each version; not hot.
 const void* plugin_of(int version) noexcept;
 
 // Event types that NCCL sends to a plugin with this mask: parents of what was asked for come too.
 std::uint64_t closure(std::uint64_t mask) noexcept;
 
-// NCCL's mask is one word of its process that we wrote ours and the other's into; the other may change its own at any time.
+// NCCL's mask is one word that holds our mask and the other plugin's; the other may change its own at any time.
 struct Masks {
   int other = 0;  // written by the other plugin through the pointer that it was given
   std::atomic<std::uint64_t> ours{0};
@@ -37,7 +37,7 @@ struct ContextPair {
   void* other;
 };
 ContextPair*
-take_context() noexcept;  // without a place: one that all such communicators share, without the other plugin
+take_context() noexcept;  // without a place: one shared by all such communicators, without the other plugin
 void forget() noexcept;   // in a forked child
 bool is_nobody(const ContextPair* pair) noexcept;
 void free_context(ContextPair* pair) noexcept;

@@ -13,7 +13,7 @@ namespace stashtrace::nccl {
 
 namespace {
 
-constexpr unsigned kSlots = 1024;  // communicators alive at a time; a power of two
+constexpr unsigned kSlots = 1024;  // communicators alive at the same time; a power of two
 constexpr unsigned kPromises = 64;
 const Comm kGone = reinterpret_cast<Comm>(1);
 
@@ -74,8 +74,8 @@ void write_row(const CommEntry& entry, Comm comm) noexcept {
   emit(row);
 }
 
-// Calls into NCCL, so no lock is held. One that is still being made would refuse to tell and log a warning, hence the question
-// for its state before; its next operation asks again, on the thread that uses it.
+// Calls into NCCL, so no lock is held. A communicator that is being made would refuse to tell and log a warning, so its
+// state is asked first; its next operation asks again, on the thread that uses it.
 void learn(CommEntry& entry, Comm comm) noexcept {
   if (!entry.unknown.exchange(false, std::memory_order_relaxed)) return;
   auto* state_of = STASHTRACE_NCCL_REAL(ncclCommGetAsyncError);
@@ -151,7 +151,7 @@ CommEntry* find_or_adopt(Comm comm) noexcept {
   facts.begin_ticks = facts.end_ticks = now_ticks();
   facts.event = comm_event::init;
   if (!take_promise(facts)) {
-    // Made before we were here: nobody can tell its identity to the other ranks. Unique in the host at least.
+    // Made before we were here: its identity cannot be shared with the other ranks. Unique in the host at least.
     const std::uint64_t words[] = {reinterpret_cast<std::uintptr_t>(comm), static_cast<std::uint64_t>(raw::getpid()),
                                    facts.begin_ticks};
     facts.group_hash = hash_bytes(words, sizeof words, 2);

@@ -1,4 +1,4 @@
-// Communicators of this process: who is who across ranks, and the number of each operation. SPDX-License-Identifier: Apache-2.0
+// Communicators of this process: identity across ranks, number of each operation. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks (any thread) and the plugin (NCCL's threads). Reading takes no lock; entries are made and ended under
 // one, which happens a few times in a job. NCCL does not tell a communicator's identity, so it is the hash of
@@ -18,9 +18,9 @@ namespace stashtrace::nccl {
 // What the plugin can say about device stamps of a communicator.
 enum Stamps : std::uint8_t {
   kStampsUnknown = 0,
-  kStampsCome = 1,       // the last operations had all of theirs: no events needed
+  kStampsCome = 1,       // the last operations had all their stamps: no events needed
   kStampsMissing = 2,    // one had none: events stay on
-  kStampsDistrusted = 3  // NCCL's mapping is known to be wrong: they are not used
+  kStampsDistrusted = 3  // NCCL's mapping is known to be wrong: stamps are not used
 };
 
 struct RecentCall {
@@ -36,7 +36,7 @@ struct CommEntry {
   std::uint64_t group_hash;
   std::uint64_t parent_hash;
   bool grown, unseen;   // unseen: no hook saw how it was made
-  std::uint16_t event;  // how it was made; the row of that is written when its size and rank are known
+  std::uint16_t event;  // how it was made; its row is written when its size and rank are known
   std::uint64_t begin_ticks, end_ticks;
   std::atomic<bool> unknown;  // size or rank must be asked for again: it is still being made
   std::int32_t rank, size, nodes, device;
@@ -54,9 +54,9 @@ std::uint64_t hash_of(const UniqueId* ids, int count) noexcept;
 std::uint64_t derived_hash(std::uint64_t parent, std::uint16_t event, std::int64_t what,
                            std::uint64_t ordinal) noexcept;
 
-// The entry, or null for a communicator that is not known (it was made before we looked).
+// Returns the entry, or null for an unknown communicator (made before we looked).
 CommEntry* find_comm(Comm comm) noexcept;
-// The same, but makes an entry for an unknown one: of a call that returned before its communicator was there, or adopted.
+// The same, but makes an entry for an unknown one: its call returned before it was there, or it is adopted.
 CommEntry* find_or_adopt(Comm comm) noexcept;
 
 struct NewComm {
@@ -72,7 +72,7 @@ struct NewComm {
 CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept;
 // A call that will make a communicator later (ncclInProgress, or inside a group of a kind that fills it in at the end).
 void promise_comm(const NewComm& facts) noexcept;
-// Takes it out; false if it was not known. Before the real call: its address may be in use again right after it.
+// Takes it out; false if it was not known. Call before the real call: its address may be reused right after it.
 bool drop_comm(Comm comm, schema::NcclComm& row) noexcept;
 
 void forget_comms() noexcept;  // in a forked child

@@ -17,7 +17,7 @@ constexpr FunctionDesc kFunctions[] = {
 static_assert(sizeof kFunctions / sizeof kFunctions[0] == kNamesCount);
 
 constinit std::atomic<void*> g_found[kNamesCount] = {};
-char g_absent;  // its address: the libnccl of this process has it not, and will not get it
+char g_absent;  // its address: the libnccl of this process does not have the function and will not get it
 constinit std::atomic<int> g_version{0};
 
 }  // namespace
@@ -38,7 +38,7 @@ void* find_function(Name name) noexcept {
   } else {
     found = find_behind_hook(kLibraries, kCount, wanted.name, wanted.own_name);
   }
-  // Remembered also when absent: the next pass over import tables then needs no lock of the loader, which a long dlopen holds.
+  // Absence is stored too: the next pass over import tables then needs no loader lock, which a long dlopen holds.
   if (found != nullptr || library) slot.store(found != nullptr ? found : &g_absent, std::memory_order_release);
   return found;
 }

@@ -1,7 +1,7 @@
 // NCCL's own functions, behind our hooks. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks and the registry of communicators. Found when first wanted, in a libnccl that is already loaded, in
-// whatever scope: torch loads it where RTLD_NEXT does not look. Nothing is loaded by us. Any thread.
+// Callers: hooks and the registry of communicators. Found at first use, in a libnccl that is already loaded, in
+// any scope: torch loads it where RTLD_NEXT does not look. We load nothing. Any thread.
 #pragma once
 
 #include <atomic>
@@ -28,9 +28,9 @@ struct FunctionDesc {
 };
 const FunctionDesc& describe(Name name) noexcept;
 
-void* find_function(Name name) noexcept;  // null if this libnccl has it not, or none is loaded
+void* find_function(Name name) noexcept;  // null if this libnccl does not have it, or none is loaded
 
-// Null if absent. A function that is absent is looked for again at its next use: libnccl may come later.
+// Null if absent. An absent function is looked for again at its next use: libnccl may come later.
 template <class F>
 F* real_function(Name name) noexcept {
   return reinterpret_cast<F*>(find_function(name));

@@ -2,8 +2,8 @@
 // show. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: the first communicator, the drainer's tick, attach. The slot of a function in an object's global offset table is
-// rewritten, whatever it was bound to, but never one that leads to somebody else's hook. libnccl's own slots stay as they are (it calls
-// itself through them) and so do ours. A pass over 140 libraries takes about 4 ms; a second one changes nothing.
+// rewritten, whatever it was bound to, unless it leads to another tool's hook. libnccl's own slots (it calls itself
+// through them) and ours stay as they are. A pass over 140 libraries takes about 4 ms; a second one changes nothing.
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -69,8 +69,8 @@ struct Pass {
   Range own, nccl;  // objects; begin: an address in each, until they are found
   int changed;
   bool unfinished;              // an object is still being relocated
-  void* real[kHookedCount];     // looked up before, null: this libnccl has it not
-  bool in_front[kHookedCount];  // exported ones: whoever looks the name up comes to our hook first
+  void* real[kHookedCount];     // looked up before, null: this libnccl does not have it
+  bool in_front[kHookedCount];  // exported ones: a look-up of the name finds our hook first
 };
 
 bool read_object(const dl_phdr_info& info, Object& object) noexcept {
@@ -116,8 +116,8 @@ const Hook* hook_named(const char* name) noexcept {
   return nullptr;
 }
 
-// Ranges of both objects. No call of the loader may be made below dl_iterate_phdr, not even dladdr: it holds one lock of the
-// loader, and a dlopen on another thread holds the other one while it waits for this one.
+// Finds the ranges of both objects. Below dl_iterate_phdr no loader call may be made, not even dladdr: it holds one
+// lock of the loader, and a dlopen on another thread holds the other one while it waits for this one.
 int find_objects(dl_phdr_info* info, std::size_t, void* argument) noexcept {
   auto& pass = *static_cast<Pass*>(argument);
   Object object;
@@ -128,13 +128,13 @@ int find_objects(dl_phdr_info* info, std::size_t, void* argument) noexcept {
 }
 
 bool may_write(const Object& object, const Hook& hook, void* now, const Pass& pass) noexcept {
-  if (now == hook.hook || now == nullptr) return false;  // null: a weak symbol that this NCCL has not
+  if (now == hook.hook || now == nullptr) return false;  // null: a weak symbol that this NCCL does not have
   void* const real = pass.real[&hook - kHooks];
   if (real == nullptr) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(now);
   if (now == real || pass.nccl.holds(at)) return true;
-  // Lazily bound and not called yet: it points back into its own object. It may come to us by itself, or past us if it was loaded
-  // with RTLD_DEEPBIND; where somebody's hook stands before ours it is left.
+  // Lazily bound and not called yet: it points into its own object. It may come to us by itself, or past us if it was
+  // loaded with RTLD_DEEPBIND; if another tool's hook stands before ours it is left.
   return object.whole.holds(at) && !(pass.preloaded && hook.exported && !pass.in_front[&hook - kHooks]);
 }
 
@@ -146,8 +146,8 @@ bool writable(void** slot) noexcept {
                    kAddNothing) >= 0;
 }
 
-// A page that is to be read-only and is not yet belongs to an object that another thread is loading: its protection is
-// the loader's business, which would crash on a page that we lock; and it may still overwrite the slot.
+// A page that is to become read-only and is not yet belongs to an object that another thread is loading: its protection
+// is up to the loader, which would crash on a page that we lock; it may also still overwrite the slot.
 bool write_slot(const Object& object, void** slot, void* value, Pass& pass) noexcept {
   const auto at = reinterpret_cast<std::uintptr_t>(slot);
   const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -181,7 +181,7 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
       const Hook* hook = hook_named(object.names + object.symbols[symbol].st_name);
       if (hook == nullptr) continue;
       auto** slot = reinterpret_cast<void**>(info->dlpi_addr + entry.r_offset);
-      // R_X86_64_64: a function pointer in data. With an addend it is no plain address.
+      // R_X86_64_64: a function pointer in data. With an addend it is not a plain address.
       if (entry.r_addend != 0 && type == R_X86_64_64) continue;
       if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) &&
           write_slot(object, slot, hook->hook, pass))
@@ -193,7 +193,7 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
 int read_loads(dl_phdr_info* info, std::size_t bytes, void* out) noexcept {
   if (bytes >= offsetof(dl_phdr_info, dlpi_adds) + sizeof info->dlpi_adds)
     *static_cast<unsigned long long*>(out) = info->dlpi_adds;
-  return 1;  // the first object says it
+  return 1;  // the first object has it
 }
 
 unsigned long long loads_now() noexcept {
@@ -226,7 +226,7 @@ int patch_imports(bool preloaded) noexcept {
     if (kHooks[i].exported) pass.in_front[i] = dlsym(RTLD_DEFAULT, describe(kHooks[i].name).name) == kHooks[i].hook;
   dl_iterate_phdr(&find_objects, &pass);
   dl_iterate_phdr(&patch_object, &pass);
-  // Some tool may keep such a page writable for good: then not every tick shall pay for a pass.
+  // A tool may keep such a page writable for good: then not every tick should pay for a pass.
   g_unfinished = pass.unfinished ? g_unfinished + 1 : 0;
   if (!pass.unfinished || g_unfinished > kMostUnfinished) g_seen_loads.store(loads, std::memory_order_relaxed);
   g_lock.unlock();

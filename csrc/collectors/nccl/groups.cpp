@@ -150,7 +150,7 @@ EndingGroup group_ends(bool simulated) noexcept {
 }
 
 void group_ended(const EndingGroup& group, Result result, bool simulated) noexcept {
-  // NCCL closes its group whatever it answers, but for the call without a group.
+  // NCCL closes its group whatever it returns, except for a call without a group.
   if (thread.depth > 0) --thread.depth;
   if (!group.outermost) return;
   thread.group = 0;
@@ -196,7 +196,7 @@ void group_ended(const EndingGroup& group, Result result, bool simulated) noexce
 void forget_groups() noexcept {
   g_lock.reset();
   g_taken.store(0, std::memory_order_relaxed);
-  const bool inside = thread.inside;  // the hook that is on the stack puts it back itself
+  const bool inside = thread.inside;  // the hook that is on the stack restores it itself
   thread = {};
   thread.inside = inside;
 }

@@ -16,7 +16,7 @@ namespace stashtrace::nccl::hazards {
 
 namespace {
 
-// Docker's default of 64 MiB is what the reports of crashes have; what NCCL itself takes of it depends on ranks and channels.
+// The crash reports have Docker's default of 64 MiB; what NCCL itself takes of it depends on ranks and channels.
 constexpr std::uint64_t kEnoughSharedBytes = 128u << 20;
 constexpr int kShiftFirst = 22900, kShiftEnd = 23200, kCostlyFirst = 23100;
 
@@ -56,7 +56,7 @@ bool stamps_are_safe(int plugin_version) noexcept {
 bool broadcast_shifts_stamps() noexcept {
   if (g_allgatherv_off || !plugin::wants_stamps()) return false;
   const int version = nccl_version();
-  // A NCCL that does not tell its version (static) is judged by its plugin interface.
+  // An NCCL that does not tell its version (static) is judged by its plugin interface.
   const bool hit = version != 0 ? version >= kShiftFirst && version < kShiftEnd : plugin::version() >= 6;
   if (hit && !g_told_shift.exchange(true))
     report_loss(

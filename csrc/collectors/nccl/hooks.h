@@ -17,7 +17,7 @@ namespace stashtrace::nccl {
   X(ncclAllReduce) X(ncclReduce) X(ncclBroadcast) X(ncclBcast) X(ncclAllGather) X(ncclReduceScatter) X(ncclSend) X(ncclRecv) \
   X(ncclGroupStart) X(ncclGroupEnd) X(ncclCommInitRank) X(ncclCommInitRankConfig) X(ncclCommInitAll) X(ncclCommSplit)     \
   X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort)
-// Newer ones, by import tables alone.
+// Newer ones, reached through import tables only.
 #define STASHTRACE_NCCL_HIDDEN(X)                                                                                         \
   X(ncclAlltoAll) X(ncclGather) X(ncclScatter) X(ncclAllReduceConfig) X(ncclReduceConfig) X(ncclBroadcastConfig)          \
   X(ncclAllGatherConfig) X(ncclReduceScatterConfig) X(ncclAlltoAllConfig) X(ncclGatherConfig) X(ncclScatterConfig)        \
@@ -32,7 +32,7 @@ STASHTRACE_NCCL_HIDDEN(STASHTRACE_NCCL_DECLARE)
 #undef STASHTRACE_NCCL_DECLARE
 }  // namespace hooked
 
-// Makes import tables lead to the hooks; returns how many slots were changed by this call. Any thread, not hot, idempotent.
+// Makes import tables lead to the hooks; returns how many slots this call changed. Any thread, not hot, idempotent.
 // `preloaded`: calls reach the exported hooks anyway, so of these only slots that were bound past us are changed.
 int patch_imports(bool preloaded) noexcept;
 void forget_imports() noexcept;            // in a forked child

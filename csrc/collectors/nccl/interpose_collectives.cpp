@@ -1,8 +1,8 @@
 // Hooks of the calls that take a stream. SPDX-License-Identifier: Apache-2.0
 //
-// Those that every NCCL since 2.18 has are exported, so that preload reaches them. Newer names are not: an exported
-// name would make a weak symbol or dlsym(RTLD_DEFAULT) tell a program that an old NCCL has them. They are reached through
-// import tables alone (got_patch.cpp), and only where libnccl has them.
+// Calls that every NCCL since 2.18 has are exported, so that preload reaches them. Newer names are not: an exported
+// name would make a weak symbol or dlsym(RTLD_DEFAULT) tell a program that an old NCCL has them. They are only reached
+// through import tables (got_patch.cpp), and only where libnccl has them.
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hooks.h"
@@ -12,7 +12,7 @@ using namespace stashtrace::nccl;
 
 namespace {
 
-// Nothing can be done for a caller whose function does not exist: it could not have called it without us.
+// A caller whose function does not exist cannot be helped: it could not have called it without us.
 template <class F, class... Args>
 Result pass(F* real, Args... args) {
   return real != nullptr ? real(args...) : kInternalError;

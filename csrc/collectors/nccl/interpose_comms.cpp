@@ -1,7 +1,7 @@
 // Hooks of groups and of the life of communicators. SPDX-License-Identifier: Apache-2.0
 //
-// Identity: the hash of the whole unique id that the caller hands to all ranks; of a derived communicator the parent's
-// identity, what was asked for and its number among the calls of that kind on the parent, which all ranks make in one order.
+// Identity: the hash of the whole unique id that the caller gives to all ranks; for a derived communicator the parent's
+// identity, the request and its number among such calls on the parent, which all ranks make in one order.
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hooks.h"
@@ -48,7 +48,7 @@ NewComm begun(std::uint16_t event, std::uint64_t hash, std::uint64_t parent, int
   return facts;
 }
 
-// The communicator is there now, or when the group ends, or later on another thread.
+// The communicator exists now, or when the group ends, or later on another thread.
 void made(Comm* where, NewComm& facts, Result result, bool known_now) noexcept {
   facts.end_ticks = now_ticks();
   const bool failed = result != kSuccess && result != kInProgress;
@@ -67,7 +67,7 @@ std::uint64_t hash_of_comm(Comm comm) noexcept {
   return entry != nullptr ? entry->group_hash : 0;
 }
 
-// Finalize, destroy, abort, revoke. An ended communicator is forgotten first: another thread may be given its address.
+// Finalize, destroy, abort, revoke. An ended communicator is forgotten first: another thread may get its address.
 template <class Call>
 Result ending(Comm comm, std::uint16_t event, bool gone, Call call) {
   if (passes_through()) return call();
@@ -198,7 +198,7 @@ Result ncclCommShrink(Comm parent, int* excluded, int count, Comm* comm, Config*
   if (passes_through()) return REAL_CALL(ncclCommShrink, parent, excluded, count, comm, config, flags);
   const InsideHook guard;
   const std::uint64_t parent_hash = hash_of_comm(parent);
-  std::uint64_t sum = 0;  // in whatever order a rank lists them
+  std::uint64_t sum = 0;  // independent of the order in which a rank lists them
   for (int i = 0; excluded != nullptr && i < count; ++i) sum += hash_bytes(excluded + i, sizeof(int), 4);
   const std::uint32_t ordinal = next_child(parent, 1);
   NewComm facts =
@@ -212,8 +212,8 @@ Result ncclCommGrow(Comm parent, int size, const UniqueId* id, int rank, Comm* c
   if (passes_through()) return REAL_CALL(ncclCommGrow, parent, size, id, rank, comm, config);
   const InsideHook guard;
   before_communicator();
-  // Old ranks know the parent, new ones the unique id, and nothing that both know: add_comm() takes the identity that the
-  // plugin tells, and without it the new ranks stay apart from the old ones.
+  // Old ranks know the parent, new ones the unique id, and nothing is known to both: add_comm() takes the identity that
+  // the plugin tells; without it the new ranks stay apart from the old ones.
   const std::uint64_t parent_hash = parent != nullptr ? hash_of_comm(parent) : 0;
   const std::uint64_t hash =
       parent != nullptr ? derived_hash(parent_hash, comm_event::grow, size, next_child(parent, 2)) : hash_of(id, 1);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kContexts = 1024;
 constinit ContextSlot g_contexts[kContexts] = {};
-constinit ContextSlot g_nobody = {};  // where there is no place; its events are dropped and counted
+constinit ContextSlot g_nobody = {};  // used if there is no place; its events are dropped and counted
 constinit FutexLock g_lock;
 constinit FutexLock g_deciding;
 constexpr std::int64_t kDecisionNs = 1'000'000'000;
@@ -36,8 +36,8 @@ std::uint64_t events_of(int version) noexcept {
   return mask;
 }
 
-// What the first communicator finds out for all of them. One that another thread makes meanwhile waits for it, or the two would ask
-// NCCL, which has one mask, for different events; not for ever, since the loader is asked, whose lock that thread may hold.
+// Decides for all communicators, at the first. Another thread that makes one waits, or the two would ask NCCL, which
+// has one mask, for different events; its wait has a limit, since this asks the loader, whose lock it may hold.
 // False: its events are not followed.
 bool decide(int version_of_it, bool& first) noexcept {
   const raw::SignalsBlocked quiet;
@@ -84,8 +84,8 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
     tell("nccl_plugin_version", facts.version);
   }
   ContextSlot* context = take_context();
-  *mask =
-      events_of(facts.version);  // NCCL has one mask for all communicators: also one without a place must not clear it
+  *mask = events_of(
+      facts.version);  // NCCL has one mask for all communicators: one without a place must not clear it either
   if (context == nullptr) {
     count(Count::registry_full);
     return &g_nobody;
@@ -110,12 +110,12 @@ void finalize(void* context) noexcept {
   auto* slot = static_cast<ContextSlot*>(context);
   if (slot == nullptr || slot == &g_nobody) return;
   announce(*slot);
-  end_tasks(*slot);  // the next owner of the slot must not be taken for theirs
+  end_tasks(*slot);  // the next owner of the slot must not be taken for their owner
   slot->entry.store(nullptr, std::memory_order_release);
   slot->in_use.store(false, std::memory_order_release);
 }
 
-// One row per communicator, when it is known whether the hooks see it too.
+// One row per communicator, written when it is known whether the hooks see it too.
 void announce(ContextSlot& context) noexcept {
   if (context.announced.exchange(true, std::memory_order_acq_rel)) return;
   const CommEntry* entry = context.entry.load(std::memory_order_acquire);
@@ -145,8 +145,8 @@ void join(CommEntry& entry, std::uint64_t since) noexcept {
         !slot.announced.load(std::memory_order_relaxed) && (found == nullptr || slot.init_ticks < found->init_ticks))
       found = &slot;
   if (found != nullptr && entry.wants_plugin.exchange(false, std::memory_order_relaxed)) {
-    // Ranks that joined a grown communicator and those that were in it before share no other identity than NCCL's own; nor do
-    // ranks whose communicator was made past the hooks.
+    // Ranks that joined a grown communicator share only NCCL's own identity with those that were in it before; the same
+    // goes for ranks whose communicator was made past the hooks.
     if (entry.grown || entry.unseen) entry.group_hash = found->comm_id;
     entry.nodes = found->nodes;
     if (entry.name_id == 0) entry.name_id = found->name_id;
@@ -177,7 +177,7 @@ void* start(void* opaque, const Event& event) noexcept {
     case profiler::kKernelCh: return start_kernel(event);
     case profiler::kProxyOp: return start_proxy_op(event);
     case profiler::kProxyStep: return start_proxy_step(event);
-    default: return nullptr;  // asked for by a chained plugin
+    default: return nullptr;  // requested by a chained plugin
   }
 }
 
@@ -202,7 +202,7 @@ void state(void* handle, int state, const profiler::StateArgs* args) noexcept {
 void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept {
   if (row.op_code == op_code::broadcast && hazards::broadcast_shifts_stamps())
     entry.stamps.store(kStampsDistrusted, std::memory_order_relaxed);
-  if (version() != 4) return;  // later ones tell the call by its API event
+  if (version() != 4) return;  // later versions tell the call by its API event
   RecentCall& recent = entry.recent[entry.recent_at.fetch_add(1, std::memory_order_relaxed) % kRecentCalls];
   recent.call_id.store(0, std::memory_order_release);
   recent.op = row.op_code;

@@ -41,26 +41,26 @@ struct CommFacts {
   int nodes, size, rank;
 };
 
-// The mask of events wanted from now on is written to *mask. Never fails: without a place the communicator's events are counted as
-// lost.
+// Writes the mask of events wanted from now on to *mask. Never fails: without a place the communicator's events are
+// counted as lost.
 void* init(const CommFacts& facts, std::uint64_t* mask) noexcept;
 void finalize(void* context) noexcept;
 void* start(void* context, const Event& event) noexcept;
 void stop(void* handle) noexcept;
 void state(void* handle, int state, const profiler::StateArgs* args) noexcept;
 
-// The communicator that the hooks see and the one that the plugin was told of are the same: both know size and rank, and the plugin's
-// init ran after `since`. 0: whenever.
+// Joins the communicator that the hooks see with the same one in the plugin: both know size and rank, and the plugin's
+// init ran after `since`. 0: at any time.
 void join(CommEntry& entry, std::uint64_t since) noexcept;
 void leave(CommEntry& entry) noexcept;
-// A hooked call is about to be made. For interfaces without API events; and watches for operations that NCCL maps wrongly.
+// A hooked call is about to be made. For interfaces without API events, and to find operations that NCCL maps wrongly.
 void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept;
 
 bool loaded() noexcept;  // NCCL called init of some version
 int version() noexcept;  // which one, 0 if none
 bool wants_stamps() noexcept;
 
-// Writes rows of what will not end any more. Drainer's thread; `all`: at the end.
+// Writes rows of events that will not end any more. Drainer's thread; `all`: at the end.
 void sweep(std::uint64_t now, bool all) noexcept;
 void forget() noexcept;
 

@@ -1,7 +1,7 @@
 // API events: which call an operation belongs to, and calls that no hook saw. SPDX-License-Identifier: Apache-2.0
 //
-// They come on the thread that calls NCCL, inside the call. Where a hook is on the stack the event takes its call_id; where none is
-// (a static NCCL, dlsym) the event itself is the call, and its row is written when the group around it ends.
+// They come on the thread that calls NCCL, inside the call. With a hook on the stack the event takes its call_id; if
+// there is none (a static NCCL, dlsym) the event is the call, and its row is written when the group around it ends.
 #include <cstring>
 
 #include "collectors/nccl/calls.h"
@@ -35,7 +35,7 @@ constexpr struct {
     {"ncclFloat64", 8}, {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1},
 };
 
-// NCCL does not say when a graph is gone, so what captured calls keep is bounded: the other half is for calls that end.
+// NCCL does not say when a graph is gone: captured calls may keep half of the slots, the rest is for calls that end.
 constexpr std::uint32_t kMostKept = 4096;
 constinit std::atomic<std::uint32_t> g_kept{0};
 
@@ -136,7 +136,7 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
   }
   if (api.own_row && api.group != nullptr) return;  // its group is still open
   if (api.own_row) write_own_call(api, now_ticks(), 0);
-  // A captured call is the parent of an operation at each replay of its graph, for as long as the graph lives: it keeps its slot.
+  // A captured call is the parent of an operation at each replay, for as long as its graph lives: it keeps its slot.
   give_back(api, handle);
 }
 
@@ -149,7 +149,7 @@ std::uint32_t call_of(ContextSlot& context, const Event& event, std::uint16_t op
   }
   CommEntry* entry = context.entry.load(std::memory_order_acquire);
   if (entry != nullptr) {
-    // In the order of the calls: the oldest one that is not taken yet and asks for the same.
+    // In the order of the calls: the oldest one that is not matched yet and asks for the same.
     const std::uint32_t newest = entry->recent_at.load(std::memory_order_acquire);
     for (std::uint32_t i = newest > kRecentCalls ? newest - kRecentCalls : 0; i < newest; ++i) {
       RecentCall& recent = entry->recent[i % kRecentCalls];

@@ -1,7 +1,7 @@
 // The slots of the plugin's events. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: plugin.cpp, plugin_tasks.cpp. Values that several threads write are atomic; the others are written before the handle is
-// given out. Sizes: an event is counted as lost when so many are in flight at the same time.
+// Callers: plugin.cpp, plugin_tasks.cpp. Values that several threads write are atomic; the others are written before
+// the handle is given out. Sizes: an event is counted as lost when so many are in flight at the same time.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace stashtrace::nccl::plugin {
 struct ContextSlot {
   std::atomic<bool> in_use;
   std::atomic<bool> announced;            // its nccl_comm row is written
-  std::atomic<bool> distrusted;           // a broadcast was enqueued where NCCL mixes stamps up then
+  std::atomic<bool> distrusted;           // a broadcast was enqueued after which NCCL mixes stamps up
   std::atomic<CommEntry*> entry;          // joined communicator, null if only the plugin knows it
   std::atomic<std::uint64_t> group_hash;  // of the entry, else comm_id
   std::uint64_t comm_id, init_ticks;
@@ -141,7 +141,7 @@ struct Pools {
   bool prepare() noexcept {
     return api.prepare() && tasks.prepare() && kernels.prepare() && proxy_ops.prepare() && proxy_steps.prepare();
   }
-  // In a forked child: what is in flight is the parent's, and its rows too.
+  // In a forked child: what is in flight belongs to the parent, and so do its rows.
   void forget() noexcept {
     api.forget();
     tasks.forget();

@@ -1,6 +1,6 @@
 // Proxy operations: bytes on a network, and what each step waited for. SPDX-License-Identifier: Apache-2.0
 //
-// Steps are added up into their operation and leave no row of their own: a collective has thousands.
+// Steps are summed into their operation and have no row of their own: a collective has thousands.
 #include "collectors/nccl/plugin_events.h"
 #include "collectors/nccl/room.h"
 #include "core/raw_syscall.h"
@@ -46,7 +46,7 @@ void* start_proxy_op(const Event& event) noexcept {
   op->channel = event.proxy_op.channel;
   op->is_send = event.proxy_op.is_send != 0;
   if (event.proxy_op.pid != raw::getpid()) {
-    count(Count::other_process);  // PXN: this process sends for another one, whose handle the parent is
+    count(Count::other_process);  // PXN: this process sends for another one, which owns the parent's handle
   } else if (Task* task = pools.tasks.find(event.parent)) {
     op->task_id = task->task_id;
     if (adopt_child(*task)) op->task = event.parent;
@@ -99,7 +99,7 @@ void proxy_state(ProxyStep& step, int state, const profiler::StateArgs* args) no
   leave_state(step, now);
   step.state = wait_of(state);
   step.state_ticks = now;
-  // The size is known from the state in which it is posted on; earlier ones say 0 or what the step before moved.
+  // The size is known from the state in which it is posted on; earlier states give 0 or the size of the step before.
   if (args != nullptr && step.state != kNoWait && step.state != kPeer)
     step.bytes = static_cast<std::int64_t>(args->transfer_bytes);
 }

@@ -1,7 +1,7 @@
 // Operations as enqueued and their channels on the device. SPDX-License-Identifier: Apache-2.0
 //
-// A task's row is written once: when it was enqueued, all its channels have ended and its proxies too, or when nothing more
-// is to be expected. Its slot can still be read by late children; they write their own rows, which name the task.
+// A task's row is written once: when it was enqueued and all its channels and proxies have ended, or when nothing more
+// is expected. Its slot can still be read by late children; they write their own rows, which name the task.
 #include "collectors/nccl/hazards.h"
 #include "collectors/nccl/plugin_events.h"
 #include "collectors/nccl/room.h"
@@ -14,7 +14,7 @@ namespace stashtrace::nccl::plugin {
 namespace {
 
 constexpr std::uint64_t kPartlyTimedSeconds = 10;  // since its last sign of life
-constexpr std::uint64_t kUntimedSeconds = 120;     // a kernel may wait for a late rank for long
+constexpr std::uint64_t kUntimedSeconds = 120;     // a kernel may wait long for a late rank
 
 void stretch(std::atomic<std::int64_t>& value, std::int64_t to, bool lower) noexcept {
   std::int64_t now = value.load(std::memory_order_relaxed);
@@ -40,7 +40,7 @@ void judge_stamps(Task& task, std::uint32_t timed) noexcept {
     entry->stamps.compare_exchange_strong(now, kStampsMissing, std::memory_order_relaxed);
 }
 
-// Operations that were enqueued before the first broadcast keep their stamps, whenever these come.
+// Operations that were enqueued before the first broadcast keep their stamps, even if these come later.
 bool is_distrusted(ContextSlot& context, std::uint16_t op) noexcept {
   const CommEntry* entry = context.entry.load(std::memory_order_acquire);
   if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
@@ -146,7 +146,7 @@ void stop_kernel(KernelCh& kernel, void* handle) noexcept {
   if (!pools.kernels.give_back(handle)) return;
   Task* task = pools.tasks.find(seen.task);
   const std::uint64_t end = seen.end_timer.load(std::memory_order_relaxed);
-  // Before 2.31 the proxy may poll a stop of the round before: it lies before the start, and nothing can be said.
+  // Before 2.31 the proxy may poll a stop of the round before: it lies before the start, and the time is unknown.
   const bool timed = seen.begin_timer != 0 && end != 0 && end >= seen.begin_timer;
   if (!timed) count(Count::stamp_order);
   if (task == nullptr) {

@@ -31,7 +31,7 @@ constinit std::atomic<bool> g_prepared{false};
 constinit Context* g_context = nullptr;
 constinit std::atomic<int> g_pid{0};
 
-// False in a child that recorded nothing: what is in the pools is its parent's.
+// False in a child that recorded nothing: the pools then hold its parent's data.
 bool is_own_process() noexcept { return g_pid.load(std::memory_order_relaxed) == raw::getpid(); }
 
 struct Told {
@@ -65,7 +65,7 @@ class Nccl final : public Collector, public TickListener {
     settings.attached.store(!real::in_front(), std::memory_order_relaxed);
     hazards::set_allgatherv_off(variable(environ, "NCCL_ALLGATHERV_ENABLE") == "0");
     device::use(context);
-    // Without a place on the tick only late-loaded libraries and long-lost events go unseen.
+    // Without a place on the tick, only late-loaded libraries and long-lost events are missed.
     if (!context.add_tick_listener(*this)) return Status::failed("no_tick", "too many collectors sample");
     settings.on.store(true, std::memory_order_release);
     return Status::ok();
@@ -176,8 +176,8 @@ namespace stashtrace::rooms {
 Collector& nccl() noexcept { return stashtrace::nccl::g_room; }
 }  // namespace stashtrace::rooms
 
-// For a process that was started without preload: stashtrace._native.attach_nccl(). Gives the number of import-table slots that
-// lead to us now and did not before, -1 if the collector is off.
+// For a process that was started without preload: stashtrace._native.attach_nccl(). Returns the number of import-table
+// slots that lead to us now and did not before, -1 if the collector is off.
 int stashtrace_attach_nccl() noexcept {
   using namespace stashtrace::nccl;
   if (!is_on()) return -1;

@@ -28,19 +28,19 @@ struct Settings {
 };
 extern constinit Settings settings;
 
-// Forgets what a forked child has from its parent, once per process. The core tells a child only at its first record, and then
-// from within that; so whoever begins something that lasts calls this first.
+// Forgets what a forked child has from its parent, once per process. The core informs a child only at its first record,
+// and from within it; so code that begins something that lasts calls this first.
 void enter_process() noexcept;
 
-// Before the first communicator exists, or as soon as the plugin hears of it where no hook does.
+// Called before the first communicator exists, or when the plugin hears of it where no hook does.
 void reach_imports() noexcept;
 
 inline bool is_on() noexcept { return settings.on.load(std::memory_order_relaxed); }
 
-// Things that happen on hot paths and are told on the drainer's tick and at the end.
+// Events on hot paths that are counted, and reported on the drainer's tick and at the end.
 enum class Count : unsigned {
   pool_full,    // plugin events without a slot
-  group_full,   // calls of a group that got no event and no time of return
+  group_full,   // calls of a group without event and time of return
   stamp_order,  // KernelCh stop before its start, or without one
   untimed,      // tasks that should have had device stamps and got none
   late_child,   // an event whose parent was forgotten
@@ -51,18 +51,18 @@ enum class Count : unsigned {
 void count(Count what, std::uint64_t by = 1) noexcept;
 void tell_counts() noexcept;
 
-bool operation_seen() noexcept;  // of any communicator of this process: from then on a kernel of NCCL may wait on a device
+bool operation_seen() noexcept;  // in this process: from then on a kernel of NCCL may wait on a device
 std::uint32_t new_call_id() noexcept;
 std::uint32_t new_task_id() noexcept;
 std::uint32_t new_batch_id() noexcept;
 
-// A metadata row.
+// Writes a metadata row.
 void tell(const char* key, const char* value) noexcept;
 void tell(const char* key, std::int64_t value) noexcept;
 
 std::uint64_t tick_hz() noexcept;  // of now_ticks()
 
-// Says which source this process has, once, when the first communicator exists.
+// Reports which source this process has, once, when the first communicator exists.
 void tell_source() noexcept;
 
 #pragma GCC visibility pop

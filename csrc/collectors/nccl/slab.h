@@ -22,7 +22,7 @@ class Slab {
   static_assert((kSlots & (kSlots - 1)) == 0 && kSlots <= 1u << 20 && kKind > 0 && kKind < 16);
 
  public:
-  // Once, before any other call. False without memory: every take() then fails.
+  // Call once, before any other call. False without memory: every take() then fails.
   bool prepare() noexcept {
     if (slots_ != nullptr) return true;
     void* memory = raw::mmap(nullptr, sizeof(Slot) * kSlots + sizeof(Cell) * kCells, PROT_READ | PROT_WRITE,
@@ -38,7 +38,7 @@ class Slab {
     return true;
   }
 
-  // Starts anew at the next prepare(); the memory of before is left.
+  // The next prepare() starts from scratch; the old memory is left.
   void forget() noexcept {
     slots_ = nullptr;
     cells_ = nullptr;
@@ -46,8 +46,8 @@ class Slab {
     tail_.store(0, std::memory_order_relaxed);
   }
 
-  // A zeroed value and its handle; null if all are in use. each() passes it by until show(): a sweep must not meet a value
-  // that is half filled, whose times would look ages old.
+  // A zeroed value and its handle; null if all are in use. each() skips it until show(): a sweep must not see a value
+  // that is half filled, whose times would look very old.
   T* take(void*& handle) noexcept {
     std::uint32_t index = 0;
     if (slots_ == nullptr || !pop(index)) return nullptr;
@@ -74,8 +74,8 @@ class Slab {
     return slot.life.load(std::memory_order_acquire) >> 1 == word >> 24 ? &slot.value : nullptr;
   }
 
-  // True for the one caller that ended it; the value stays readable. Generation and use change as one word: a late caller must
-  // not end what somebody else has begun in the slot meanwhile.
+  // True for the one caller that ended it; the value stays readable. Generation and use change as one word: a late
+  // caller must not end a new use of the slot.
   bool give_back(const void* handle) noexcept {
     const auto word = reinterpret_cast<std::uint64_t>(handle);
     const std::uint64_t index = word >> 4 & 0xfffff;
@@ -107,9 +107,9 @@ class Slab {
     std::atomic<bool> shown;
     T value;
   };
-  // The queue of free slots: a bounded ring in which each cell tells whose turn it is, counted from its own place. With twice
-  // as many cells as slots a freed one finds its cell empty, unless a thread stood still while it emptied that cell and all
-  // slots went round meanwhile: with as many, the next to free one would wait for any thread that was stopped there.
+  // The queue of free slots: a bounded ring; each cell tells whose turn it is, counted from its own place. With twice
+  // as many cells as slots a freed slot finds its cell empty, unless a thread stopped while it emptied that cell and
+  // all slots went round meanwhile. With as many cells, the next to free one would wait for any thread stopped there.
   static constexpr std::uint64_t kCells = 2 * kSlots;
   struct Cell {
     std::atomic<std::uint64_t> turn;
@@ -142,7 +142,7 @@ class Slab {
       Cell& cell = cells_[at % kCells];
       const std::uint64_t round = at - at % kCells;
       const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - round);
-      if (ahead != 0) {  // another producer was faster; full it cannot be
+      if (ahead != 0) {  // another producer was faster; it cannot be full
         if (ahead < 0) raw::sched_yield();
         at = tail_.load(std::memory_order_relaxed);
       } else if (tail_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) {

@@ -1,4 +1,4 @@
-// Asking one device and writing its rows. SPDX-License-Identifier: Apache-2.0
+// Queries one device and writes its rows. SPDX-License-Identifier: Apache-2.0
 #include "collectors/nvml/device_sampler.h"
 
 #include <cstring>
@@ -64,7 +64,7 @@ void DeviceSampler::add_slot(const Field& field, std::int32_t link) noexcept {
   slot.link = link;
 }
 
-// The sum over links is made by whoever reads: the sum of samples taken one after another would be no reading.
+// The reader sums over links: a sum of samples taken one after another would not be a reading.
 void DeviceSampler::use_nvlink5() noexcept {
   nvlink5_tried_ = true;
   int kept = 0;
@@ -127,7 +127,7 @@ void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::Nv
   if (value.timestamp_us > 0 && age_us >= 0 && age_us < kOldestUs) {
     if (value.timestamp_us == slot.timestamp_us) return;  // not refreshed since
     slot.timestamp_us = value.timestamp_us;
-    // To the microsecond: what the library read a moment ago, not what it answered just now. Both clocks are of one
+    // To the microsecond: the library read it a moment ago and answers now. Both clocks are read at one moment, else
     // moment, else a call that took long, or a thread that lost its core, would shift the reading.
     const std::uint64_t age = static_cast<std::uint64_t>(age_us) * (context.tick_hz / 1'000) / 1'000;
     if (age < now.ticks) ticks = now.ticks - age;
@@ -275,7 +275,7 @@ void DeviceSampler::write(Series& series, const char* name, std::int32_t link, R
     emit(schema::DeviceSample{keep[i].ticks, keep[i].value, uuid_id_, intern(name), link, 0});
 }
 
-// A refusal that is normal (not offered by this device) is told once for the process, any other once per device.
+// A normal refusal (not offered by this device) is reported once for the process, any other once per device.
 void DeviceSampler::refuse(std::uint32_t& told, int place, const char* name, abi::NvmlReturn result) noexcept {
   if (result == abi::kNvmlGpuIsLost) {
     lost_ = true;

@@ -1,7 +1,7 @@
 // One device, asked again and again. SPDX-License-Identifier: Apache-2.0
 //
-// Caller: nvml.cpp, on the sampler's thread only. What a device refuses once is told once and never asked again; a
-// device that is lost is left alone. No allocation but NVML's own GPM buffers, two per device.
+// Caller: nvml.cpp, on the sampler's thread only. A refused quantity is reported once and never asked for again; a
+// lost device is left alone. No allocation except NVML's own GPM buffers, two per device.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace stashtrace::nvml {
 
 inline constexpr std::uint16_t kCollectorCode = 10;  // COLLECTOR(nvml, ...) of device_records.def
 
-// Which quantities were said to be missing, so that eight equal devices make one row and not eight.
+// Which quantities were reported as missing, so that eight equal devices make one row and not eight.
 struct Told {
   std::uint32_t fields, singles, gpm;
 };

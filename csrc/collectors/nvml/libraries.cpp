@@ -17,7 +17,7 @@ void find(void* library, const char* symbol, Function& to) noexcept {
 }
 
 struct Search {
-  unsigned long long additions;  // libraries loaded so far, when we looked last
+  unsigned long long additions;  // libraries loaded so far, at the last look
   bool found;
 };
 
@@ -53,8 +53,8 @@ void write_uuid(const unsigned char (&bytes)[16], char (&text)[kUuidTextBytes]) 
 
 }  // namespace
 
-// dl_iterate_phdr and not dlopen(RTLD_NOLOAD): the latter waits for a dlopen that runs constructors, for seconds while
-// torch is imported, and the drainer with it.
+// dl_iterate_phdr, not dlopen(RTLD_NOLOAD): that one waits for a dlopen that runs constructors, for seconds while
+// torch is imported, and would block the drainer.
 bool driver_is_loaded() noexcept {
   if (g_search.found) return true;
   dl_iterate_phdr(&look_at, &g_search);

@@ -1,8 +1,8 @@
 // The two libraries that sampling needs: libnvidia-ml, and libcuda to learn which devices this process uses.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caller: nvml.cpp; driver_is_loaded() on the drainer's thread, the rest on the sampler's. libcuda is never loaded by
-// us and never initialised: the job does that, or nothing is sampled.
+// Caller: nvml.cpp; driver_is_loaded() on the drainer's thread, the rest on the sampler's. We never load or initialise
+// libcuda: the job does that, or nothing is sampled.
 #pragma once
 
 #include "abi/nvml_abi.h"
@@ -13,12 +13,12 @@ namespace stashtrace::nvml {
 inline constexpr int kMostDevices = 16;
 inline constexpr std::size_t kUuidTextBytes = 48;  // "GPU-" and 36 characters
 
-// Has the job loaded libcuda.so.1? Looks again only when libraries were loaded since; no lock of dlopen is taken.
+// True if the job has loaded libcuda.so.1. Looks again only after further libraries were loaded; no dlopen lock.
 bool driver_is_loaded() noexcept;
 
 class Libraries {
  public:
-  // Takes what is loaded of libcuda, and loads libnvidia-ml.
+  // Finds the loaded libcuda, and loads libnvidia-ml.
   Status open() noexcept;
   const abi::NvmlFunctions& nvml() const noexcept { return nvml_; }
   Status init() noexcept;

@@ -3,7 +3,7 @@
 //     <run directory>/<host>.nvml.lock, an empty file; one byte of it is locked per device, at a place made of its UUID
 //
 // Caller: nvml.cpp, on the sampler's thread. A record lock (fcntl), since a forked child does not inherit it and the
-// kernel gives it back when its process ends in any way, so another one can go on. On a file system without locks the
+// kernel releases it when its process ends in any way, so another one can go on. On a file system without locks the
 // process of local rank 0 takes all. A process that closes descriptors it does not know loses its lock: the device may
 // then be sampled twice, which costs time and does no harm.
 #pragma once

@@ -1,7 +1,7 @@
 // Byte counters of RDMA ports from sysfs. SPDX-License-Identifier: Apache-2.0
 //
 // Caller: nvml.cpp, on the sampler's thread. Raw system calls, no allocation. A port without readable counters is not
-// listed. Counters of InfiniBand and RoCE count words of 4 bytes; EFA has none and tells bytes in hw_counters.
+// listed. Counters of InfiniBand and RoCE count words of 4 bytes; EFA has none and gives bytes in hw_counters.
 #pragma once
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ class RdmaPorts {
  public:
   static constexpr unsigned kMostPorts = 32;
 
-  // `root` is /sys/class/infiniband. How many ports can be read.
+  // `root` is /sys/class/infiniband. Returns how many ports can be read.
   unsigned find(const char* root) noexcept {
     count_ = 0;
     root_ = root;

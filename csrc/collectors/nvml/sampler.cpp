@@ -22,13 +22,13 @@ namespace {
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kClaimEvery = 2 * kSecond;    // devices of processes that ended meanwhile, contexts made later
 constexpr std::int64_t kAskEvery = kSecond / 4;      // has the job initialised CUDA?
-constexpr std::int64_t kOwnContexts = 10 * kSecond;  // no primary context so long after: it makes its own
+constexpr std::int64_t kOwnContexts = 10 * kSecond;  // no primary context for so long: it makes its own
 constexpr std::int64_t kSteadyEvery = kSecond / 10;
 constexpr std::int64_t kGpmEvery = kSecond / 5;  // NVML wants more than 100 ms between two samples
 constexpr std::int64_t kForkWait = 100'000'000;
 constexpr std::size_t kStackBytes = 1024 * 1024;
 
-// Of the thread that forks: since glibc 2.36 the handlers of two threads that fork at once run side by side.
+// Of the thread that forks: since glibc 2.36 the handlers of two threads that fork at the same time run in parallel.
 constinit thread_local bool t_holds_calls = false;
 
 }  // namespace
@@ -58,7 +58,7 @@ void Sampler::stop(std::int64_t wait_ns) noexcept {
     raw::futex_wait(&state_, kStopping, kSlice);
 }
 
-// A fork while the thread is inside NVML would leave NVML's locks taken for ever in a child that uses NVML itself.
+// A fork while the thread is inside NVML would leave NVML's locks taken for good in a child that uses NVML itself.
 void Sampler::before_fork() noexcept {
   t_holds_calls = state_.load(std::memory_order_acquire) == kRunning && call_lock_.lock_within(kForkWait);
 }
@@ -77,7 +77,7 @@ Status Sampler::open() noexcept {
   Status status = libraries_.open();
   if (status) status = libraries_.init();
   // Registered after the library was loaded, so it runs before what the library itself registered, and before its
-  // destructors: a call of ours must not meet a library that is half taken down.
+  // destructors: our calls must not meet a library that is half taken down.
   if (status) std::atexit(at_exit_);
   return status;
 }
@@ -112,7 +112,7 @@ void Sampler::loop() noexcept {
     }
     next += devices_count_ > 0 ? period : kAskEvery;
     now = clock_ns(CLOCK_MONOTONIC);
-    if (next <= now) next = now + period;  // late: the samples in between are given up, not caught up with
+    if (next <= now) next = now + period;  // late: the samples in between are skipped
     raw::futex_wait(&state_, kRunning, next - now);
   }
   write_own_cost();

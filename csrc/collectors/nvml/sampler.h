@@ -23,7 +23,7 @@ class Sampler {
   // At a safe point, once per process: pthread_create allocates. `at_exit` must call stop().
   void start_thread(Context& context, void (*at_exit)()) noexcept;
   bool idle() const noexcept { return state_.load(std::memory_order_acquire) == kNone; }
-  // Returns when the thread is done, or after `wait_ns` if NVML keeps it; then it writes nothing more.
+  // Returns when the thread is done, or after `wait_ns` if NVML blocks it; the thread then writes nothing more.
   void stop(std::int64_t wait_ns) noexcept;
 
   void before_fork() noexcept;
@@ -45,12 +45,12 @@ class Sampler {
   Context* context_ = nullptr;
   void (*at_exit_)() = nullptr;
   std::atomic<std::uint32_t> state_{kNone};
-  FutexLock call_lock_;  // not held: the thread is in no call of NVML, CUDA or the loader
+  FutexLock call_lock_;  // if free, the thread is in no call of NVML, CUDA or the loader
   Libraries libraries_;
   Ownership ownership_;
   Told told_{};
   std::uint64_t tick_hz_ = 0;
-  std::int64_t initialised_ns_ = 0;  // the job's CUDA was first seen to be
+  std::int64_t initialised_ns_ = 0;  // when the job's CUDA was first seen to be initialised
   int devices_count_ = 0;
   int refused_count_ = 0;
   DeviceSampler devices_[kMostDevices];

@@ -1,4 +1,4 @@
-// What is kept of a row of readings: totals that do not wrap, and no row that says nothing new.
+// What is kept of a row of readings: totals that do not wrap, and no row that repeats the one before.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: device_sampler, rdma sampling in nvml.cpp. Pure arithmetic, one thread at a time.
@@ -41,11 +41,11 @@ class Unwrap {
   bool known_ = false;
 };
 
-// Leaves out readings that repeat the value before, but for one every `longest_ticks`, and keeps the last of them
-// before a change: interpolation between the kept ones gives back those left out.
+// Leaves out readings that repeat the value before, except one every `longest_ticks`, and keeps the last of them
+// before a change: interpolation between the kept readings restores the others.
 class Series {
  public:
-  // How many of `keep` are to be written, in this order.
+  // Returns how many of `keep` to write, in this order.
   int next(Reading now, std::uint64_t longest_ticks, Reading (&keep)[2]) noexcept {
     if (known_ && now.ticks <= last_.ticks) return 0;  // not refreshed since
     int count = 0;

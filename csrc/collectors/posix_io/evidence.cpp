@@ -43,7 +43,7 @@ std::uint64_t take_baseline() noexcept {
   const std::uint64_t ticks = now_ticks();
   if (good) store(state, usage, ticks);
   if (state.armed_calls > 0) --state.armed_calls;
-  // Without a counter now_ticks() is not what the plain path compares with: keep it from being taken.
+  // Without a counter, now_ticks() is not what the plain path compares with: that path must not be taken.
   const bool at_once = state.armed_calls > 0 || !ticks_are_counter();
   state.due_ticks = at_once ? 0 : ticks + refresh_ticks;
   return ticks;
@@ -66,7 +66,7 @@ std::uint16_t flags_of_slow_call(std::uint64_t begin_ticks, std::int64_t result)
 
   std::uint16_t flags = 0;
   if (have_baseline && voluntary == 0 && block_inputs == 0) {
-    flags = flag::sampled;  // certain, whatever the gap
+    flags = flag::sampled;  // certain, whatever the gap is
   } else if (exact) {
     flags = flag::sampled | (voluntary > 0 ? flag::blocked : 0) | (block_inputs > 0 ? flag::block_input : 0);
   } else if (have_baseline && involuntary == 0 && voluntary > 0 && result < static_cast<std::int64_t>(kLargeBytes)) {

@@ -1,6 +1,6 @@
-// Was the thread put to sleep inside a call? SPDX-License-Identifier: Apache-2.0
+// Tells whether the thread was put to sleep inside a call. SPDX-License-Identifier: Apache-2.0
 //
-// A long call is no evidence: it may have copied much, or been preempted. The kernel's counts of the thread
+// A long call is not evidence: it may have copied much, or been preempted. The kernel's counts of the thread
 // (getrusage RUSAGE_THREAD: voluntary switches, involuntary switches, block inputs) are, if they are compared with a
 // baseline from just before. One reading costs about 460 ns, so it is not taken around every call:
 //
@@ -8,8 +8,8 @@
 //                  64 KiB or more (its length alone will explain nothing)
 //   after a call   only when it took longer than 20 us; this reading is also the next baseline
 //
-// Callers: the inline hooks of traced.h, on the thread itself. Signal handlers may interrupt; the worst is a baseline
-// that is a little newer than it claims.
+// Callers: the inline hooks of traced.h, on the thread itself. Signal handlers may interrupt; at worst a baseline is
+// a little newer than it claims.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ struct Evidence {
 // What every traced call reads of the collector, in one cache line.
 struct alignas(64) Hot {
   std::atomic<bool> enabled{false};
-  std::uint64_t slow_ticks = 50'000;  // calls longer than this are looked at; set once at the start
+  std::uint64_t slow_ticks = 50'000;  // longer calls are examined; set once at the start
 };
 [[gnu::visibility("hidden")]] extern constinit Hot hot;
 

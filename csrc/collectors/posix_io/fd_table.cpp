@@ -1,4 +1,4 @@
-// Growth of the table, and finding out what a descriptor is. SPDX-License-Identifier: Apache-2.0
+// Growth of the table, and identifying descriptors. SPDX-License-Identifier: Apache-2.0
 //
 // Only raw system calls: this code runs inside hooks, in signal handlers, and must leave errno alone.
 #include "collectors/posix_io/fd_table.h"
@@ -89,7 +89,7 @@ std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uin
     if (open_flags >= 0 && (open_flags & O_DIRECT) != 0) bits |= flag_bits(flag::direct);
     if (open_flags >= 0 && (open_flags & O_APPEND) != 0) bits |= kAppend;
   }
-  // Lost to a close or another thread: what we found is still right for this call.
+  // Lost to a close or another thread: our result is still right for this call.
   if (fd_table.holds(entry)) entry.word.compare_exchange_strong(word, bits, std::memory_order_relaxed);
   return bits;
 }

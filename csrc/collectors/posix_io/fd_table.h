@@ -1,6 +1,6 @@
 // Descriptor table: what we know about each file descriptor. SPDX-License-Identifier: Apache-2.0
 //
-// Written by the hooks of open, close, dup and their kin, read by every hook that takes a descriptor; any
+// The hooks of open, close, dup and similar calls write it, every hook that takes a descriptor reads it; any
 // thread, signal handlers too. Lock-free; memory comes in chunks straight from the kernel when a descriptor of a
 // new thousand is first seen, never from malloc. One entry per descriptor: numbers are not folded onto each other.
 //
@@ -55,7 +55,7 @@ class FdTable {
   static constexpr int kChunkEntries = 1024;
   static constexpr int kChunks = 1024;  // descriptors up to 2^20 - 1, the usual fs.nr_open
 
-  // Never fails: a descriptor out of reach (negative, too high, no memory) gets an entry that knows nothing.
+  // Never fails: a descriptor out of range (negative, too high, no memory) gets an entry without knowledge.
   FdEntry& at(int fd) noexcept {
     const unsigned index = static_cast<unsigned>(fd);
     if (index < kChunkEntries) [[likely]]
@@ -63,7 +63,7 @@ class FdTable {
     return beyond(index);
   }
 
-  // Same for the hot path: one beyond the first chunk gets the entry that knows nothing, and so at() on the slow one.
+  // The same for the hot path: one beyond the first chunk gets the entry without knowledge, and at() on the slow path.
   FdEntry& near(int fd) noexcept {
     const unsigned index = static_cast<unsigned>(fd);
     return index < kChunkEntries ? first_[index] : unreachable_;
@@ -80,7 +80,7 @@ class FdTable {
   void copy(int from, int to) noexcept;
   // After fork parent and child share every open file: no position can be trusted until the next lseek.
   void forget_positions() noexcept;
-  // In the child: its file holds none of the parent's names, so every descriptor is identified again when used.
+  // In the child, whose file holds none of the parent's names: every descriptor is identified again when used.
   void forget_all() noexcept { clear_range(0, ~0U); }
 
  private:

@@ -8,7 +8,7 @@
 using namespace stashtrace::posix_io;
 namespace real = stashtrace::real;
 
-// The fortified variants abort the process themselves when the buffer is too small; that stays theirs.
+// The fortified variants themselves abort the process when the buffer is too small; we leave that to them.
 STASHTRACE_HOOK(ssize_t, read, int fd, void* buffer, std::size_t bytes) {
   return at_position<op::read, op::recv, real::read>(bytes, fd, buffer, bytes);
 }
@@ -29,7 +29,7 @@ STASHTRACE_HOOK(ssize_t, __pread64_chk, int fd, void* buffer, std::size_t bytes,
   return on_descriptor<op::pread, real::__pread64_chk>(offset, bytes, fd, buffer, bytes, offset, room);
 }
 
-// Lengths of vectors are not added up before the call: the array may be unreadable, and then the answer is EFAULT.
+// Lengths of vectors are not summed before the call: the array may be unreadable, and the answer is then EFAULT.
 STASHTRACE_HOOK(ssize_t, readv, int fd, const iovec* parts, int count) {
   return at_position<op::readv, op::recv, real::readv>(0, fd, parts, count);
 }
@@ -78,7 +78,7 @@ STASHTRACE_HOOK(ssize_t, pwritev64v2, int fd, const iovec* parts, int count, std
 
 namespace {
 
-// lseek answers with the new position, which is what offset_bytes of its row says; no bytes move.
+// lseek returns the new position, which is stored as offset_bytes of its row; no bytes move.
 template <class Call>
 std::int64_t seeking(int fd, Call call) {
   if (!on()) return call();
@@ -93,7 +93,7 @@ std::int64_t seeking(int fd, Call call) {
   return position;
 }
 
-// sendfile, copy_file_range, splice: the file read from gives the row its path and place.
+// sendfile, copy_file_range, splice: the row has the path and place of the file that is read from.
 template <class Call>
 ssize_t between(int in, std::int64_t* in_offset, int out, std::int64_t* out_offset, std::size_t bytes, Call call) {
   if (!on()) return call();
@@ -106,12 +106,12 @@ ssize_t between(int in, std::int64_t* in_offset, int out, std::int64_t* out_offs
   const std::uint64_t end = stashtrace::now_ticks();
   std::int64_t offset = -1;
   if (in_offset == nullptr) offset = source.advance(result);
-  // Only when bytes were moved is the pointer known to be good: splice of none does not look at it.
+  // The pointer is only known to be good if bytes were moved: splice of none does not look at it.
   else if (result > 0 || (result == 0 && stashtrace::all_readable(in_offset, sizeof *in_offset)))
     offset = *in_offset - result;
   if (out_offset == nullptr) target.advance(result);
   if (!stashtrace::recording() || ((source_word | target_word) & kOurs) != 0) return result;
-  // From a pipe into a file (splice) the file is the interesting end.
+  // From a pipe into a file (splice), the row describes the file.
   const bool from_pipe = (flags_of(source_word) & flag::pipe) != 0 && (flags_of(target_word) & flag::pipe) == 0;
   const std::uint64_t flags = flag_bits(flags_of(source_word) | flags_of(target_word));
   record(op::sendfile, path_of(from_pipe ? target_word : source_word) | flags, offset, begin, end, or_errno(result));

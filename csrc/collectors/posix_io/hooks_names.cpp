@@ -31,7 +31,7 @@ int stat_of_path(int dirfd, const char* path, Call call) {
   return on_path(op::stat, dirfd, path, call);
 }
 
-// A call that changes what a name stands for: no copy is opened in its place any more.
+// A call that changes what a name stands for: from then on no copy is opened in its place.
 template <class Call>
 int changing(std::uint16_t op_code, int dirfd, const char* path, Call call) {
   forget_if_staged(dirfd, path);
@@ -150,7 +150,7 @@ STASHTRACE_HOOK(DIR*, fdopendir, int fd) {
 
 namespace {
 
-// NULL with an unchanged errno is the end of the folder, not a failure.
+// NULL with an unchanged errno means the end of the folder, not a failure.
 template <class Call>
 dirent* reading(DIR* folder, Call call) {
   if (!on() || !stashtrace::recording()) return call();

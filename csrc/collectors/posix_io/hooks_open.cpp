@@ -28,7 +28,7 @@ int opening(int dirfd, const char* path, int flags, Call call) {
   return fd;
 }
 
-// A descriptor that libc or the kernel has just made without a name: learnt at its first use.
+// A descriptor that libc or the kernel has just made without a name: identified at its first use.
 int fresh(int fd) noexcept {
   if (fd >= 0 && on()) fd_table.clear(fd);
   return fd;
@@ -37,7 +37,7 @@ int fresh(int fd) noexcept {
 int copied(int from, int to) noexcept {
   if (to >= 0 && to != from && on()) {
     if (in_own_process()) fd_table.copy(from, to);
-    else fd_table.clear(to);  // vfork child: the parent's table must not learn the child's descriptors
+    else fd_table.clear(to);  // vfork child: the parent's table must not store the child's descriptors
   }
   return to;
 }
@@ -80,7 +80,7 @@ STASHTRACE_HOOK(int, creat64, const char* path, mode_t mode) {
 
 STASHTRACE_HOOK(int, close, int fd) {
   if (!on()) return real::close(fd);
-  // Before the call: after it another thread may own the number already.
+  // Before the call: afterwards another thread may own the number already.
   const std::uint64_t word = fd_table.clear(fd);
   const std::uint64_t begin = begin_call(0);
   const int result = real::close(fd);

@@ -34,7 +34,7 @@ STASHTRACE_HOOK(ssize_t, sendmsg, int fd, const msghdr* message, int flags) {
   return on_descriptor<op::send, real::sendmsg>(-1, 0, fd, message, flags);
 }
 
-// The peer's address becomes the socket's path: of this row and of all that follow.
+// The peer's address becomes the socket's path, in this row and in all that follow.
 STASHTRACE_HOOK(int, connect, int fd, const sockaddr* address, socklen_t length) {
   if (!on()) return real::connect(fd, address, length);
   const std::uint64_t begin = begin_call(0);

@@ -19,10 +19,10 @@ namespace {
 
 int descriptor_of(const FILE* stream) noexcept { return stream == nullptr ? -1 : stream->_fileno; }
 
-// libc answers a request for nothing without a look at the stream, which may then be anything.
+// libc answers a request for no bytes without looking at the stream, which may then be anything.
 bool is_stream(const FILE* stream) noexcept { return stream != nullptr && stashtrace::is_readable(&stream->_fileno); }
 
-// moved(result) tells the bytes of a result, or minus errno.
+// moved(result) returns the bytes of a result, or minus errno.
 template <class Call, class Moved>
 [[gnu::always_inline]] inline auto on_stream(std::uint16_t op_code, const FILE* stream, std::size_t bytes, Call call,
                                              Moved moved) {
@@ -81,8 +81,8 @@ FILE* opening(const char* path, Purpose purpose, Call call) {
   return stream;
 }
 
-// The old descriptor is gone (or reopened under the same number, when path is NULL). No copy: the stream is gone when
-// its opening fails.
+// The old descriptor is gone (or reopened under the same number, when path is NULL). No copy: if opening fails, the
+// stream is gone.
 template <class Call>
 FILE* reopening(const char* path, const char* mode, FILE* stream, Call call) {
   if (!on()) return call();

@@ -49,7 +49,7 @@ class Mappings {
  private:
   static constexpr std::size_t kSlots = 1024;
   static constexpr std::size_t kProbes = 16;
-  static constexpr std::uintptr_t kBusy = 1;  // claimed, its word not there yet
+  static constexpr std::uintptr_t kBusy = 1;  // claimed, its word not stored yet
 
   struct Slot {
     std::atomic<std::uintptr_t> address{0};

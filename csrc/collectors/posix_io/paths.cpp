@@ -78,7 +78,7 @@ std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcep
   return length > 0 ? static_cast<std::size_t>(length) : 0;
 }
 
-// Length of the text in room, 0 if the folder is not known.
+// Returns the length of the text in room, 0 if the folder is not known.
 std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes]) noexcept {
   std::size_t length = 0;
   if (dirfd == AT_FDCWD) {
@@ -172,7 +172,7 @@ std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcep
   return intern(text.view());
 }
 
-// Nobody's address is longer than sockaddr_storage: such a length is refused before the address is looked at.
+// No address is longer than sockaddr_storage: the kernel refuses such a length before it looks at the address.
 std::uint32_t given_address_id(const sockaddr* address, unsigned length_bytes, bool was_read) noexcept {
   if (address == nullptr || length_bytes > sizeof(sockaddr_storage)) return 0;
   if (!was_read && !all_readable(address, length_bytes)) return 0;

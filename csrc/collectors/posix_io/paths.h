@@ -24,7 +24,7 @@ class AbsolutePath {
   char text_[kMaxPathBytes];
   std::size_t length_ = 0;
 };
-bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;  // false: the folder is not known
+bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;  // false: unknown folder
 
 struct PathName {
   std::uint32_t id = 0;  // string id, 0 if unknown
@@ -32,14 +32,14 @@ struct PathName {
   bool staged = false;   // what is open is a copy of it
 };
 
-// What was passed, made absolute by the folder of dirfd or the current one. Not resolved further. `was_read`: the call has
-// read it, so that the pointer is good. No name if it cannot be read.
+// The path that was passed, made absolute by the folder of dirfd or the current one, not resolved further. `was_read`:
+// the call has read it, so the pointer is good. No name if it cannot be read.
 PathName path_name(int dirfd, const char* path, bool was_read) noexcept;
-// What /proc/self/fd says of an open descriptor; of a copy, the file that it stands for.
+// What /proc/self/fd says of an open descriptor; for a copy, the file that it stands for.
 PathName descriptor_name(int fd) noexcept;
 // "10.0.0.1:80", "[::1]:80", "unix:/path"; 0 if it has none.
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept;
-// The same of an address that a call was given; `was_read` as above.
+// The same for an address that a call was given; `was_read` as above.
 std::uint32_t given_address_id(const sockaddr* address, unsigned length_bytes, bool was_read) noexcept;
 
 // Paths below these folders are the tracer's own; called once at the start. At most 4.

@@ -25,7 +25,7 @@ namespace stashtrace::posix_io {
 namespace {
 
 constinit std::atomic<int> own_pid = 0;
-// A list of copies that could not be used, until that is said: not by the constructor, which may not emit.
+// A list of copies that could not be used, kept until it is reported: the constructor may not emit.
 constinit std::atomic<const char*> broken_list = nullptr;
 
 void report_broken_list() noexcept {
@@ -49,9 +49,9 @@ class KeepErrno {
   int saved_;
 };
 
-// Whether a call that ended like this has read its (first) path. ENOENT, the one failure that is common (a search along a
-// list of folders), comes of looking the name up; of two names it may be the second. The filter of scandir runs after its path was read,
-// and may have freed it.
+// True if a call with this result has read its (first) path. ENOENT, the only common failure (a search along a list of
+// folders), comes from looking the name up; with two names it may be the second. The filter of scandir runs after its
+// path was read, and may have freed it.
 bool has_read_path(std::uint16_t op_code, std::int64_t result) noexcept {
   if (op_code == op::readdir) return false;
   return result >= 0 || (result == -ENOENT && op_code != op::rename);
@@ -59,7 +59,7 @@ bool has_read_path(std::uint16_t op_code, std::int64_t result) noexcept {
 
 std::uint64_t word_of(const PathName& name) noexcept { return kNamed | (name.ours ? kOurs : 0) | name.id; }
 
-// Registers what an open made and records it; extra is IoFlag bits and kAppend.
+// Registers what an open made, and records it; extra is IoFlag bits and kAppend.
 void finish_named_open(int fd, const PathName& name, std::uint64_t extra, std::int64_t position, std::uint16_t op_code,
                        std::uint64_t begin, std::uint64_t end, std::int64_t error) noexcept {
   const std::uint64_t word = word_of(name) | extra;
@@ -144,7 +144,7 @@ namespace {
 
 constinit Context* runtime_context = nullptr;
 
-// What the parent knew of positions is not ours to trust, and its string ids stand in its file alone.
+// The positions that the parent knew cannot be trusted, and its string ids are only in its own file.
 void start_over_in_child() noexcept {
   own_pid.store(raw::getpid(), std::memory_order_relaxed);
   fd_table.forget_all();
@@ -152,7 +152,7 @@ void start_over_in_child() noexcept {
   evidence = {};  // the child's thread counts from zero
 }
 
-// What the interpreter reads of our own package is not the job's I/O.
+// The interpreter's reads of our own package are not the job's I/O.
 void exclude_own_package() noexcept {
   Dl_info info{};
   if (dladdr(&runtime_context, &info) == 0 || info.dli_fname == nullptr) return;
@@ -177,7 +177,7 @@ class PosixIo final : public Collector {
     return Status::ok();
   }
   void stop() noexcept override { hot.enabled.store(false, std::memory_order_relaxed); }
-  // Comes with the child's first row, long after the handler above, unless the fork was a raw system call.
+  // Runs at the child's first row, long after the handler above, unless the fork was a raw system call.
   void after_fork() noexcept override {
     if (!in_own_process()) start_over_in_child();
   }

@@ -15,19 +15,19 @@
 
 namespace stashtrace::posix_io {
 
-// As record/staged.py packs it, little-endian: head, slots, texts that end in zero.
+// As packed by record/staged.py, little-endian: head, slots, texts that end in zero.
 struct StagedList {
   struct Slot {
     std::uint64_t hash;       // 0: empty
-    std::uint32_t key, copy;  // where in the texts
+    std::uint32_t key, copy;  // positions in the texts
     std::int64_t size_bytes;  // of the file as it was copied; kForgotten when it was changed since
-    std::int64_t mtime_ns;    // the launcher's business
+    std::int64_t mtime_ns;    // used by the launcher only
   };
   std::uint64_t magic, slots_count, texts_bytes, reserved;
 
   const Slot* slots() const noexcept { return reinterpret_cast<const Slot*>(this + 1); }
   const char* texts() const noexcept { return reinterpret_cast<const char*>(slots() + slots_count); }
-  // Empty for a place that does not exist.
+  // Empty for an invalid position.
   std::string_view text(std::uint32_t at) const noexcept {
     return at < texts_bytes ? texts() + at : std::string_view{};
   }
@@ -47,7 +47,7 @@ std::uint64_t hash_of(std::string_view text, std::uint64_t hash = 0xcbf29ce48422
   return hash != 0 ? hash : 1;
 }
 
-// Constant time, for it runs in the constructor of every process; what the slots say is checked when they are used.
+// Constant time, since it runs in the constructor of every process; the slots are checked when they are used.
 bool is_whole(const StagedList& list, std::size_t bytes) noexcept {
   if (bytes < sizeof list || list.magic != kMagic) return false;
   const std::uint64_t count = list.slots_count;
@@ -74,14 +74,14 @@ const StagedList::Slot* find(const StagedList& list, bool back, std::string_view
   return nullptr;
 }
 
-// Apart, so that an absolute path needs no 4 KiB of stack.
+// Separate, so that an absolute path needs no 4 KiB of stack.
 __attribute__((noinline)) const StagedList::Slot* find_relative(const StagedList& list, int dirfd,
                                                                 std::string_view path) noexcept {
   AbsolutePath whole;
   return make_absolute(dirfd, path, whole) ? find(list, false, whole.view()) : nullptr;
 }
 
-// The kernel has not looked at the pointer yet, and a bad one is EFAULT for the job, not the end of it.
+// The kernel has not looked at the pointer yet; a bad one must give the job EFAULT, not end it.
 const StagedList::Slot* find_file(const StagedList& list, int dirfd, const char* path) noexcept {
   const std::size_t length = readable_length(path, kMaxPathBytes, false);
   if (length == kUnreadable || length == 0) return nullptr;
@@ -134,8 +134,8 @@ bool has_size(int fd, std::int64_t size_bytes) noexcept {
   return raw::fstat(fd, &status) == 0 && status.st_size == size_bytes;
 }
 
-// By a write to the file, which all processes have mapped: one to the mapping would be a SIGBUS where the disk is full.
-// Where that fails this process uses no copy any more.
+// Writes to the file, which all processes have mapped: a write to the mapping would be a SIGBUS where the disk is full.
+// If that fails this process uses no copy any more.
 void forget_staged(const StagedList& list, int dirfd, const char* path) noexcept {
   const StagedList::Slot* slot = find_file(list, dirfd, path);
   if (slot == nullptr) return;

@@ -18,20 +18,20 @@ namespace stashtrace::posix_io {
 struct StagedList;
 extern constinit std::atomic<const StagedList*> staged_list;
 
-// Maps the list; false if it is missing or no such list.
+// Maps the list; false if it is missing or not such a list.
 bool open_staged_list(const char* path) noexcept;
 
 struct StagedFile {
   const char* copy = nullptr;
   std::int64_t size_bytes = 0;
 };
-// The copy of a file, none if it has none or is no longer what was copied.
+// Returns the copy of a file; none if it has no copy or has changed since it was copied.
 StagedFile staged_file(const StagedList& list, int dirfd, const char* path) noexcept;
-// The file that a copy stands for, empty if it is none.
+// Returns the file that a copy stands for; empty if it is not a copy.
 std::string_view staged_original(std::string_view copy) noexcept;
-// Whether an open descriptor is a file of this size: a copy that was cut off is none.
+// True if an open descriptor is a file of this size, so not a copy that was cut off.
 bool has_size(int fd, std::int64_t size_bytes) noexcept;
-// A file is written, renamed or removed: from now on it is opened where it is, by all processes of this host.
+// A file is written, renamed or removed: from now on all processes of this host open the file itself.
 void forget_staged(const StagedList& list, int dirfd, const char* path) noexcept;
 
 inline void forget_if_staged(int dirfd, const char* path) noexcept {
@@ -55,12 +55,12 @@ constexpr Purpose purpose_of(int flags) noexcept {
 inline Purpose purpose_of(const char* mode) noexcept {
   if (mode == nullptr) return Purpose::other;
   if (mode[0] != 'r') return Purpose::writing;
-  constexpr std::size_t kMost = 7;  // libc reads as far, so that this is no other memory than it reads
+  constexpr std::size_t kMost = 7;  // libc reads as far, so this reads no other memory than libc does
   return std::memchr(mode, '+', ::strnlen(mode, kMost)) == nullptr ? Purpose::reading : Purpose::writing;
 }
 
-// Opens the copy where there is one that is whole, and says so in `staged`; else the file itself. call(dirfd, path)
-// opens, fd_of(result) is -1 of a failure. Not noexcept: a cancelled thread leaves through here.
+// Opens the copy if there is a whole one, and says so in `staged`; else the file itself. call(dirfd, path)
+// opens, fd_of(result) is -1 for a failure. Not noexcept: a cancelled thread leaves through here.
 template <class Call, class Descriptor, class Close>
 auto open_staged(int dirfd, const char* path, Purpose purpose, bool& staged, Call call, Descriptor fd_of, Close close) {
   const StagedList* list = staged_list.load(std::memory_order_acquire);

@@ -61,9 +61,9 @@ inline std::uint64_t begin_call(std::size_t bytes) {
 //
 // Each shape has a plain path, inlined into the hook, with nothing in it that could need more than a few registers:
 // two clock readings, the entry of the descriptor, one row. Whatever is not plain (collector off, descriptor not
-// known yet, baseline due, large, slow, failed, lane not there or full) leaves it by a call to an out-of-line twin, with
+// known yet, baseline due, large, slow, failed, lane missing or full) leaves it by a call to an out-of-line twin, with
 // the user's own arguments: a closure would have to be built on the stack each time. kReal is the pointer of the real
-// function, which takes fd and then the rest. Kernel and libc move at most 0x7ffff000 bytes at once, so a row's result_bytes suffices.
+// function: it takes fd, then the rest. Kernel and libc move at most 0x7ffff000 bytes at once: result_bytes suffices.
 
 // Neither on() nor the clock is asked here: no descriptor is known before the collector was on, nothing is recorded
 // after it went off, and without a trusted counter a baseline is always due.

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs on the file sampler's thread only (runtime/file_sampler.h), with raw system calls and integers, about 10 times a
-// second. Every file is opened and closed again. The host is read by the process with LOCAL_RANK 0 (or none at all), not
-// by its workers nor by torchrun's own process.
+// second. Every file is opened and closed again. The process with LOCAL_RANK 0 (or without it) reads the host, not
+// its workers or torchrun's own process.
 #include <sys/auxv.h>
 
 #include <cstdlib>

@@ -39,7 +39,7 @@ class TemplateRoom final : public Collector, public TickListener {
 
   void stop() noexcept override { on_ = false; }
 
-  // Names are interned when needed, not in start(): that runs in every process, also in those that record nothing.
+  // Names are interned when needed, not in start(), which runs in every process, also in those that record nothing.
   void tick(std::uint64_t now) noexcept override {
     if (!on_ || !recording()) return;
     const double bytes = static_cast<double>(resident_pages() * container::kPageBytes);

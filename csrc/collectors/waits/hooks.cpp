@@ -22,7 +22,7 @@ STASHTRACE_HOOK(int, pthread_cond_clockwait, pthread_cond_t* condition, pthread_
 
 namespace {
 
-// A free mutex costs one trylock and no clock. Every answer but EBUSY is pthread_mutex_lock's own (EOWNERDEAD of a
+// A free mutex costs one trylock and no clock. Every result but EBUSY is pthread_mutex_lock's own (EOWNERDEAD of a
 // robust mutex means: locked); EBUSY goes on to the real call, which also finds EDEADLK.
 [[gnu::noinline, gnu::cold]] int watched_lock(pthread_mutex_t* mutex) {
   const int tried = pthread_mutex_trylock(mutex);
@@ -104,8 +104,8 @@ STASHTRACE_HOOK(int, waitid, idtype_t kind, id_t id, siginfo_t* info, int option
   return waiting(code::join, nullptr, [=] { return real::waitid(kind, id, info, options); });
 }
 
-// syscall(SYS_futex, ...): std::atomic::wait, std::latch and others of libstdc++. Everything else leaves by a jump with
-// registers and stack as they came, so that even vfork by number, which returns twice on the caller's frame, works.
+// syscall(SYS_futex, ...): std::atomic::wait, std::latch and others of libstdc++. All other calls leave by a jump with
+// registers and stack unchanged, so that even vfork by number, which returns twice on the caller's frame, works.
 extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_futex_hook(long number, long word, long action,
                                                                                   long value, long timeout, long word2,
                                                                                   long value3) {
@@ -118,7 +118,7 @@ extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_futex_hoo
 }
 
 namespace stashtrace::waits {
-// The assembler below reads the pointer under this name; it is all there is in the object.
+// The assembler below reads the pointer under this name; it is the only member of the object.
 extern decltype(&real::syscall) const real_syscall_slot __asm__("stashtrace_real_syscall_slot")
     __attribute__((visibility("hidden")));
 [[gnu::used]] constinit decltype(&real::syscall) const real_syscall_slot = &real::syscall;

@@ -20,7 +20,7 @@ BREAKDOWN = schema(
     ("window_ns", "i8", "ns", "from the first work on the device to the end of the last; the step if by step"),
     ("busy_ns", "i8", "ns", "anything ran on the device"),
     ("idle_ns", "i8", "ns", "nothing did"),
-    ("compute_ns", "i8", "ns", "a kernel ran that is no communication"),
+    ("compute_ns", "i8", "ns", "a kernel ran that is not communication"),
     ("communication_ns", "i8", "ns", "a communication kernel ran"),
     ("exposed_communication_ns", "i8", "ns", "of this, while nothing computed"),
     Column("overlap_ratio", "f8", "", "share of communication_ns that compute hid, -1 if there was none", missing=-1),
@@ -104,6 +104,6 @@ KERNEL_DIFF = schema(
     ("after_calls_count", "f8", "", "the same of the second run"),
     Column("before_mean_ns", "i8", "ns", "of one, -1 if there is none", missing=-1),
     Column("after_mean_ns", "i8", "ns", "the same of the second run, -1 if there is none", missing=-1),
-    ("noise_ns", "i8", "ns", "changes up to this are no difference"),
+    ("noise_ns", "i8", "ns", "changes up to this are not a difference"),
     ("verdict", "U16", "", "slower, faster, appeared, vanished or no difference"),
 )

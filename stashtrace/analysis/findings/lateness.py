@@ -60,7 +60,7 @@ def wait_evidence(table: Table, row: int) -> list[Evidence]:
         return rows
     if at["cause_kind"] == "unknown":
         return rows if at["method"] == "hung" else [*rows, Evidence("late_why_unknown", "late", row)]
-    # A surplus far longer than the lateness was partly made up for by less of something else: it is no reason alone.
+    # A surplus far longer than the lateness was partly made up for by less of something else: it is not a reason alone.
     if 0 <= at["late_by_ns"] * _EXCEEDS < at["cause_ns"]:
         return [*rows, Evidence("late_mixed", "late", row, amount_ns=at["cause_ns"], high_ns=at["late_by_ns"])]
     return [

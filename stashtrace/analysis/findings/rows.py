@@ -33,12 +33,14 @@ FINDINGS = schema(
     Column(
         "items_count", "i8", "", "how many: steps, ranks, lost records; -1 where there is nothing to count", missing=-1
     ),
-    Column("share_ratio", "f8", "", "of the step time of that rank; -1 if it is no share", missing=-1),
+    Column("share_ratio", "f8", "", "of the step time of that rank; -1 if it is not a share", missing=-1),
     ("least_ratio", "f8", "", "the same of the rank in ranks that is hit least"),
-    Column("stall_ns", "i8", "ns", "mean per step of that rank; -1 if it is no time", missing=-1),
-    Column("low_ns", "i8", "ns", "not less than this; -1 if it is no time", missing=-1),
-    Column("high_ns", "i8", "ns", "not more than this; -1 if it is no time", missing=-1),
-    Column("least_ns", "i8", "ns", "stall_ns of the rank in ranks that is hit least; -1 if it is no time", missing=-1),
+    Column("stall_ns", "i8", "ns", "mean per step of that rank; -1 if it is not a time", missing=-1),
+    Column("low_ns", "i8", "ns", "not less than this; -1 if it is not a time", missing=-1),
+    Column("high_ns", "i8", "ns", "not more than this; -1 if it is not a time", missing=-1),
+    Column(
+        "least_ns", "i8", "ns", "stall_ns of the rank in ranks that is hit least; -1 if it is not a time", missing=-1
+    ),
     ("cause_kind", "U24", "", "what causes most of it, as far as rows of finding_evidence show it; empty if unknown"),
     Column(
         "cause_rank",
@@ -52,7 +54,7 @@ FINDINGS = schema(
     ("file", "U16", "", "file of the cause, empty if unknown"),
     ("call", "U16", "", "kernel, call, collective or phase of the cause, empty if unknown"),
     ("advice_code", "U32", "", "what would help; its inputs are the rows of finding_evidence from that code on"),
-    ("confidence", "U12", "", "exact, at_least, up_to or between, by the bounds; empty if it is no time"),
+    ("confidence", "U12", "", "exact, at_least, up_to or between, by the bounds; empty if it is not a time"),
     ("method", "U16", "", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere"),
 )
 FINDING_EVIDENCE = schema(

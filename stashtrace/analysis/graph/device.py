@@ -1,6 +1,6 @@
 """Nodes of a rank whose kernels are known: what its streams ran, and what its host did between launches.
 
-    host        [ cell ][ cell ]            [ cell ]        calls that wait for the device are no nodes
+    host        [ cell ][ cell ]            [ cell ]        calls that wait for the device are not nodes
                        |launch   ^sync
     stream      ......[kernel   ][kernel  ]                 a kernel waits for its launch, its stream, other streams
     NCCL stream       (join)========(leave)                 a collective is two moments: its time is the transfer's

@@ -1,6 +1,6 @@
 """Graph: nodes of work, edges that say what each one waited for, and the replay of both.
 
-step thread   [ compute ]--.            .->[ compute ]      waits are no nodes: they follow from the edges
+step thread   [ compute ]--.            .->[ compute ]      waits are not nodes: they follow from the edges
 transfer                    '->[ ring ]-'
 worker        [ batch 3 ][ batch 4 ]----------------------> the step thread takes it
 """
@@ -106,7 +106,7 @@ class Graph:
         Node that ends each step of each rank. The step is ``ends_step`` of ``ends_rank``, and it ends ``ends_lag_ns``
         after the node.
     ends_counted : bool array
-        Steps that are no warm-up.
+        Steps that are not warm-up.
     ends_begin_ns : int array
         When these steps began, as measured; empty if unknown.
     ends_before : int array

@@ -17,7 +17,7 @@ from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.graph.critical import Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.late.names import BETWEEN_PHASES
+from stashtrace.analysis.late.cause_names import BETWEEN_PHASES
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.steps import step_at

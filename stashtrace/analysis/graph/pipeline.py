@@ -46,7 +46,7 @@ class PipelineGraph(Graph):
     Attributes
     ----------
     operation : int array
-        By node, index in ``operations``; -1 for a node that is no operation.
+        By node, index in ``operations``; -1 for a node that is not an operation.
     operations : tuple of str
         Names of operations that every rank, step and micro-batch repeats.
     stage_of, replica_of : dict of int to int

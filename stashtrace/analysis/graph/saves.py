@@ -5,7 +5,7 @@
     writer             '->[ save                      ]-'
 
 The work of the step thread just before a save asked for it. A blocking call of the step thread that ends together with
-a save waited for it; like all waits it is no node. A save that begins as soon as the save before it on its thread is
+a save waited for it; like all waits it is not a node. A save that begins as soon as the save before it on its thread is
 done stood in that thread's queue, and nobody knows when it was asked for.
 """
 

@@ -1,6 +1,7 @@
 """Why a late rank was late: what it did longer than the median of the others since all of them were level.
 
 A rank without steps of its own has no cause; neither has a rank that does nothing longer than the others.
+``cause_names`` finds the worker, file, kernel or phase.
 """
 
 # SPDX-License-Identifier: Apache-2.0

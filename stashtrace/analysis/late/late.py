@@ -3,8 +3,8 @@
     own enter |-- wait --|-- launch skew --|-- expected --|-- excess --| end
                          ^ arrival         ^ last enter
 
-``instances`` finds the late rank and its time, ``causes`` what that rank did longer, ``names`` the worker, file, kernel
-or phase behind it. This module adds the time of the transfer.
+``instances`` finds the late rank and its time, ``causes`` what that rank did longer, ``cause_names`` the worker, file,
+kernel or phase behind it. This module adds the time of the transfer.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,6 +21,7 @@ from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.late.cause_names import Named, Namer, Window
 from stashtrace.analysis.late.causes import CAUSES, Causes, causes
 from stashtrace.analysis.late.instances import (
     CLOCK,
@@ -32,7 +33,6 @@ from stashtrace.analysis.late.instances import (
     instances,
     launch_skews,
 )
-from stashtrace.analysis.late.names import Named, Namer, Window
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any

@@ -4,7 +4,8 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-The methods of a rank (``METHODS``) make its layers.
+Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on_host``. What each kind means and which
+one wins is in ``docs/concepts/stalls.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -26,7 +26,7 @@ DIFF = _schema(
     ("change_ns", "i8", "ns", "after minus before"),
     ("spread_before_ns", "i8", "ns", "median absolute deviation over steps, times 1.4826"),
     ("spread_after_ns", "i8", "ns", "the same of the second run"),
-    ("noise_ns", "i8", "ns", "changes up to this are no difference"),
+    ("noise_ns", "i8", "ns", "changes up to this are not a difference"),
     ("verdict", "U16", "", "faster, slower or no difference"),
     ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both runs"),
     ("before_steps_count", "i8", "", "steps compared"),

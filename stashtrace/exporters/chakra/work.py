@@ -31,7 +31,7 @@ SHORTEST_NS = 500
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 #: Largest difference of clocks and records of one moment.
 _TOGETHER_NS = 50_000
-#: ``RankWork.row`` of nodes that are no part of a collective, and ``RankWork.kind`` of a node of idle time.
+#: ``RankWork.row`` of nodes that are not part of a collective, and ``RankWork.kind`` of a node of idle time.
 NO_ROW = -1
 IDLE = -1
 

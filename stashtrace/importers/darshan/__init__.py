@@ -187,7 +187,7 @@ class _Log:
     def _ns(self, seconds: npt.NDArray[np.float64]) -> Int64:
         """Convert seconds since the job's start to ns since 1970; impossible ones become the job's start."""
         since = np.asarray(seconds, dtype=np.float64) * 1e9
-        fits = np.abs(since) < HIGHEST - self.start_ns  # false for what is no number
+        fits = np.abs(since) < HIGHEST - self.start_ns  # false for what is not a number
         self.moved.impossible_count += int(np.count_nonzero(~fits))
         return self.start_ns + np.rint(np.where(fits, since, 0.0)).astype(np.int64)
 

@@ -7,7 +7,7 @@
     step mark                                  ^
     items of workers [i][i][i][i][i][i]...                              on other threads, or in processes of their own
 
-DLIO computes by sleeping for as long as a step of the real model takes, so its "compute" is no forward: it stays an
+DLIO computes by sleeping for as long as a step of the real model takes, so its "compute" is not a forward: it stays an
 annotation, and steps come from marks. Where a job names forward, backward and the optimizer (the ``ai`` conventions)
 these are phases, and steps are found as in our own traces. The turn of a loop that is left by ``break`` is never
 recorded by DFTracer; its wait is then what its items span.
@@ -103,7 +103,7 @@ def _role(category: str, name: str) -> str:
 
 
 def has_own_rows(category: str, name: str) -> bool:
-    """Return True for functions whose every event becomes a batch, a mark or a phase, and so is no annotation."""
+    """Return True for functions whose every event becomes a batch, a mark or a phase, and so is not an annotation."""
     return _role(category, name) in ("wait", "body", *_PHASES)
 
 

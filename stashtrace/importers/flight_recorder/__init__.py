@@ -55,7 +55,7 @@ def load(source: Source, context: ImportContext) -> None:
         raise ImporterError(f"{source.path} is larger than any dump of the Flight Recorder (256 MiB)")
     dump, whole = read_pickle(data, name) if data[:1] == b"\x80" else _read_json(data.decode(errors="replace"))
     if not isinstance(dump, dict):
-        raise ImporterError(f"{source.path} is no dump of the Flight Recorder: it holds a {type(dump).__name__}")
+        raise ImporterError(f"{source.path} is not a dump of the Flight Recorder: it holds a {type(dump).__name__}")
     if not whole:
         context.lose("file_cut", advice=f"{name} is cut: its last operations, or its groups, are missing")
     groups = _groups(dump)

@@ -87,7 +87,7 @@ class _Machine:
             else:
                 self._stack.append(tuple(items))
         if not self._stack:
-            raise ImporterError(f"{name} is no pickle, or is cut in its first bytes")
+            raise ImporterError(f"{name} is not a pickle, or is cut in its first bytes")
         return self._stack[0]
 
     def run(self, name: str, argument: Any) -> None:

@@ -242,7 +242,7 @@ def read(source: Source) -> KinetoFile:
 def read_operators(source: Source, base_ns: int | None) -> dict[int, tuple[Int64, Int64]]:
     """Return begins and ends of the operators of each thread, by its native id; a second pass over the file.
 
-    Operators that only start, carry or await a collective are left out: they are no work of the thread.
+    Operators that only start, carry or await a collective are left out: they are not work of the thread.
     """
     communicating = (*_COMMUNICATING, "c10d::", "_c10d_functional::", "c10d_functional::")
     rules = [("X", category, start, 1) for category in _OPERATORS for start in communicating]

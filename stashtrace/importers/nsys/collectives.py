@@ -24,7 +24,7 @@ from stashtrace.schema.kernel_names import is_nccl_kernel, plain_kernel_name
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
 
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
-#: Parts of the names of NCCL's calls that are no collectives.
+#: Parts of the names of NCCL's calls that are not collectives.
 _NO_OPERATIONS = ("Group", "Comm", "GetUniqueId", "Mem", "RedOp", "Init")
 #: Largest shift between the beginnings of two recordings, in operations.
 _MOST_SHIFT = 64

@@ -140,7 +140,7 @@ def predict(job: LoadingJob, hits: Any) -> PredictedSteps:
     if ratio.size and not ((ratio >= 0) & (ratio <= 1)).all():
         raise ValueError("a hit ratio lies between 0 and 1")
     step, warm = _step_ns(job, ratio), _step_ns(job, np.ones(1))[0]
-    step = np.maximum(step, warm)  # storage faster than the page cache is no gain that anybody should count on
+    step = np.maximum(step, warm)  # storage faster than the page cache is not a gain that anybody should count on
     compute = np.full(len(ratio), float(job.compute_ns))
     return PredictedSteps(step, compute, np.full(len(ratio), warm - job.compute_ns), step - warm)
 

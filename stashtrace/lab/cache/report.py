@@ -37,7 +37,7 @@ _TITLES = {
     "dataset_bytes": "data set, as far as read",
     "hit_ratio": "answered by the cache",
 }
-#: Quantities that are no mean of samples, and what they are.
+#: Quantities that are not means of samples, and what they are.
 _SUMS = {
     "workers_count": "count of",
     "ranks_count": "count of",

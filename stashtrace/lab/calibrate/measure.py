@@ -160,7 +160,7 @@ def _chosen(
 def _sizes(request: CalibrationRequest, backend: str, ranks: int, room_bytes: int, ops_count: int) -> tuple[int, ...]:
     low, high = request.sizes_bytes or SIZES[backend]
     if low < 1 or high < low:
-        raise UsageError(f"--sizes {low}:{high} is no range", hint="for example --sizes 1K:32M")
+        raise UsageError(f"--sizes {low}:{high} is not a range", hint="for example --sizes 1K:32M")
     # All sizes together are twice the largest; an all-gather's output is its input times the ranks.
     most = int(room_bytes * _MEMORY_RATIO / (2 * (2 * ops_count + (ranks if backend in ("gloo", "nccl") else 0))))
     if request.sizes_bytes and high > most:

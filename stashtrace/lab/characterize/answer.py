@@ -45,7 +45,7 @@ class ConfigurationRun:
     status : str
         ``measured`` or ``failed``.
     directory : str
-        Of the run, relative to that of the characterisation.
+        Of the run, relative to that of the characterization.
     why : str
         Of a failure.
     figures : Figures, optional
@@ -268,11 +268,11 @@ def read_characterization(path: Path) -> Characterization:
         return answer
     except FileNotFoundError as error:
         hint = "make one: stashtrace characterize -- COMMAND"
-        raise UsageError(f"no characterisation in {path}", hint=hint) from error
+        raise UsageError(f"no characterization in {path}", hint=hint) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         hint = f"`stashtrace characterize` writes {FILE_NAME}"
         why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{file} is no characterisation: {why}", hint=hint) from error
+        raise UsageError(f"{file} is not a characterization: {why}", hint=hint) from error
 
 
 def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:

@@ -20,7 +20,9 @@ import numpy as np
 from stashtrace.calibration.lines import STUDENT, Floats
 from stashtrace.lab.intervals import Estimate
 
-#: The five configurations, by number. JSON keys, run names and the option ``--steps`` call them steps, as Stash does.
+#: The five configurations: 1 one device, synthetic batches; 2 all devices of a host, synthetic; 3 as 2 with the real
+#: data, its files not in the page cache; 4 as 3, its files in the page cache; 5 as 2, but over a network. JSON keys,
+#: run names and the option ``--steps`` call them steps, as Stash does.
 CONFIGURATIONS = (1, 2, 3, 4, 5)
 #: Stall -> the configurations that it is the difference of: the faster and the slower one, as they are meant to be.
 SIDES: Mapping[str, tuple[int, int]] = {"interconnect": (1, 2), "network": (2, 5), "prep": (2, 4), "fetch": (4, 3)}
@@ -109,7 +111,7 @@ def step_time(runs_ns: Sequence[float]) -> Estimate:
 
 
 def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
-    """Stalls of a characterisation, with intervals; those whose configurations were not measured are missing.
+    """Stalls of a characterization, with intervals; those whose configurations were not measured are missing.
 
     Parameters
     ----------

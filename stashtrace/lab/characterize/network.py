@@ -93,7 +93,7 @@ def parsed_shape(text: str) -> Shape:
     speed = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", rate.strip())
     late = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", delay.strip()) if delay else None
     if (speed is None and rate.strip() != "unlimited") or (delay and late is None):
-        raise UsageError(f"{text} is no link", hint="for example --emulate-network 10gbit, or 1gbit,50us")
+        raise UsageError(f"{text} is not a link", hint="for example --emulate-network 10gbit, or 1gbit,50us")
     bits = round(float(speed[1]) * _UNITS[speed[2]]) if speed else 0
     if speed and bits < 1000:
         raise UsageError(f"{text} is too slow for a link", hint="for example --emulate-network 100mbit")

@@ -1,4 +1,4 @@
-"""The request for a characterisation, and the directory that it goes to."""
+"""The request for a characterization, and the directory that it goes to."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -19,13 +19,13 @@ from stashtrace.record.directory import file_rights
 
 @dataclass(frozen=True, slots=True)
 class CharacterizationRequest:
-    """A characterisation that was asked for.
+    """A characterization that was asked for.
 
     Attributes
     ----------
     command : tuple of str
     out : Path
-        Directory of the characterisation.
+        Directory of the characterization.
     configurations : tuple of int
         Some of 1 to 5.
     repeats, iterations, warmup : int
@@ -75,7 +75,7 @@ class CharacterizationRequest:
     version: str = ""
 
     def plan(self) -> dict[str, Any]:
-        """Settings that all runs of one characterisation share; the number of repetitions may grow."""
+        """Settings that all runs of one characterization share; the number of repetitions may grow."""
         shape = self.emulated
         return {
             "command": list(self.command),
@@ -91,7 +91,7 @@ class CharacterizationRequest:
 
 
 def open_characterization(request: CharacterizationRequest) -> Characterization:
-    """Read what is in the directory already, or begin a new characterisation there.
+    """Read what is in the directory already, or begin a new characterization there.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def open_characterization(request: CharacterizationRequest) -> Characterization:
         if begun and answer.plan != request.plan():
             differs = [key for key, value in request.plan().items() if answer.plan.get(key) != value]
             raise UsageError(
-                f"{request.out} holds another characterisation ({', '.join(differs)} differ)",
+                f"{request.out} holds another characterization ({', '.join(differs)} differ)",
                 hint="choose another directory with --out, or give the same command to continue that one",
             )
         if begun:
@@ -122,7 +122,7 @@ def open_characterization(request: CharacterizationRequest) -> Characterization:
             answer.facts["batch_samples"] = request.batch_samples or answer.facts.get("batch_samples", 0)
             return answer
     elif request.out.exists() and not request.out.is_dir():
-        raise UsageError(f"{request.out} is no folder", hint="choose another with --out")
+        raise UsageError(f"{request.out} is not a folder", hint="choose another with --out")
     elif request.out.exists() and any(request.out.iterdir()):
         raise UsageError(f"{request.out} is not empty", hint="choose another directory with --out")
     command = rank_command(request.command, request.ranks)

@@ -36,7 +36,7 @@ def title(answer: Characterization) -> str:
 
 
 def characterization_lines(answer: Characterization, *, as_published: bool = False) -> list[str]:
-    """Lines of text about a characterisation, for 80 columns."""
+    """Lines of text about a characterization, for 80 columns."""
     quick = "   (quick: fewer and shorter runs)" if answer.facts.get("quick") else ""
     lines = ["", f"stashtrace  {title(answer)}{quick}", "", *_configuration_lines(answer)]
     lines += ["", *_stall_lines(answer, as_published), "", *_wrapped(bottleneck_text(answer), "  ▶ ")]
@@ -167,7 +167,7 @@ def characterized_lines(run: str, stall: Estimate | None) -> list[str]:
     if stall is not None:
         interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if stall.known else ""
         known = f"the steps of configurations 1 and 2 differ by {duration_text(stall.value)}{interval}"
-    return [*wrapped(f"run {run} of the characterisation, all ranks on synthetic data; {known}"), ""]
+    return [*wrapped(f"run {run} of the characterization, all ranks on synthetic data; {known}"), ""]
 
 
 def characterized_json(run: str, stall: Estimate | None) -> dict[str, Any]:

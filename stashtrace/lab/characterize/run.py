@@ -60,7 +60,7 @@ def characterize(request: CharacterizationRequest, *, on_progress: ProgressCallb
     Raises
     ------
     UsageError
-        If the command cannot be understood, or the directory holds another characterisation.
+        If the command cannot be understood, or the directory holds another characterization.
     CaptureError
         If the command fails even as it was typed.
     """

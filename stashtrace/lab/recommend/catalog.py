@@ -124,7 +124,7 @@ def load_catalog(paths: Iterable[str | os.PathLike[str]] = (), *, shipped: bool 
     UnsupportedVersionError
         If a newer stashtrace is needed to read it.
     FormatError
-        If it is no catalog, or a value in it makes no sense; the message names it.
+        If it is not a catalog, or a value in it makes no sense; the message names it.
     """
     catalog = Catalog()
     folder = importlib.resources.files("stashtrace.lab.recommend.prices")
@@ -150,7 +150,7 @@ def _laid_over(below: Catalog, file: CheckedFile, text: str) -> Catalog:
     instances = dict(below.instances)
     for key, entry in entries.items():
         if not isinstance(entry, dict):
-            raise file.damaged(f'instance {key} is no table: [instance."{key}"]')
+            raise file.damaged(f'instance {key} is not a table: [instance."{key}"]')
         known = below._raw(key)
         given = dict(entry) if known else {**defaults, **entry}
         if "price_per_hour" in given:

@@ -95,7 +95,7 @@ def load_profile(path: str | os.PathLike[str], *, instance: str = "") -> Profile
     UnsupportedVersionError
         If a newer stashtrace wrote it.
     FormatError
-        If it is no characterization; the message says why.
+        If it is not a characterization; the message says why.
     """
     place = Path(path)
     name = str(place / FILE_NAME) if place.is_dir() else os.fspath(path)

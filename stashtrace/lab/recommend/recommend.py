@@ -99,7 +99,7 @@ def recommend(
     budget = budget or Budget()
     if work.samples and not all(profile.batch_samples for profile in profiles):
         where = next(profile.path for profile in profiles if not profile.batch_samples)
-        raise UsageError(f"{where} does not know its batch, so samples are no steps", hint="give --batch-size N")
+        raise UsageError(f"{where} does not know its batch, so samples are not steps", hint="give --batch-size N")
     possible, unknown, partly = _possible(profiles, catalog, work, data, max_count)
     if not possible:
         raise MissingDataError(

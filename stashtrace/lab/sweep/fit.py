@@ -1,6 +1,6 @@
 """The layers study: step times of many networks on one rank and on all, and how the stall grows with what is sent.
 
-    stall of a variant = step of all ranks - step of one rank       the interconnect stall of a characterisation
+    stall of a variant = step of all ranks - step of one rank       the interconnect stall of a characterization
     stall of all variants = messages * a + bytes * b                each is also predicted by a fit to the others
 
 The file that holds the runs is made by ``lab.sweep.study``. Pure.
@@ -140,7 +140,7 @@ def study_of(content: Mapping[str, Any]) -> LayersStudy:
     Raises
     ------
     FormatError
-        If it is no study.
+        If it is not a study.
     MissingDataError
         If no variant has a run of one rank and one of all.
     """
@@ -150,7 +150,7 @@ def study_of(content: Mapping[str, Any]) -> LayersStudy:
         settings, variants, runs = content["settings"], content["variants"], content["runs"]
         missing = [name for name in _SETTINGS if name not in settings]
         if missing:
-            raise FormatError(f"this is no study: its settings lack {', '.join(missing)}")
+            raise FormatError(f"this is not a study: its settings lack {', '.join(missing)}")
         results, notes = [], []
         for variant in variants:
             try:
@@ -158,7 +158,7 @@ def study_of(content: Mapping[str, Any]) -> LayersStudy:
             except MissingDataError as error:
                 notes.append(f"{variant['name']}: {error}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError(f"this is no study: {type(error).__name__} {error}") from error
+        raise FormatError(f"this is not a study: {type(error).__name__} {error}") from error
     if not results:
         raise MissingDataError(
             "no variant was measured on one rank and on all", hint=notes[0] if notes else "run the sweep again"

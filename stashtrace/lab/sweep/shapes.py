@@ -148,7 +148,7 @@ def network(family: str, depth: int, **options: object) -> Network:
         raise UsageError(f"there is no {family}{depth}", hint=f"a transformer has 1 to {_MOST_LAYERS} blocks")
     made = replace(Network(family, depth, WIDTHS[family]), **options)  # type: ignore[arg-type]
     if made.width < 1:
-        raise UsageError(f"{made.width} is no width", hint="channels of the first stage, for example 16")
+        raise UsageError(f"{made.width} is not a width", hint="channels of the first stage, for example 16")
     if family == "transformer":
         if not made.batch_norm:
             raise UsageError("a transformer has no batch norm to leave out", hint="--family resnet or vgg")

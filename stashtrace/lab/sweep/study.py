@@ -107,7 +107,9 @@ def variants_of(request: StudyRequest) -> list[Variant]:
     if request.sweep not in SWEEPS:
         raise UsageError(f"no sweep is called {request.sweep!r}", hint="one of " + ", ".join(SWEEPS))
     if not 0 <= request.bucket_mib < math.inf:
-        raise UsageError(f"--bucket-mb {request.bucket_mib:g} is no size", hint="25 is torch's own, 0 one tensor each")
+        raise UsageError(
+            f"--bucket-mb {request.bucket_mib:g} is not a size", hint="25 is torch's own, 0 one tensor each"
+        )
     own = {"residual": request.residual, "batch_norm": request.batch_norm}
 
     def made(depth: int) -> Network:
@@ -293,7 +295,7 @@ def read_study(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise FormatError(f"{file} is damaged: {error}", hint=_REMOVE) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_VERSION:
-        raise FormatError(f"{file} is no study of this version")
+        raise FormatError(f"{file} is not a study of this version")
     if not _is_whole(content):
         raise FormatError(f"{file} is damaged: its settings, variants or runs are not whole", hint=_REMOVE)
     return content
@@ -339,7 +341,7 @@ def _open_study(out: Path, settings: Mapping[str, Any], version: str, facts: Map
             raise UsageError(f"{out} holds a study with {had}", hint="choose the same, or another folder with --out")
         return content
     if any(out.iterdir()):
-        raise UsageError(f"{out} holds something that is no study", hint="choose a new folder with --out")
+        raise UsageError(f"{out} holds something that is not a study", hint="choose a new folder with --out")
     return {
         "format": FORMAT_VERSION,
         "stashtrace_version": version,

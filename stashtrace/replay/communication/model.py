@@ -237,7 +237,7 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
     links = []
     for number in np.unique(kind[rows]).tolist():
         own = rows[kind[rows] == number]
-        # Of two messages that shared a thread, one may have no time left: it is no point of the fit.
+        # Of two messages that shared a thread, one may have no time left: it is not a point of the fit.
         own = own[messages.link_ns[own] > 0]
         if not len(own):
             continue

@@ -49,7 +49,7 @@ def read_layers(path: str | Path) -> list[Workload]:
     MissingDataError
         If there is no such file.
     FormatError
-        If a row is no layer, or iterations differ in their layers; the message names file and line.
+        If a row is not a layer, or iterations differ in their layers; the message names file and line.
     """
     place = Path(path)
     try:

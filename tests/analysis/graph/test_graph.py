@@ -65,7 +65,7 @@ def test_the_replay_of_a_job_of_many_steps_is_the_job() -> None:
 
 @pytest.mark.parametrize("text", [LATE, LOADED])
 def test_of_hosts_every_edge_is_fixed(text: str) -> None:
-    """Who enters a collective last a replay finds out; that all of them have to enter it is no choice."""
+    """Who enters a collective last a replay finds out; that all of them have to enter it is not a choice."""
     graph = drawn(text)
     assert len(graph.decided) == len(graph.source) > 0
     assert not graph.decided.any()

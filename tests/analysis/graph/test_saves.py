@@ -63,7 +63,7 @@ def test_a_save_is_a_node_between_who_asked_and_who_waits() -> None:
     assert edges_ms(graph, EdgeKind.START) == [(4, 4, 0)]
     assert edges_ms(graph, EdgeKind.JOIN) == [(16, 16, 0)]
     threads = graph.resource == Resource.STEP_THREAD
-    assert graph.work_ns[threads].sum() == 20 * MS  # the wait is no node
+    assert graph.work_ns[threads].sum() == 20 * MS  # the wait is not a node
     assert graph.gap_ns.sum() == 0
     assert (graph.step_ns(graph.replay()) == graph.measured_step_ns).all()
 

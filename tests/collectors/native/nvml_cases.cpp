@@ -35,7 +35,7 @@ void thinning() {
   expect(series.next({10, 1.0}, 100, keep) == 1 && keep[0].ticks == 10, "the first is kept");
   expect(series.next({20, 1.0}, 100, keep) == 0, "a repeat is not");
   expect(series.next({30, 1.0}, 100, keep) == 0, "nor the next");
-  expect(series.next({30, 7.0}, 100, keep) == 0, "one of the same time is no reading");
+  expect(series.next({30, 7.0}, 100, keep) == 0, "one of the same time is not a reading");
   expect(series.next({40, 2.0}, 100, keep) == 2 && keep[0].ticks == 30 && keep[0].value == 1.0 && keep[1].ticks == 40,
          "a change brings the last repeat with it");
   expect(series.next({50, 3.0}, 100, keep) == 1, "a change after a change comes alone");

@@ -45,7 +45,7 @@ static pid_t spawn(const char* way, char* path) {
   if (strncmp(way, "chdir", 5) == 0) posix_spawn_file_actions_addchdir_np(&actions, folder);
   if (strncmp(way, "fchdir", 6) == 0) posix_spawn_file_actions_addfchdir_np(&actions, open(folder, O_RDONLY | O_DIRECTORY));
   if (strncmp(way, "actions", 7) == 0) posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  // What cannot be executed, and is no program, does not end the search.
+  // What cannot be executed, and is not a program, does not end the search.
   if (strncmp(way, "path", 4) == 0) asprintf(&folder, "/proc:/no such folder:%s", folder), setenv("PATH", folder, 1);
   if (strcmp(way, "chdir path") == 0) setenv("PATH", "/no such folder::/bin", 1);
   if (strcmp(way, "path execvp") == 0) {

@@ -1,4 +1,4 @@
-/* Children that share memory with their parent, and are no threads of it. SPDX-License-Identifier: Apache-2.0
+/* Children that share memory with their parent, and are not threads of it. SPDX-License-Identifier: Apache-2.0
 
      odd_children KIND CHILDREN READS [AFTER]
 
