@@ -1,3 +1,3 @@
-"""The same analyses over the files of many ranks, by Dask."""
+"""Run the analyses over the files of many ranks with Dask."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,7 @@
 """``analyze`` of a store: the analysis on each rank as tasks of Dask, then a small reduction.
 
-By default on threads of this process, or on processes of their own; on any Dask cluster by its address, whose workers
-must see the store under the same path. Called by the CLI for stores, and by users as
+Tasks run on threads of this process by default, or on separate processes, or on a Dask cluster given by its address.
+The workers of a cluster must see the store under the same path. Used by the CLI for stores, and by users as
 ``stashtrace.fleet.analyze.analyze``.
 """
 
@@ -27,15 +27,15 @@ from stashtrace.store.files import load_store, store_ranks
 
 #: Called with (ranks done, ranks in all).
 Progress = Callable[[int, int], None]
-#: A table on its way between processes: schema, columns, texts behind its codes.
+#: A table as it is sent between processes: schema, columns, texts behind its codes.
 _Packed = tuple[Schema, dict[str, Any], list[str]]
 
-#: Of one rank: a table per part, or the error that says why there is none.
+#: Result of one rank: a table per part, or the error that says why there is none.
 _Answers = list["_Packed | MissingDataError"]
 
-#: Ranks of one task: a task costs a millisecond, a rank tens of them.
+#: Ranks per task: a task costs a millisecond, a rank tens of milliseconds.
 _RANKS_AT_ONCE = 8
-#: From so many tasks on, processes are faster than threads.
+#: With at least so many tasks, processes are faster than threads.
 _WORTH_PROCESSES = 8
 
 
@@ -55,18 +55,18 @@ def analyze(
     Parameters
     ----------
     store : path
-        What ``stashtrace export parquet`` made.
+        Store written by ``stashtrace export parquet``.
     name : str
         One of ``stashtrace.fleet.plans.PLANS``.
     cluster : str, optional
         Address of a Dask scheduler, e.g. ``tcp://host:8786``; threads of this process by default.
     workers : int, optional
-        Threads or processes; as many as there are cores by default.
+        Number of threads or processes; by default the number of cores.
     processes : bool
-        Share many ranks out to processes, not threads: twice as fast on two cores, and a script that asks for it must
-        guard its main part by ``if __name__ == "__main__"``, as all of multiprocessing needs.
+        Run many ranks on processes, not threads: twice as fast on two cores. The main part of a script must then be
+        guarded by ``if __name__ == "__main__"``, as multiprocessing requires.
     ranks : sequence of int, optional
-        Only these ranks; the others still decide whom they waited for.
+        Return only these ranks; the others still count as ranks that they waited for.
     progress : callable, optional
         Called with (ranks done, ranks in all).
     **options
@@ -75,7 +75,7 @@ def analyze(
     Returns
     -------
     Table, StringPool
-        The same rows as the analysis gives on the whole trace, and the texts behind their codes.
+        The rows that the analysis gives on the whole trace, and the texts behind their codes.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def analyze(
     MissingDataError
         If no rank holds what the analysis needs.
     StashtraceError
-        If Dask is not there, or the cluster does not answer.
+        If Dask is not installed, or the cluster does not answer.
     """
     plan = plan_of(name, options)
     if plan is None:
@@ -117,7 +117,7 @@ def analyze(
 
 
 def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[str, Any]) -> list[_Answers]:
-    """Each rank's tables; an error in place of one for which the rank holds nothing. Runs in a task."""
+    """Return each rank's tables, with an error in place of a table that the rank has no data for. Runs in a task."""
     functions = [_function(name) for name in names]
     out: list[_Answers] = []
     for rank in ranks:
@@ -158,7 +158,7 @@ def _compute(
     from dask.callbacks import Callback
 
     cores = workers or os.cpu_count() or 1
-    # Half of a part holds the interpreter's lock, so threads share little of it; new processes cost a second to start.
+    # A part holds the GIL half of its time, so threads gain little; new processes take a second to start.
     apart = processes and cores > 1 and len(chunks) >= _WORTH_PROCESSES
     names_of_tasks = {f"part-{at}": chunk for at, chunk in enumerate(chunks)}
     delayed = [
@@ -167,7 +167,7 @@ def _compute(
     ]
 
     class Done(Callback):  # type: ignore[misc]
-        """Counts parts as they come back."""
+        """Counts finished parts."""
 
         def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
             if key in names_of_tasks:
@@ -203,7 +203,7 @@ def _on_cluster(
 
 
 def _packed(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> _Packed:
-    """A result with texts beside its codes, and with the whole store's numbers of tracks and processes."""
+    """Return a result with the texts of its codes, and with the whole store's numbers of tracks and processes."""
     columns: dict[str, Any] = {}
     texts: list[str] = []
     for column in table.schema.columns:

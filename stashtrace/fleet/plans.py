@@ -1,7 +1,7 @@
-"""Which analyses a store can answer rank by rank, and how the parts become one table.
+"""Analyses that run rank by rank on a store, and how their parts become one table.
 
-No analysis is written a second time: a part is the analysis itself on a trace of one rank, which knows from its store
-what only all ranks together can tell. ``analyze`` runs the parts and calls ``joined``.
+No analysis is implemented twice: a part is the analysis itself on a trace of one rank, whose store also holds the facts
+that need all ranks. ``analyze`` runs the parts and calls ``joined``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,22 +18,22 @@ from stashtrace.analysis.stalls.budget import stall_totals
 from stashtrace.schema.table import Table
 
 Options = dict[str, Any]
-#: Tables of each part, of the ranks that have any.
+#: For each part, the tables of the ranks that have one.
 Parts = Sequence[Sequence[Table]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an analysis is divided.
+    """Division of an analysis into parts.
 
     Attributes
     ----------
     parts : tuple of str
-        Analyses, or ``module:function`` of the same form, to run on each rank.
+        Analyses, or ``module:function`` with the same signature, to run on each rank.
     part_options : callable
-        Options of the user -> those of the parts.
+        Maps options of the user to those of the parts.
     joined : callable
-        (parts of each analysis in order of ranks, all ranks, options of the user) -> result.
+        Maps (parts of each analysis in order of ranks, all ranks, options of the user) to the result.
     """
 
     parts: tuple[str, ...]
@@ -42,17 +42,17 @@ class Plan:
 
 
 def _concatenated(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
-    """Rows of all ranks, rank by rank."""
+    """Return the rows of all ranks, rank by rank."""
     return Table.concat(parts[0][0].schema, parts[0])
 
 
 def _stalls(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
-    """Sums over ranks that were summed over their steps."""
+    """Sum parts over ranks that are already summed over their steps."""
     return stall_totals(Table.concat(parts[0][0].schema, parts[0]), options["by"])
 
 
 def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
-    """Times summed over the ranks that lost them; who was last is counted once per collective, among all ranks."""
+    """Sum times over the ranks that lost them; count the last rank of each collective once, among all ranks."""
     found = Table.concat(STRAGGLERS, parts[0])
     waited = Table.concat(LAST_RANKS, parts[1])
     last, alone = last_counts(waited), alone_missing(waited)
@@ -68,7 +68,7 @@ def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
 
 
 def plan_of(name: str, options: Options) -> Plan | None:
-    """How an analysis with these options is divided; None if it needs all ranks in one process."""
+    """Return the plan of an analysis with these options; None if it needs all ranks in one process."""
     if name == "stalls" and options.get("by", "step") != "step":
         return Plan(("stashtrace.analysis.stalls.budget:stalls_counted",), _stalls, _without_by)
     return PLANS.get(name)
@@ -91,7 +91,7 @@ _PER_RANK = (
     "copies",
 )
 
-#: Analysis -> plan. What is not here needs all ranks in one process: ``stashtrace.load(store)``.
+#: Analysis -> plan. Other analyses need all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {
     **{name: Plan((name,), _concatenated) for name in _PER_RANK},
     "stragglers": Plan(("stragglers", "stashtrace.analysis.late.stragglers:last_ranks"), _stragglers),

@@ -1,3 +1,3 @@
-"""Paths -> a Trace: whose each file is, one clock for all, what is missing."""
+"""Load paths as a Trace: identify the process of each file, align all clocks, record what is missing."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,24 +1,24 @@
 """A run, a store, or the files of another tool as one :class:`Trace`.
 
-A run directory passes these files, each stage once and never back:
+A run directory passes through these modules, each stage once and in this order:
 
-    load                      which kind of input it is; calls each stage below and hands on what it gave
+    load                      the kind of input; calls each stage below and passes its result to the next
     format.reader             the run's files, opened without their rows
-      format.stash_file       clock readings, and what processes said of themselves
+      format.stash_file       clock readings, and the facts that processes recorded about themselves
     loading.clocks.host       one clock for each host
-    loading.identity          who is who; which processes are loaded
+    loading.identity          parents, ranks and roles of processes; the processes to load
     loading.clocks.device     one clock for each GPU
-    loading.decode            process by process: rows -> tables on the common clock; rows are let go here
-      collectors.registry     which collector's decoder
-      collectors.context      what a decoder is given
+    loading.decode            process by process: rows -> tables on the common clock; rows are freed here
+      collectors.registry     the decoder of each collector
+      collectors.context      the arguments of a decoder
       collectors.*            the decoders, one for each collector with rows
-      loading.collectives     what torch and NCCL recorded of one collective becomes one row
+      loading.collectives     one row per collective, from the records of torch and NCCL
     loading.io                I/O calls, in pieces: into memory, or left on disk if they are many
     loading.join              tables of all processes -> tables of the trace
     loading.presence          processes, losses, metadata, alignment
 
-Runs of several hosts take one turn more before ``clocks.device``: collectives are decoded on a first guess of the
-clocks, and ``loading.clocks.align`` corrects these by what the hosts did together.
+Runs of several hosts take one more step before ``clocks.device``: collectives are decoded on a first guess of the
+clocks, and ``loading.clocks.align`` corrects these by the common operations of the hosts.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,3 +1,3 @@
-"""What each device did, and what was asked of it."""
+"""The work of each device, and the calls that requested it."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -24,7 +24,7 @@ from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Graphs of which nothing but begin and end is known count as compute.
+#: Graphs with only a known begin and end count as compute.
 COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _COPIES = (DeviceWork.COPY, DeviceWork.MEMSET)
 
@@ -33,8 +33,8 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
     """Divide the time of each device into compute, communication, copies and idle.
 
     Intervals are united, never added: work that ran at once on several streams counts once. ``busy + idle = window``
-    and ``compute + exposed_communication + exposed_memcpy = busy``, exactly. The window of a row is that from the first
-    work on the device to the end of the last, or the step on the device's clock.
+    and ``compute + exposed_communication + exposed_memcpy = busy``, exactly. The window of a row is the time from the
+    begin of the first work on the device to the end of the last, or the step on the device's clock.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
 
 
 def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, Any]:
-    """Rows of one device, one per window; ``by="rank"`` counts waits for batches outside its one window too."""
+    """Return the columns of one device, a row per window; ``by="rank"`` also counts batch waits outside its window."""
     compute, communication = device.time(*COMPUTE), device.time(DeviceWork.COMMUNICATION)
     copies, fills = device.time(*_COPIES), device.time(DeviceWork.MEMSET)
     working = compute | communication

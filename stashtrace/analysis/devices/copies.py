@@ -17,7 +17,7 @@ from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, DeviceW
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Copies below this are all latency: their rate says nothing about the link.
+#: Copies below this are dominated by latency: their rate says nothing about the link.
 _LARGE_BYTES = 1_000_000
 _MEMORY = ("unknown", "pinned", "pageable", "both", "none")
 _UNKNOWN, _PINNED, _PAGEABLE, _BOTH, _NO_HOST = range(len(_MEMORY))
@@ -27,7 +27,7 @@ _UNUSABLE = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class _Copies:
-    """Copies of one device of one process, and what hides them (None: not known)."""
+    """Copies of one device of one process, and the work that hides them (None: unknown)."""
 
     rank: int
     device_index: int
@@ -42,8 +42,8 @@ class _Copies:
 def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
     """Sum up copies between host and device, on a device and between devices.
 
-    Pageable host memory is copied through a pinned buffer of the driver, at a fraction of the link's rate and holding
-    up the host. What is not said by the record of a copy is ``unknown``.
+    Pageable host memory is copied through a pinned buffer of the driver, at a fraction of the link's rate, and blocks
+    the host. Values that the record of a copy does not contain are ``unknown``.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]
 
 
 def _memory_by_name(trace: Trace) -> Int64:
-    """Return the host memory that names such as ``Memcpy HtoD (Pageable -> Device)`` tell, by string code."""
+    """Return the host memory in names such as ``Memcpy HtoD (Pageable -> Device)``, by string code."""
     kernels = trace.kernels
     codes = np.unique(kernels["name_code"][kernels["work_code"] == DeviceWork.COPY])
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
@@ -97,7 +97,7 @@ def _memory_by_name(trace: Trace) -> Int64:
         words = trace.text(code).lower()
         told = ("pinned" in words) | ("pageable" in words) << 1
         out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[told]
-    # Names without such a word are looked up too: index beyond the last copy's code never happens.
+    # Names without such a word are looked up as well; no index is above the last copy's code.
     return out
 
 

@@ -1,4 +1,4 @@
-"""What the CPUs of the hosts did while they were sampled, from the counters of ``collectors/proc.py``."""
+"""Use of the CPUs of the hosts while they were sampled, from the counters of ``collectors/proc.py``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -15,16 +15,16 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """What the CPUs of a host did while they were sampled.
+    """Use of the CPUs of a host while they were sampled.
 
     Attributes
     ----------
     count : float
-        CPUs that the host has.
+        Number of CPUs of the host.
     others_count : float
-        CPUs that processes outside the job used on average, those of its hypervisor's other guests included.
+        Mean number of CPUs used by processes outside the job and by other guests of the hypervisor.
     busy_ratio, steal_ratio : float
-        Of all CPU time: used by anybody, and taken by the hypervisor.
+        Shares of all CPU time: used by any process, and taken by the hypervisor.
     main_ns_per_s : dict of int to float
         CPU time of the process of each rank, all of its threads, per second.
     """
@@ -37,7 +37,7 @@ class HostCpu:
 
 
 def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
-    """Host -> its CPUs in the counted steps, by the longest look that a process of the job had at them."""
+    """Map each host to its CPUs in the counted steps, by the process of the job that sampled them for longest."""
     parts = ("user", "system", "idle", "iowait", "steal")
     grown = {part: counter_growth(trace, f"host_{part}_ns_total", window) for part in parts}
     processes = trace.processes
@@ -70,16 +70,16 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
 
 
 def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
-    """(process, native id) -> last value of a cumulative counter."""
+    """Map (process, native id) to the last value of a cumulative counter."""
     return {key: float(values[-1]) for key, values in counter_samples(trace, name)}
 
 
 def counter_growth(
     trace: Trace, name: str, window: tuple[int, int] | None
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """(process, native id) -> growth of a cumulative counter inside a window, and the seconds between its samples.
+    """Map (process, native id) to the growth of a cumulative counter in a window, and the seconds between its samples.
 
-    A counter with fewer than two samples inside counts as a whole.
+    If fewer than two samples are inside, all samples of the counter are used.
     """
     grown = {}
     for key, at, values in timed_samples(trace, name):

@@ -5,7 +5,7 @@
     idle                                      ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
     cause                                     sync........ input... sync.launch
 
-The work that ends a stretch decides: what kept it from beginning earlier is what the device waited for.
+The work that ends a stretch decides its cause: the device waited for whatever delayed the begin of that work.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,10 +30,10 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
     """Divide the idle time of each device by what it waited for.
 
     ``input``: the host waited for a batch and had launched nothing. ``sync``: the host stood in a blocking call of the
-    driver, or one had drained the device and the host had not launched again, for no longer than that call had kept
-    it: without the call it would have been ahead by so much. ``host``: the host did something else before it launched
-    what ran next. ``launch``: that call was under way, up to the begin on the device.
-    ``kernel_wait``: the next work had been launched before the device ran dry and still did not begin: it waited for an
+    driver; or such a call had drained the device and the host had not launched again, for at most the duration of that
+    call: without it, the host would have been ahead by so much. ``host``: the host did something else before it
+    launched the next work. ``launch``: that launch was under way, up to the begin on the device.
+    ``kernel_wait``: the next work had been launched before the device ran dry but did not begin: it waited for an
     event, or for the device to change from one kernel to the next. ``unknown``: the launch of the next work was not
     recorded.
 
@@ -64,18 +64,18 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
 
 
 def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -> dict[str, TimeSet]:
-    """Idle time of a device from ``begin_ns`` to ``end_ns``, by cause; ``calls`` groups device_calls by process."""
+    """Return a device's idle time from ``begin_ns`` to ``end_ns`` by cause; ``calls``: device_calls by process."""
     begin, end, launch = device["begin_ns"], device["end_ns"], device["launch_ns"]
     lasting = end > begin
     begin, end, launch = begin[lasting], end[lasting], launch[lasting]
-    # Of work that begins at once the one launched first decides, and one with a known launch before the others.
+    # If several pieces of work begin at once, the one launched first decides, and a known launch before unknown ones.
     order = order_by(begin, np.where(launch >= 0, launch, NEVER))
     begin, launch = begin[order], launch[order]
     before = np.maximum.accumulate(np.append(min(begin_ns, int(begin.min(initial=NEVER))), end[order]))
     gap = np.flatnonzero(begin > before[:-1])
     dry, next_, launch = before[gap], begin[gap], launch[gap]
     last = int(before[-1])
-    if end_ns > last:  # after the last work: what would have been next is not known
+    if end_ns > last:  # after the last work: the next work is unknown
         dry, next_, launch = np.append(dry, last), np.append(next_, end_ns), np.append(launch, -1)
     waits = device.waits
     unknown = _chosen(dry, next_, launch < 0)
@@ -105,14 +105,14 @@ def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
         return calls
     at = np.searchsorted(calls.begin, host.begin, side="right") - 1
     inside = np.maximum(at, 0)
-    # Such a call returns as the device runs dry, or a moment later.
+    # Such a call returns when the device runs dry, or a moment later.
     covered = (at >= 0) & (calls.end[inside] >= host.begin)
     length = (calls.end - calls.begin)[inside]
     return _chosen(host.begin, np.minimum(host.end, host.begin + length), covered)
 
 
 def _chosen(begin: Int64, end: Int64, chosen: Any) -> TimeSet:
-    """Set of the chosen intervals, without empty ones; the intervals are sorted and disjoint."""
+    """Return the set of the chosen intervals, without empty ones; the intervals are sorted and disjoint."""
     chosen = chosen & (end > begin)
     return TimeSet(int64(begin[chosen]), int64(end[chosen]))
 

@@ -1,4 +1,4 @@
-"""kernels: what ran on the devices, by name, per rank or over all ranks."""
+"""kernels: work on the devices by name, per rank or over all ranks."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kernel_times(
 ) -> Table:
     """Sum up what ran on the devices by name, the largest first.
 
-    Times of one name are added, also where they ran at once on several streams: shares are those of the work, not of
+    Times of one name are added, also where kernels ran at once on several streams: shares are those of the work, not of
     the timeline. The time of communication kernels includes waiting for other ranks.
 
     Parameters
@@ -80,7 +80,7 @@ def kernel_times(
     return Table(KERNEL_TIMES, {n: v[order] for n, v in columns.items()})
 
 
-# kernel_diff: two runs kernel by kernel: what became slower, what appeared, what vanished. For ``stashtrace diff``.
+# kernel_diff: two runs compared kernel by kernel: slower, new and missing kernels. For ``stashtrace diff``.
 
 Floats = npt.NDArray[np.float64]
 #: A change counts if it is this many standard errors, and this share of all work.
@@ -99,7 +99,7 @@ class _Run:
     owner : int64 array
         Device of each sample.
     alone_ns : float array
-        Standard error of the mean sum by the spread of single calls: where no device has several samples.
+        Standard error of the mean sum from the spread of single calls; used where no device has several samples.
     """
 
     keys: list[tuple[str, str]]
@@ -112,11 +112,11 @@ class _Run:
 def kernel_diff(before: Trace, after: Trace) -> Table:
     """Compare the work on devices of two runs, name by name.
 
-    Times are means over the steps of all ranks, on the device's clock, without warm-up and validation; where one of the
-    runs has no steps, means over ranks of the whole recording, which says something if both did the same work. A change
-    is called slower or faster if it exceeds three standard errors and a thousandth of all work: slower because each
-    call takes longer, or because there are more calls, which the columns tell apart. Steps of one run are not
-    independent runs: what differs from run to run is not in the error.
+    Times are means over the steps of all ranks, on the device's clock, without warm-up and validation. If one of the
+    runs has no steps, they are means over ranks of the whole recording, which are comparable if both did the same work.
+    A change is called slower or faster if it exceeds three standard errors and a thousandth of all work. The columns
+    show whether each call takes longer or there are more calls. Steps of one run are not independent runs: the error
+    does not include differences from run to run.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def _run(trace: Trace, by_step: bool) -> _Run:
 
 
 def _counted(trace: Trace, windows: Windows) -> Windows:
-    """Without warm-up and validation, unless nothing else is there."""
+    """Return the windows without warm-up and validation, unless there are no others."""
     every_step = steps(trace)
     left_out = every_step["step"][(every_step["warmup"] != 0) | (every_step["kind"] == "validation")]
     kept = ~np.isin(windows.step, left_out)
@@ -183,7 +183,7 @@ def _counted(trace: Trace, windows: Windows) -> Windows:
 
 
 def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, Int64, Int64]:
-    """(row, its sample) of the work that begins in a window, and the device of each sample."""
+    """Return rows and samples of the work that begins in a window, and the device of each sample."""
     rows, sample, owner, first = [], [], [], 0
     for number, (device, own) in enumerate(zip(devices, windows, strict=True)):
         if not len(own.begin):
@@ -199,7 +199,7 @@ def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, 
 
 
 def _aligned(run: _Run, keys: list[tuple[str, str]]) -> _Run:
-    """The columns of these keys; several codes of one text are summed."""
+    """Return the run with the columns of these keys; several codes of one text are summed."""
     place = {key: at for at, key in enumerate(keys)}
     to = GroupBy.numbered([place[key] for key in run.keys], len(keys))
     return _Run(keys, to.sum(run.sums_ns.T).T, to.sum(run.counts.T).T, run.owner, np.sqrt(to.sum(run.alone_ns**2)))
@@ -217,12 +217,12 @@ def _compare(key: tuple[str, str], old: _Run, new: _Run, chosen: list[int], floo
 
 
 def _summary(run: _Run, chosen: list[int]) -> tuple[int, float, int, float]:
-    """Mean over samples of the time and of the calls, mean of one call, standard error of the time."""
+    """Return time and calls as means over samples, mean time of one call (-1: none), standard error of the time."""
     sums, counts = run.sums_ns[:, chosen].sum(axis=1), run.counts[:, chosen].sum(axis=1)
     samples, calls = len(sums), int(counts.sum())
     by_device = GroupBy(run.owner)
     free = samples - len(by_device)
-    if free > 0:  # ranks differ from one another in both runs alike, so that is not noise
+    if free > 0:  # ranks differ from one another alike in both runs, so that is not noise
         means = by_device.sum(sums) / by_device.sizes
         error = float(np.sqrt(((sums - means[by_device.number]) ** 2).sum() / free / samples))
     else:

@@ -39,9 +39,9 @@ _LATE = 95
 def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Table:
     """Measure the lead of the host over each stream.
 
-    A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Large latencies are
-    good news otherwise, they say that the host was far ahead. ``mean_queue_count`` is the mean number of launches whose
-    work had not begun; where ``full_queue_ns`` is not 0 the host was held up by its own lead. A graph is one launch.
+    A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Otherwise, large
+    latencies are good: the host was far ahead. ``mean_queue_count`` is the mean number of launches whose work had not
+    begun. If ``full_queue_ns`` is not 0, the host had to wait because the queue was full. A graph is one launch.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
 
 
 def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
-    """Whether the stream had nothing to do, and nothing before it in the queue, when each piece was launched.
+    """Return a mask of pieces that were launched while their stream had nothing to do and nothing queued.
 
-    Rows of one stream in order of their begin.
+    Takes the rows of one stream in order of their begin.
     """
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
     return np.asarray(done <= launch)
@@ -122,14 +122,14 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
 
 
 def first_of_each(launch: Int64) -> Bools:
-    """Whether each row is the first of its launch: all kernels of a graph have one."""
+    """Return a mask of the rows that are the first of their launch: all kernels of a graph have one launch."""
     out = np.zeros(len(launch), dtype=bool)
     out[GroupBy(launch).first] = True
     return out
 
 
 def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
-    """Integral of the depth over each window."""
+    """Return the integral of the depth over each window, in launches * ns."""
     if not len(moments):
         return np.zeros(len(windows.begin), dtype=np.int64)
     area = np.append(0, np.cumsum(depth[:-1] * np.diff(moments)))
@@ -143,7 +143,7 @@ def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
 
 
 def _most(moments: Int64, depth: Int64, windows: Windows) -> Int64:
-    """Largest depth in each window, that at its begin included."""
+    """Return the largest depth in each window, including the depth at its begin."""
     out = np.zeros(len(windows.begin), dtype=np.int64)
     first = np.maximum(np.searchsorted(moments, windows.begin, side="right") - 1, 0)
     last = np.searchsorted(moments, windows.end)

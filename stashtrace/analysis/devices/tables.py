@@ -1,6 +1,6 @@
-"""What the analyses of work on devices return.
+"""Tables that the analyses of work on devices return.
 
-Those above AGREEMENT need the ``kernels`` table (deep mode, or imported), but where a schema says otherwise.
+The analyses need the ``kernels`` table (deep mode, or imported), unless a schema says otherwise.
 """
 
 # SPDX-License-Identifier: Apache-2.0

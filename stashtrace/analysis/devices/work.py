@@ -1,4 +1,4 @@
-"""What ran on each device of each rank, and the windows in which it is looked at.
+"""Work of each device of each rank, and the windows in which it is examined.
 
 host     |  launch ...        | launch ...   | launch        the last step, as the loop marked it on the host
 step     |------- 0 ----------|----- 1 ------|----- 2 ---
@@ -30,14 +30,14 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows of ``kernels`` of one device of one process; markers of synchronisation are not among them.
+    """Rows of ``kernels`` of one device of one process, without markers of synchronisation.
 
     Attributes
     ----------
     rows : int64 array
         Row numbers, as in the table.
     waits : TimeSet
-        When the process waited for a batch; up to the last step where that was left out.
+        When the process waited for a batch; only up to the last step if that is left out.
     """
 
     trace: Trace
@@ -66,7 +66,7 @@ class DeviceRows:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of one device, in order, with the step of each (-1: the whole)."""
+    """Windows of one device, in order, with the step of each (-1: the whole recording)."""
 
     step: Int64
     begin: Int64
@@ -74,17 +74,17 @@ class Windows:
 
 
 def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> list[DeviceRows]:
-    """Work of every device, by rank, process and device.
+    """Return the work of every device, by rank, process and device.
 
     Parameters
     ----------
     trace : Trace
         Needs kernels.
     orphans : {"keep", "drop"}
-        What to do with work whose launch is not known.
+        What to do with work whose launch is unknown.
     last_step : {"keep", "drop"}
-        ``drop`` leaves out what was launched in the last step of each rank, or later; orphans count by their begin. A
-        rank with a single step keeps it.
+        ``drop`` leaves out work that was launched in the last step of each rank, or later; orphans count by their
+        begin. A rank with a single step keeps it.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def one_of(option: str, value: str, *known: str) -> None:
 
 
 def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> list[Windows]:
-    """Windows of each device: all its work, or the steps of its rank on the device's clock.
+    """Return the windows of each device: all its work, or the steps of its rank on the device's clock.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def _without_last_step(trace: Trace, devices: list[DeviceRows]) -> list[DeviceRo
 
 
 def one_row_per_window(device: DeviceRows, windows: Windows) -> dict[str, Any]:
-    """The columns that say whose row it is."""
+    """Return the columns rank, step and device of each row."""
     count = len(windows.step)
     return {
         "rank": np.full(count, device.rank),
@@ -184,5 +184,5 @@ def one_row_per_window(device: DeviceRows, windows: Windows) -> dict[str, Any]:
 
 
 def joined_columns(schema: Any, pieces: list[dict[str, Any]]) -> Table:
-    """Table of the rows of all devices."""
+    """Return the table of the rows of all devices."""
     return Table.concat(schema, [Table(schema, piece) for piece in pieces])

@@ -1,3 +1,3 @@
-"""Which files were read and written, how, and what would help."""
+"""Files that were read and written, the pattern of access, and advice."""
 
 # SPDX-License-Identifier: Apache-2.0

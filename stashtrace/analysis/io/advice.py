@@ -19,22 +19,22 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text, duration_text, percent_text
 
-#: Below these nothing is said of a directory.
+#: A directory with fewer calls, or a smaller share of the time, gets no advice.
 MIN_CALLS = 100
 MIN_RATIO_OF_TIME = 0.05
-#: Reads smaller than this on average are small; a larger one costs hardly more calls than bytes.
+#: Reads are small if their mean size is below this; for larger reads, the cost of the call itself hardly matters.
 SMALL_READ_BYTES = 64 << 10
 GOOD_READ_BYTES = 1 << 20
-#: From this share on reads count as one after the other, and below that one as random.
+#: Reads count as consecutive from this share on, and as random below the second one.
 CONSECUTIVE_FROM = 0.8
 RANDOM_BELOW = 0.2
-#: Share of reads that must have waited before read-ahead is to blame.
+#: Share of reads that must have waited before the advice names read-ahead.
 WAITED_FROM = 0.1
 EMPTY_FROM = 0.3
 METADATA_FROM = 0.2
 REOPENED_FROM = 4.0
 SMALL_FILE_BYTES = 1 << 20
-#: Reads of each byte in a pass over the data from which on more is read than is used, and how much of it matters.
+#: Advice on read amplification starts at so many reads of each byte in a pass over the data, and so many bytes.
 AMPLIFIED_FROM = 2.0
 AMPLIFIED_BYTES = 64 << 20
 
@@ -45,10 +45,10 @@ _Sums = Mapping[str, int]
 def io_advice(trace: Trace) -> Table:
     """Say what to change about the reading of the files of each directory, most time first.
 
-    Each sentence states its figures and the threshold that they passed. ``saving_ns`` is a bound: what the calls in
-    question took, or their part that the change does away with. A directory is passed over if it has fewer than 100
-    calls or less than 5 % of the time inside calls; for ``read_amplification`` fewer calls of 67 MB will do. Files of
-    the kernel (/proc, /sys, /dev), pipes and sockets are left out.
+    Each sentence states its figures and the threshold that they passed. ``saving_ns`` is a bound: the time of the calls
+    in question, or the part of it that the change removes. A directory gets no advice if it has fewer than 100 calls or
+    less than 5 % of the time inside calls; for ``read_amplification``, fewer calls of 67 MB are enough. Files of the
+    kernel (/proc, /sys, /dev), pipes and sockets are left out.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def io_advice(trace: Trace) -> Table:
 def _amplified(
     trace: Trace, counters: FileCounters, names: npt.NDArray[np.str_], of_path: Int64, used: Int64, spent: Int64
 ) -> list[tuple[str, str, int, str]]:
-    """Rows of directories whose files a rank reads again and again in one pass over its data."""
+    """Return rows of directories whose files a rank reads repeatedly in one pass over its data."""
     reads = file_reads(trace)
     excess = reads.read_bytes - reads.needed_bytes
     chosen = (excess > 0) & (reads.read_bytes >= AMPLIFIED_FROM * reads.needed_bytes)
@@ -125,7 +125,7 @@ def _small_reads(sums: _Sums) -> _Found:
     needed = max(-(-sums["read_bytes"] // GOOD_READ_BYTES), sums["read_files_count"], 1)
     if needed >= full:
         return None
-    # What a read takes that did not wait: the price of the call itself, and its part that fewer calls do away with.
+    # The time of reads that did not wait is the cost of the calls themselves; fewer calls remove a part of it.
     quick = full - sums["blocked_reads_count"]
     quick_ns = sums["read_ns"] - min(sums["blocked_read_ns"], sums["read_ns"])
     saving = round(quick_ns / quick * (full - needed)) if quick > 0 else 0
@@ -152,7 +152,7 @@ def _read_ahead(sums: _Sums) -> _Found:
 def _random_reads(sums: _Sums) -> _Found:
     located, waited = sums["located_reads_count"], sums["blocked_reads_count"]
     share = _ratio(sums["sequential_reads_count"], located)
-    several = located - sums["opens_count"]  # the first read after an open is where the file begins
+    several = located - sums["opens_count"]  # the first read after an open is at the begin of the file
     if located < MIN_CALLS or several < located / 2 or share >= RANDOM_BELOW:
         return None
     blocked = _ratio(waited, sums["reads_count"])
@@ -203,7 +203,7 @@ def _small_files(sums: _Sums) -> _Found:
     )
 
 
-#: Kind -> rule, for what the sums of a directory tell: sums in, (saving in ns, sentence) out.
+#: Kind -> rule on the sums of a directory, which returns (saving in ns, sentence) or None.
 RULES: dict[str, Callable[[_Sums], _Found]] = {
     "small_reads": _small_reads,
     "read_ahead": _read_ahead,

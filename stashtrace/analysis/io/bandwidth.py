@@ -1,4 +1,4 @@
-"""io_bandwidth: bytes by time as Darshan defines it, so that the numbers of both compare, and by the wall clock."""
+"""io_bandwidth: bytes by time as Darshan defines it, so that its numbers are comparable, and by the wall clock."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -54,8 +54,8 @@ def io_bandwidth(trace: Trace) -> Table:
 
     That time is the longest that one process spent in reads, writes and metadata calls on its own files, and for every
     file that all processes used, that of the slowest of them. Darshan's ranks are the traced processes, workers of a
-    DataLoader among them. A file that some but not all of them used counts to each one's own. Of a log of Darshan, the
-    shared files are those that it says are.
+    DataLoader among them. A file that some but not all of them used counts as each process's own. In a log of Darshan,
+    the log itself marks shared files.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def io_bandwidth(trace: Trace) -> Table:
 
 
 def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
-    """One row of the result."""
+    """Return one row of the result."""
     spent = {process: _by_path(parts) for process, parts in layer.processes.items()}
     shared = np.empty(0, dtype=np.int64)
     if len(spent) > 1 and not layer.imported:
@@ -115,7 +115,7 @@ def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
 
 
 def _by_path(parts: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
-    """Paths, ascending, and the time of each."""
+    """Return paths, ascending, and the time of each."""
     path, time = (np.concatenate(column) for column in zip(*parts, strict=True))
     by_path = GroupBy(path)
     return by_path.values, by_path.sum(time)
@@ -156,7 +156,7 @@ def _add_calls(layer: _Layer, piece: Table, own: Bools, used: Bools) -> None:
 
 
 def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
-    """Files with several threads: what they overlap counts once, as for Darshan."""
+    """Add files with several threads; overlapping time counts once, as for Darshan."""
     table = Table.concat(kept[0].schema, kept)
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
     kind, stdio = time_class(table), of_stdio(table)
@@ -168,7 +168,7 @@ def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
 
 
 def _add_totals(trace: Trace, layers: dict[str, _Layer]) -> None:
-    """Sums of an imported log; what DXT has of them was counted call by call."""
+    """Add the sums of an imported log; calls that DXT recorded have already been counted."""
     summed, processes = trace.io_totals, trace.processes
     name_of = {int(i): trace.text(c) for i, c in zip(processes["process_id"], processes["name_code"], strict=True)}
     for code in np.unique(summed["layer_code"]).tolist():

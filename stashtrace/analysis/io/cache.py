@@ -1,4 +1,4 @@
-"""io_cache, io_reuse: how much a cache would have served of what was read, from exact reuse distances."""
+"""io_cache, io_reuse: the share of reads that a cache would have served, from exact reuse distances."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -41,15 +41,15 @@ class HostUses:
     moved_bytes : int64 array
         Bytes of each access.
     distance_bytes : int64 array
-        What was used since the last access to the block, itself included; -1 for the first.
+        Size of the blocks used since the last access to this block, itself included; -1 for the first.
     kept_bytes : int64 array
-        What was read for the first time up to the block's first access, itself included.
+        Size of the blocks first read up to this block's first access, itself included.
     important_bytes : int64 array or None
-        The block, and all that are more important.
+        Size of the block and of all more important ones.
     data_bytes : int
-        Of all blocks.
+        Size of all blocks.
     sampled_ratio : float
-        Share of blocks that are in; sizes here are of these alone.
+        Share of blocks in the sample; sizes here are those of the sample.
     """
 
     host: str
@@ -72,12 +72,12 @@ def io_cache(
 ) -> Table:
     """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
 
-    Two caches: LRU drops what was not used for longest, as a page cache roughly does; the other keeps what came first
-    and drops nothing, as MinIO of CoorDL. Both are computed from the order in which the processes of a host read
-    blocks. A run of reads that each begin where the last one ended is one access to each block it touches, so that
-    small reads do not look like hits. A third, if the importance of the samples is given, keeps the most important
-    ones (SHADE's order, with weights that stay); what it serves of others until it is full is not counted. Beyond
-    4,000,000 accesses a share of blocks, chosen by hash, stands for all.
+    Two caches: LRU drops the least recently used block, as a page cache roughly does; the other keeps the first blocks
+    and drops none, as MinIO of CoorDL does. Both are computed from the order in which the processes of a host read
+    blocks. Reads that each begin where the last one ended are one access to each block they touch, so that small reads
+    do not look like hits. If the importance of samples is given, a third cache keeps the most important ones (SHADE's
+    order, with constant weights); other hits until it is full are not counted. Beyond 4,000,000 accesses, a share of
+    blocks, chosen by hash, represents all.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
 
 
 def shuffled_lru_hits(cached: Floats) -> Floats:
-    """Share of reads that LRU serves if every epoch reads all once in a new random order: x + (1-x) ln(1-x).
+    """Return the share of reads that LRU serves if each epoch reads all in new random order: x + (1-x) ln(1-x).
 
     Examples
     --------
@@ -195,7 +195,7 @@ def shuffled_lru_hits(cached: Floats) -> Floats:
 
 
 def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
-    """Bytes of the accesses that need no more than each size."""
+    """Return, for each size of the cache, the bytes of the accesses that need at most this size."""
     order = np.argsort(needed, kind="stable")
     sums = np.append(0, np.cumsum(moved[order]))
     served: Floats = sums[np.searchsorted(needed[order], sizes, side="right")].astype(np.float64)
@@ -240,9 +240,9 @@ def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weight
     )
 
 
-# Reads as accesses to blocks of files, a bounded number of them.
+# Reads as accesses to blocks of files, in bounded number.
 
-#: Beyond this a smaller share of the blocks is looked at.
+#: With more accesses than this, a smaller share of the blocks is used.
 LIMIT = 4_000_000
 _BLOCK_BITS = 38  # of a key of path and block
 _FULL = 1 << 32
@@ -268,7 +268,7 @@ class Accesses:
     Attributes
     ----------
     begin_ns, host_code : int64 array
-        When, on which host.
+        Time and host of the access.
     key : int64 array
         File and block.
     low_bytes, high_bytes : int64 array
@@ -276,7 +276,7 @@ class Accesses:
     moved_bytes : int64 array
         Bytes read.
     sampled_ratio : float
-        Share of blocks that are in.
+        Share of blocks in the sample.
     """
 
     begin_ns: Int64
@@ -292,9 +292,9 @@ _COLUMNS = ("begin_ns", "host_code", "key", "low_bytes", "high_bytes", "moved_by
 
 
 def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = None, limit: int = LIMIT) -> Accesses:
-    """All accesses if there are at most ``limit``, else those of a share of the blocks, chosen by hash.
+    """Return all accesses if there are at most ``limit``, else those of a share of the blocks, chosen by hash.
 
-    ``wanted`` says by path code which files count; all if None.
+    ``wanted`` is a mask of the files that count, by path code; all if None.
 
     A sample of blocks keeps the pattern of reuse of each, and distances shrink by the share: see Waldspurger et al.,
     SHARDS, FAST 2015.
@@ -326,7 +326,7 @@ def _chosen(accesses: Accesses, threshold: int) -> Accesses:
 
 
 def path_codes(key: Int64) -> Int64:
-    """String codes of the files of keys."""
+    """Return the string codes of the files of keys."""
     return key >> _BLOCK_BITS
 
 
@@ -349,13 +349,13 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
     begin, offset, track = (piece[name][calls.rows] for name in ("begin_ns", "offset_bytes", "track_id"))
     end = offset + piece["result_bytes"][calls.rows]
     low_block, high_block = offset // block_bytes, (end - 1) // block_bytes
-    # A read that goes on in the block where the last one ended is the same access.
+    # A read that continues in the block where the last one ended is the same access.
     same = np.zeros(len(end), dtype=bool)
     same[1:] = (calls.path[1:] == calls.path[:-1]) & (track[1:] == track[:-1])
     goes_on = same & ~calls.first & calls.consecutive
     goes_on[1:] &= low_block[1:] == high_block[:-1]
     each = high_block - low_block + 1
-    # Long reads of small blocks become many accesses: not all at once.
+    # Long reads of small blocks become many accesses, so they are divided in parts.
     borders = [0, *(np.flatnonzero(np.diff(np.cumsum(each) // _AT_ONCE)) + 1).tolist(), len(each)]
     for first, last in itertools.pairwise(borders):
         own = slice(first, last)
@@ -368,7 +368,7 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
 
 
 def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
-    """The blocks that reads touch."""
+    """Return the accesses to the blocks that reads touch."""
     call = np.repeat(np.arange(len(reads.each)), reads.each)
     inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)
     block = reads.low_block[call] + inside
@@ -388,18 +388,18 @@ def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
     )
 
 
-# Weights of samples that a user gives: what a cache that knows them would keep first (SHADE's order).
+# Weights of samples, given by the user: a cache that knows them keeps the highest first (SHADE's order).
 
 Importance = Mapping[str, float] | str | os.PathLike[str]
 
 
 def weights_of(importance: Importance) -> dict[str, float]:
-    """Weight by absolute path, of a mapping or of a file with a line ``path,weight`` for each sample.
+    """Return the weights by absolute path, from a mapping or from a file with a line ``path,weight`` per sample.
 
     Raises
     ------
     UsageError
-        If the file cannot be read, or a line is something else.
+        If the file cannot be read, or a line has another form.
     """
     if isinstance(importance, Mapping):
         return {os.path.abspath(path): float(weight) for path, weight in importance.items()}
@@ -430,7 +430,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
 
 
 def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
-    """Weight by string code of a path; minus infinity for paths without one.
+    """Return the weights by string code of the path; minus infinity for paths without a weight.
 
     Raises
     ------
@@ -451,18 +451,18 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
 
 
 def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
-    """Bytes that a cache needs to hold each block and all that are more important; of equals the one read first."""
+    """Return the bytes to hold each block and all more important ones; of equals, the block read first goes first."""
     order = order_by(-weight, first)
     needed = np.empty(len(size), dtype=np.int64)
     needed[order] = np.cumsum(size[order])
     return needed
 
 
-# Reuse distances: how much else was used between two uses of the same, exactly, in O(n log n).
+# Reuse distances: the size of other items used between two uses of an item, exactly, in O(n log n).
 
 
 def previous_uses(item: Int64) -> Int64:
-    """Place of the last use of the same item before each use, -1 if there is none.
+    """Return the place of the last use of the same item before each use; -1 if there is none.
 
     Examples
     --------
@@ -477,24 +477,24 @@ def previous_uses(item: Int64) -> Int64:
 
 
 def stack_distances(previous: Int64, size: Int64) -> Int64:
-    """Size of all items used since the last use of each item, itself included; -1 for first uses.
+    """Return the size of all items used since the last use of each item, itself included; -1 for first uses.
 
-    An LRU cache serves a use if and only if it holds this much: it evicts from the far end, so what it has is always
-    the longest stretch of most recently used items that fits.
+    An LRU cache serves a use if and only if it has this size: it evicts the least recently used item, so its contents
+    are always the longest run of most recently used items that fits.
 
     Parameters
     ----------
     previous : int64 array
-        As :func:`previous_uses` gives it.
+        As :func:`previous_uses` returns it.
     size : int64 array
-        Of the item of each use; every use of an item has the same.
+        Size of the item of each use; the same for all uses of an item.
 
     Notes
     -----
-    An item counts once between uses p and i: at its first use there, which is the one whose own last use is not behind
-    p. So the distance is the size of the uses j < i with ``previous[j] <= p``, less those up to p, all of which are.
-    Sorted by ``previous``, uses are divided by the bits of their place, highest first: whoever has the bit set sees,
-    among those of its half that stand before it, the ones without. That is one pass over the data for each bit.
+    An item counts once between uses p and i: at its first use there, the one whose own last use is not after p. So the
+    distance is the size of the uses j < i with ``previous[j] <= p``, minus that of all uses up to p. Sorted by
+    ``previous``, uses are divided by the bits of their place, highest first: a use with the bit set adds the uses
+    before it in its block that do not have the bit. That takes one pass over the data for each bit.
 
     Examples
     --------
@@ -509,7 +509,7 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
     order = np.argsort(previous, kind="stable")
     for bit in reversed(range(max(count - 1, 1).bit_length())):
         high = (order >> bit) & 1 == 1
-        # Rows of one block stand together, and blocks in order, so each begins where its number says.
+        # Rows of one block are adjacent and blocks are in order, so the number of a block gives its begin.
         start = (order >> (bit + 1)) << (bit + 1)
         low_sums = np.append(0, np.cumsum(np.where(high, 0, size[order])))
         rows = np.flatnonzero(high)

@@ -1,4 +1,4 @@
-"""I/O calls one process after the other, and each call beside the one before it on the same file."""
+"""I/O calls one process after the other, and each call compared with the previous one on the same file."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -21,7 +21,7 @@ Codes = npt.NDArray[np.int8]
 OPENS = (IoOp.OPEN, IoOp.FOPEN)
 READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
 WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
-#: What Darshan counts as time of writing, and of metadata; other calls (unlink, mkdir, ...) it does not count.
+#: Calls whose time Darshan counts as writing, and as metadata; it does not count others (unlink, mkdir, ...).
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
 _METADATA = (
     *OPENS,
@@ -50,30 +50,30 @@ _STDIO = _of_ops({1: (IoOp.FOPEN, IoOp.FCLOSE, IoOp.FREAD, IoOp.FWRITE, IoOp.FSE
 
 
 def time_class(table: Table) -> Codes:
-    """READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for what is not a file."""
+    """Return READING, WRITING or METADATA as Darshan adds up time; OTHER for the rest and for all but files."""
     classes = _CLASS[np.clip(table["op_code"], 0, len(_CLASS) - 1)]
     return np.where((table["io_flags"] & NOT_FILES) == 0, classes, OTHER).astype(np.int8)
 
 
 def moves(table: Table) -> Codes:
-    """READING or WRITING for calls that move bytes, of files or not; OTHER for the rest."""
+    """Return READING or WRITING for calls that move bytes, also those not on files; OTHER for the rest."""
     codes: Codes = _MOVES[np.clip(table["op_code"], 0, len(_MOVES) - 1)]
     return codes
 
 
 def of_stdio(table: Table) -> Bools:
-    """Calls of the C library's streams."""
+    """Return a mask of the calls of the C library's streams."""
     by_op = _STDIO[np.clip(table["op_code"], 0, len(_STDIO) - 1)] > 0
     stdio: Bools = by_op | ((table["io_flags"] & IoFlag.STDIO) != 0)
     return stdio
 
 
-#: Reads the calls of a process anew, in pieces of bounded size, by track, then begin.
+#: Reads the calls of a process again on each call, in pieces of bounded size, by track, then begin.
 Pieces = Callable[[], Iterable[Table]]
 
 
 def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
-    """Each process, and the way to its calls."""
+    """Yield each process, and a function that reads its calls."""
     streamed = trace.streamed_io
     processes = np.unique(trace.tracks["process_id"]).tolist()
     if streamed is not None:
@@ -92,7 +92,7 @@ def _only(table: Table) -> list[Table]:
 
 
 def process_of_track(trace: Trace) -> Int64:
-    """Process id by track id, -1 where no track has the id."""
+    """Return the process id by track id; -1 where no track has the id."""
     tracks, io = trace.tracks, trace.streamed_io
     largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
     owner = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
@@ -102,7 +102,7 @@ def process_of_track(trace: Trace) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Calls beside the one before it of the same reader on the same file; parallel to ``rows``.
+    """Calls compared with the previous one of the same reader on the same file; parallel to ``rows``.
 
     Attributes
     ----------
@@ -111,9 +111,9 @@ class Followed:
     path : int64 array
         ``path_code``.
     first : bool array
-        No call of the reader on the file came before.
+        True for the first call of the reader on the file.
     sequential, consecutive : bool array
-        Darshan's: begins behind the last byte of the one before, or right behind it. After an open that byte is 0.
+        As in Darshan: begins after the last byte of the previous call, or right after it. An open sets that byte to 0.
     """
 
     rows: Int64
@@ -124,7 +124,7 @@ class Followed:
 
 
 class Follower:
-    """Goes through the pieces of a process; remembers where the last call on each file ended.
+    """Follows the pieces of a process; stores where the last call on each file ended.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class Follower:
     def follow(
         self, rows: Int64, track: Int64, path: Int64, offset: Int64, length: Int64, opens: Bools | None = None
     ) -> Followed:
-        """Calls of a piece, in the order of the table; after an open the last byte is 0 again, as for Darshan."""
+        """Follow the calls of a piece, in the order of the table; an open sets the last byte to 0, as for Darshan."""
         if not len(rows):
             nothing, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
             return Followed(nothing, nothing, no, no, no)

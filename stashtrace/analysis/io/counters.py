@@ -1,7 +1,7 @@
-"""Counters of every file, summed in one go over the calls: what ``io``, ``io_patterns`` and ``io_advice`` share.
+"""Counters of every file, summed in one pass over the calls; ``io``, ``io_patterns`` and ``io_advice`` share them.
 
-Memory is bounded by files and processes, not by calls, but for files that several threads of one process use: their
-calls are put in order, one process at a time.
+Memory is bounded by files and processes, not by calls, except for files that several threads of one process use: their
+calls are sorted, one process at a time.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -32,7 +32,7 @@ from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Largest size of each of Darshan's bins but the last, which has none.
+#: Largest size of each of Darshan's bins; the last bin has no limit.
 BIN_ENDS = (100, 1 << 10, 10 << 10, 100 << 10, 1 << 20, 4 << 20, 10 << 20, 100 << 20, 1 << 30)
 BIN_NAMES = ("0_100", "100_1K", "1K_10K", "10K_100K", "100K_1M", "1M_4M", "4M_10M", "10M_100M", "100M_1G", "1G_PLUS")
 SIZE_BITS = 36  # of a key of path and size
@@ -74,11 +74,11 @@ class FileCounters:
     Attributes
     ----------
     sums : dict of int64 array
-        See ``_SUMS``; ``*_ns`` of reads, writes and metadata count what threads of a process overlap once.
+        See ``_SUMS``; ``*_ns`` of reads, writes and metadata count time once in which threads of a process overlap.
     read_bins, write_bins : int64 array
         Calls by path code and Darshan's bin.
     seen : bool array
-        Any call.
+        True for files with any call.
     """
 
     count: int
@@ -95,13 +95,13 @@ class FileCounters:
         self.seen = np.zeros(self.count, dtype=bool)
 
     def add(self, name: str, path: npt.NDArray[np.integer], values: npt.NDArray[np.integer] | None = None) -> None:
-        """Add one, or a value, for each call."""
+        """Add 1, or a value, for each call."""
         if not len(path):
             return
         np.add.at(self.sums[name], path, 1 if values is None else values)
 
     def add_sizes(self, path: Int64, size: Int64) -> None:
-        """Remember how often each file had calls of each size."""
+        """Count the calls of each size for each file."""
         size = np.minimum(size, (1 << SIZE_BITS) - 1)
         by_key = GroupBy((path << SIZE_BITS) | size)
         self._sizes.append((by_key.values, by_key.sizes))
@@ -110,7 +110,7 @@ class FileCounters:
             self.sizes()
 
     def sizes(self) -> tuple[Int64, Int64, Int64]:
-        """(path, size, calls) of every size that a file had, without those of no byte."""
+        """Return (path, size, calls) of every size that a file had, without size 0."""
         if not self._sizes:
             return (np.empty(0, dtype=np.int64),) * 3
         key, times = (np.concatenate(column) for column in zip(*self._sizes, strict=True))
@@ -121,7 +121,7 @@ class FileCounters:
 
 
 def count_files(trace: Trace) -> FileCounters:
-    """Counters of every file.
+    """Return the counters of every file.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def count_files(trace: Trace) -> FileCounters:
 
 
 def threads_share(pieces: Pieces, count: int) -> Bools:
-    """Files that more than one thread of a process uses, by path code."""
+    """Return a mask of the files that more than one thread of a process uses, by path code."""
     users = np.zeros(count, dtype=np.int32)
     last_track, last_paths = -1, np.empty(0, dtype=np.int64)
     for piece in pieces():
@@ -155,7 +155,7 @@ def threads_share(pieces: Pieces, count: int) -> Bools:
 
 
 def overlap_free(path: Int64, begin: Int64, end: Int64) -> Int64:
-    """Part of each call during which no earlier one on the same file ran; calls by path, then begin."""
+    """Return the ns of each call during which no earlier one on the same file ran; calls by path, then begin."""
     if not len(path):
         return np.empty(0, dtype=np.int64)
     group = np.cumsum(np.append(False, path[1:] != path[:-1]))
@@ -208,7 +208,7 @@ def _count_process(counters: FileCounters, pieces: Pieces) -> None:
 
 
 def _add_shapes(counters: FileCounters, piece: Table, move: npt.NDArray[np.int8], kind: npt.NDArray[np.int8]) -> None:
-    """Sizes, and where the last byte lies."""
+    """Add the sizes of calls, and the offset of the last byte."""
     path, result, offset = piece["path_code"].astype(np.int64), piece["result_bytes"], piece["offset_bytes"]
     good = (move != 0) & (result >= 0) & (kind != 0)
     for code, bins in ((READING, counters.read_bins), (WRITING, counters.write_bins)):
@@ -229,7 +229,7 @@ def _follow(
     move: npt.NDArray[np.int8],
     shared: Bools,
 ) -> None:
-    """Calls beside the thread's last one; where a file has one thread in the process, this is Darshan's order too."""
+    """Compare calls with the thread's previous one; if one thread of the process uses a file, as Darshan does."""
     followed = _followed(piece, by_thread[0], move == READING)
     counters.add("followers_count", followed.path[~followed.first])
     counters.add("followed_count", followed.path[~followed.first & followed.consecutive])
@@ -255,7 +255,7 @@ def _add_order(counters: FileCounters, name: str, followed: Followed, chosen: Bo
 
 
 def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
-    """Files with several threads: order and time as of one reader."""
+    """Count files with several threads: order and time as of one reader."""
     table = Table.concat(kept[0].schema, kept)
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
     move, kind, path = moves(table), time_class(table), table["path_code"].astype(np.int64)
@@ -268,7 +268,7 @@ def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
 
 
 def _add_totals(trace: Trace, counters: FileCounters) -> None:
-    """Calls of which an imported log has the sum alone."""
+    """Add calls of which an imported log has only sums."""
     summed = trace.io_totals
     if not len(summed):
         return

@@ -15,12 +15,12 @@ from stashtrace.schema.trace import Trace
 #: Which files an analysis counts: those of the data set, or every one.
 Files = Literal["data", "all"]
 FILES: tuple[Files, ...] = ("data", "all")
-#: Ends the hint of a complaint that no file is left.
+#: End of the hint in the error that no file is left.
 FILES_HINT = "; --files all counts those of Python and the system too"
 
-#: Not on any disk: the kernel makes them up. Files of /dev/shm are files, in memory.
+#: Prefixes of names without a file on disk; the kernel provides these. Files of /dev/shm are files, in memory.
 _PSEUDO = ("/proc/", "/sys/", "/dev/", "pipe:", "socket:", "anon_inode:")
-#: Where systems and interpreters keep what they are made of.
+#: Folders of the system and of interpreters.
 _PLACES = re.compile(
     r"/(etc|boot|lib|lib32|lib64|libx32|bin|sbin)/"
     r"|/usr/(local/)?(lib|lib32|lib64|libx32|libexec|bin|sbin|include)/"
@@ -28,12 +28,12 @@ _PLACES = re.compile(
     r"|.*/(site-packages|dist-packages|__pycache__)/"
     r"|.*/lib(64)?/python[23](\.\d+)?t?/"
 )
-#: What programs are made of, wherever it lies.
+#: Files of programs, in any folder.
 _CODE = re.compile(r".*\.(py[ciwdo]?|so(\.\d+)*)")
 
 
 def is_pseudo_file(path: str) -> bool:
-    """Return True for files of the kernel, pipes and sockets, which nobody can pack, stage or lay out anew.
+    """Return True for files of the kernel, pipes and sockets, which cannot be packed, staged or rearranged.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def is_pseudo_file(path: str) -> bool:
 
 
 def is_data_file(path: str, under: str | None = None) -> bool:
-    """Whether a file may belong to a data set, by its name; a name that is not known does not speak against it.
+    """Return True if a file may belong to a data set, by its name; unknown names may.
 
     Folders of the system and of Python do not count, unless ``under`` asks for one of them.
 

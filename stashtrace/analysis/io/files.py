@@ -1,4 +1,4 @@
-"""io, io_directories: what the job did to its files; io_patterns, io_sizes: how, in Darshan's counters."""
+"""io, io_directories: calls of the job on its files; io_patterns, io_sizes: access patterns in Darshan's counters."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -68,7 +68,7 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
     """Count how files are read and written as Darshan does, longest in calls first.
 
     The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on
-    a file. Of sums that another tool recorded, times and bytes are in; their shares and sizes are not known.
+    a file. If another tool recorded only sums, times and bytes are included; their shares and sizes are unknown.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Ta
 def groups(
     trace: Trace, counters: FileCounters, per: Per, under: str | None = None
 ) -> tuple[npt.NDArray[np.str_], GroupBy, Int64]:
-    """Names of rows, the used paths grouped by row, and their path codes; below a directory if one is given."""
+    """Return names of rows, the used paths grouped by row, and their codes; only below a directory if one is given."""
     used = np.flatnonzero(counters.seen)
     if under is not None:
         used = used[below(trace, used, under)]
@@ -204,7 +204,7 @@ def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
 
 
 def _common_sizes(counters: FileCounters, by_row: GroupBy, used: Int64) -> dict[str, Int64]:
-    """The sizes that calls have most often; the smaller one of two that are as frequent."""
+    """Return the most frequent sizes of calls; of two equally frequent ones, the smaller comes first."""
     path, size, calls = counters.sizes()
     row_of = np.full(counters.count, -1, dtype=np.int64)
     row_of[used] = by_row.number

@@ -1,9 +1,9 @@
 """loader_rates: bytes and time per batch, rates of storage and page cache, compute: the inputs of the cache model.
 
-A range of a file that is read within one batch, from its begin to where the thread goes elsewhere, is one sample: from
-storage if any of its read calls waited there, else from the page cache. That holds with read-ahead too, where one call
-waits and those after it find their pages. A file that is read whole is one range; of a stream, whose offsets are not
-known, all that is read of it for a batch is taken for one.
+A range of a file that a thread reads without a jump within one batch is one sample: from storage if any of its read
+calls waited there, else from the page cache. That also holds with read-ahead, where one call waits and later calls find
+their pages. A file that is read whole is one range. The offsets of a stream are unknown, so all that a batch reads of
+it counts as one range.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -50,9 +50,9 @@ READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_coun
 PASSES, UNLOCATED, ELSEWHERE = "passes_count", "unlocated_files_count", "elsewhere_ratio"
 
 _DATA_STALLS = ("fetch", "prep", "handoff", "straggler")
-#: Two readers at once for less than this part of the time that storage was busy say nothing of what it can do.
+#: If two readers overlap for less than this part of the busy time of storage, they say nothing about its speed.
 _TOGETHER_RATIO = 0.05
-#: A read that begins so little behind the last one finds what the kernel read ahead (read_ahead_kb is 128).
+#: A read that begins at most this far after the last one finds pages that the kernel read ahead (read_ahead_kb is 128).
 _READ_AHEAD_BYTES = 128 << 10
 
 Floats = npt.NDArray[np.float64]
@@ -100,12 +100,12 @@ def loader_rates(trace: Trace) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Batches that were made for one rank, and what was read for them.
+    """Batches that were made for one rank, and the reads for them.
 
     ``range_*`` have one entry per range of a file that a batch read; ``range_batch`` is the row of the batch.
-    ``read_*`` have one per read call whose offset is known, of all threads of the processes that made the batches;
+    ``read_*`` have one per read call with a known offset, of all threads of the processes that made the batches;
     ``elsewhere_bytes`` were read by threads that made none. ``stream_*`` have one entry per file and batch of the other
-    calls, with how often the batch opened the file. ``calls_*`` are the calls of ranges that came from storage.
+    calls, with the number of times the batch opened the file. ``calls_*`` are the calls of ranges read from storage.
     """
 
     begin: Int64
@@ -136,7 +136,7 @@ def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
     first, last = int(own["begin_ns"].min()), int(own["end_ns"].max())
     waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], own["track_id"])
     waits &= (table["begin_ns"] >= first) & (table["begin_ns"] < last) & (table["batch_index"] >= 0)
-    # A wait inside a training step; those of a validation loader lie in its own steps.
+    # Only waits inside training steps; those of a validation loader lie in its own steps.
     waits &= window_at(table["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0
     loaders = np.unique(table["loader_id"][waits])
     chosen = (table["phase_code"] == BatchPhase.FETCH) & (table["rank"] == own["rank"][0])
@@ -159,7 +159,7 @@ def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
 
 
 def _reads(trace: Trace, made: Table, wanted: Bools) -> tuple[Any, ...]:
-    """Read calls of the threads that make the batches, by batch, file and range; made is by thread and begin."""
+    """Return reads of the threads that make the batches, by batch, file and range; ``made`` is by thread and begin."""
     io = trace.io
     rows = np.flatnonzero((io["io_flags"] & NOT_FILES) == 0)
     rows = rows[wanted[io["path_code"][rows]]]
@@ -274,7 +274,7 @@ def _shared_rows(trace: Trace, batches: list[_Batches]) -> list[Row]:
 
 
 def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Row]:
-    """Distinct bytes, and how often each was read; neither if a file was read through a stream that stayed open."""
+    """Return rows of distinct bytes and of reads per byte; neither if a stream of a file stayed open over batches."""
     path, offset, size, stream, streamed, opens = (
         np.concatenate([getattr(b, name) for b in batches])
         for name in ("read_path", "read_offset", "read_bytes", "stream_path", "stream_bytes", "stream_opens")
@@ -287,7 +287,7 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
     lost = np.unique(stream[opens == 0])
     if len(lost):
         return [_plain(-1, UNLOCATED, len(lost), len(stream), "files read through streams that stay open over batches")]
-    # A stream that is opened for each batch begins where the file does.
+    # A stream that is opened for each batch starts at the begin of the file.
     whole = np.zeros(len(trace.strings), dtype=np.int64)
     np.maximum.at(whole, stream, -(-streamed // np.maximum(opens, 1)))
     total, files = int(distinct.sum()) + int(whole.sum()), len(located) + int((whole > 0).sum())
@@ -300,7 +300,7 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
 
 
 def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
-    """Rate of one reader as the job's own readers leave it, and of all together; storage is a host's own."""
+    """Return the rate of one reader beside the job's own readers, and of all together; each host has its storage."""
     together_bytes = together_ns = busy_ns = calls_ns = 0.0
     for host in {b.host for b in batches}:
         own = [b for b in batches if b.host == host]
@@ -326,7 +326,7 @@ def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
 
 
 def _ratio_error(rate: float, rates: Floats) -> float:
-    """Standard error of a rate by that of the mean time per byte, which is what adds up."""
+    """Return the standard error of a rate, from that of the mean time per byte, which is additive."""
     if len(rates) < 2 or not (rates > 0).all():
         return 0.0
     inverse = 1.0 / rates

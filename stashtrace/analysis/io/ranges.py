@@ -1,6 +1,6 @@
-"""Which bytes of files were read, each counted once, and how often a rank went through its data.
+"""Distinct bytes of files that were read, and the number of passes of a rank over its data.
 
-Bytes are counted in pages, as a cache holds them; the last page of a file ends at the last byte that was read.
+Bytes are counted in pages, as in a cache; the last page of a file ends at the last byte that was read.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,9 +20,9 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 PAGE_BYTES = 4096
-#: Ranges that are kept; beyond, pages are taken together two by two, which counts more distinct bytes, never fewer.
+#: Ranges that are kept; with more, pages are merged in pairs, which counts more distinct bytes, never fewer.
 _LIMIT = 1 << 20
-#: No file is larger; a damaged offset may be any number.
+#: Larger than any file; a damaged offset may be any number.
 _LARGEST_BYTES = 1 << 50
 
 
@@ -32,7 +32,7 @@ class DistinctBytes:
     Parameters
     ----------
     limit : int
-        Ranges that are kept apart.
+        Number of ranges that are kept separate.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class DistinctBytes:
         self._waiting_count = 0
 
     def add(self, key: Int64, offset: Int64, length: Int64) -> None:
-        """Add ranges of files; offsets that are not known must have been left out."""
+        """Add ranges of files; ranges with unknown offsets must be left out."""
         begin = np.clip(offset, 0, _LARGEST_BYTES)
         self._waiting.append((int64(key), int64(begin), int64(np.clip(begin + length, begin, _LARGEST_BYTES))))
         self._waiting_count += len(key)
@@ -58,14 +58,14 @@ class DistinctBytes:
             self._merge()
 
     def totals(self) -> tuple[Int64, Int64]:
-        """(keys of files, distinct bytes of each), by key."""
+        """Return (keys of files, distinct bytes of each), by key."""
         self._merge()
         files = GroupBy(self._key)
         pages, last, end = files.sum(self._high - self._low), files.max(self._high), files.max(self._end)
         return files.values, (pages - last) * self._page + np.minimum(end, last * self._page)
 
     def renamed(self, keys: Callable[[Int64], Int64]) -> DistinctBytes:
-        """The union in which files have other keys; of those that get the same one."""
+        """Return the union with other keys of files; files that get the same key are united."""
         self._merge()
         union = DistinctBytes(self._limit)
         union._page = self._page
@@ -73,7 +73,7 @@ class DistinctBytes:
         return union
 
     def _merge(self) -> None:
-        """Unite what overlaps; take pages together while there are too many ranges."""
+        """Unite overlapping ranges; merge pages in pairs while there are too many ranges."""
         if self._waiting:
             key, begin, end = (np.concatenate(part) for part in zip(*self._waiting, strict=True))
             some = end > begin
@@ -90,7 +90,7 @@ class DistinctBytes:
             self._unite(self._key, self._low // 2, -(-self._high // 2), self._end)
 
     def _unite(self, key: Int64, low: Int64, high: Int64, end: Int64) -> None:
-        # All files on one line, with a gap behind each.
+        # Place all files on one line, with a gap after each.
         files = GroupBy(key)
         room = int(high.max(initial=0)) + 1
         line = TimeSet.of(files.number * room + low, files.number * room + high)
@@ -101,18 +101,18 @@ class DistinctBytes:
 
 @dataclass(frozen=True, slots=True)
 class FileReads:
-    """What was read of each file, by path code; reads whose offset is not known are left out.
+    """Reads of each file, by path code; reads with unknown offsets are left out.
 
     Attributes
     ----------
     read_bytes : int64 array
         Bytes of the reads.
     distinct_bytes : int64 array
-        Bytes of which they are, each counted once.
+        Bytes of the file that were read, each counted once.
     needed_bytes : int64 array
-        What they would have been, had each rank read each of its bytes once in each of its passes over the data.
+        Bytes of the reads if each rank had read each of its bytes once in each of its passes over the data.
     passes_count : int64 array
-        The most passes of a rank.
+        Largest number of passes of a rank.
     """
 
     read_bytes: Int64
@@ -124,8 +124,8 @@ class FileReads:
 def file_reads(trace: Trace) -> FileReads:
     """Sum the reads of each file of the data set, by distinct bytes and passes.
 
-    A pass of a rank over its data is an iteration of a DataLoader. A file that its processes open more often than that,
-    openings within one batch counted once, may have been read as often: so many passes are granted.
+    A pass of a rank over its data is an iteration of a DataLoader. If its processes open a file more often, with the
+    openings within one batch counted once, each opening counts as a pass over that file.
     """
     count = len(trace.strings)
     wanted = data_files(trace)
@@ -154,7 +154,7 @@ def file_reads(trace: Trace) -> FileReads:
             opened.append(reader * count + _once_a_batch(int64(piece["path_code"][new]), batch))
     by_key = GroupBy(np.concatenate([_NONE, *keys]))
     key, read_bytes = by_key.values, by_key.sum(np.concatenate([_NONE, *sums]))
-    _, distinct = by_reader.totals()  # the same keys: reads of no byte are in neither
+    _, distinct = by_reader.totals()  # the same keys: empty reads are in neither
     opens = GroupBy.numbered(by_key.find(np.concatenate([_NONE, *opened])), len(by_key)).sizes
     of_reader = np.array([passes.get(rank, 1) for rank in readers], dtype=np.int64)
     times = np.maximum(of_reader[key // count], opens) if len(key) else _NONE
@@ -170,19 +170,19 @@ _NONE: Int64 = np.empty(0, dtype=np.int64)
 
 
 def loader_passes(trace: Trace) -> dict[int, int]:
-    """Iterations of DataLoaders of each rank that were recorded, in part or whole; at least 1."""
+    """Return the number of iterations of DataLoaders that were at least partly recorded, by rank; at least 1."""
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH)
     passes: dict[int, int] = {}
     for rank in np.unique(fetches["rank"]).tolist():
         own = fetches.take(fetches["rank"] == rank).sort_by("begin_ns")
         first = GroupBy(own["loader_id"]).first
-        # One that was under way when the recording began does not begin with batch 0.
+        # An iteration that was under way when the recording began does not begin with batch 0.
         passes[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
     return passes
 
 
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
-    """Row of the batch, by thread and begin, within whose making each call of the same thread begins; -1 if none.
+    """Return for each call the row of the batch that its thread was making when the call began; -1 if none.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def _fetches(trace: Trace) -> Table:
 
 
 def _once_a_batch(path: Int64, batch: Int64) -> Int64:
-    """Paths that were opened; several openings within the making of one batch are one."""
+    """Return the paths that were opened; several openings within the making of one batch count once."""
     if not len(path):
         return path
     within = batch >= 0

@@ -1,7 +1,7 @@
-"""What the reads of batches that waited for storage would have taken from memory.
+"""The time that reads of batches which waited for storage would have taken from memory.
 
-Reads of similar size that did not wait tell it: those of the same threads, or where they have few, those of all
-processes, which may have read into fresh memory and so are wider apart.
+It follows from reads of similar size that did not wait: those of the same threads or, if these are few, those of all
+processes, which may have read into fresh memory and so vary more.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,13 +15,13 @@ from stashtrace.analysis.stalls.index import IO_WAITED, READ_OPS, TraceIndex
 from stashtrace.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag
 
-#: Fewer reads of a size tell nothing.
+#: Least number of reads of a size that give bounds.
 _ENOUGH = 20
-#: Bounds: these parts of the reads of a size were quicker, by the byte.
+#: Bounds: these parts of the reads of a size took less time per byte.
 _QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
-#: Reads whose size is so many powers of two away are similar.
+#: Reads whose sizes are at most so many powers of two apart are similar.
 _OCTAVES = 1
-#: Of a run with very many calls, so many are looked at.
+#: At most so many calls of a run are examined.
 _MOST_ROWS = 8_000_000
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
@@ -29,18 +29,18 @@ _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 def memory_bounds_ns(
     index: TraceIndex, process: Int64, begin: Int64, end: Int64
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Least and largest time that the waiting reads of each batch would have taken from memory.
+    """Return the least and largest time that the waiting reads of each batch would have taken from memory.
 
     Parameters
     ----------
     index : TraceIndex
     process, begin, end : int array
-        Of batches that workers made. One process makes one at a time.
+        Of batches that workers made. A process makes one batch at a time.
 
     Returns
     -------
     low, high : float array
-        In ns, of each batch; 0 and infinity where no similar read tells.
+        In ns, of each batch; 0 and infinity where there are no similar reads.
     """
     calls, batch = _waiting_reads(index, process, begin, end)
     if not len(calls):
@@ -48,7 +48,7 @@ def memory_bounds_ns(
     size = index.io.result[calls]
     quick, slow = _by_size(index, size, np.unique(index.io.track[calls]))
     by_batch = GroupBy.numbered(batch, len(begin))
-    # A batch with one read that nobody knows has no upper bound.
+    # A batch with a read of unknown bounds has no upper bound.
     return by_batch.sum(quick * size), np.where(by_batch.sizes > 0, by_batch.sum(slow * size), np.inf)
 
 
@@ -70,7 +70,7 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
 def _by_size(
     index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Nanoseconds that a byte of each read takes from memory, at the least and at the most."""
+    """Return the least and largest time in ns that a byte of each read takes from memory."""
     octaves = GroupBy(_octave(size))
     read_octave, per_byte, own = _quiet_reads(index, octaves.values, tracks)
     quick, slow = np.zeros(len(octaves)), np.full(len(octaves), np.inf)
@@ -85,7 +85,7 @@ def _by_size(
 def _quiet_reads(
     index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
 ) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Reads of files that did not wait: the octave of their size, ns a byte, and whether these threads made them."""
+    """Return octave of size, ns per byte and a mask of reads by these threads, of file reads that did not wait."""
     columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
     looked = 0
     for piece in index.trace.io_pieces():

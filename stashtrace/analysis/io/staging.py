@@ -1,4 +1,4 @@
-"""io_staging: which files to put on a fast tier of some size, and what that would gain at most."""
+"""io_staging: the files to put on a fast tier of a given size, and the largest gain from that."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -41,18 +41,18 @@ def io_staging(
 ) -> Table:
     """Choose files for a fast tier: most time saved by byte first, as long as they fit.
 
-    The cost of a file now is the time that its reads, opens and other metadata calls were measured to wait for
-    storage; with a stated source all of them, as calls * latency + bytes / bandwidth. On the tier it is the same
-    formula, with figures that are stated or those of ``random_read`` in the calibration. With neither, the tier takes
-    no time, and the gain is the most that any tier could give.
+    The present cost of a file is the measured time that its reads, opens and other metadata calls waited for storage;
+    with a stated source, it is calls * latency + bytes / bandwidth of all calls. The cost on the tier follows the same
+    formula, with stated figures or those of ``random_read`` in the calibration. With neither, the tier takes no time,
+    and the gain is the largest that any tier could give.
 
-    Files are taken by gain per byte; one that does not fit is passed over. If the single best file that fits gains more
-    than all of these, it is taken alone, so the choice gains at least half of the best one. ``bound_ns`` is what could
-    be gained if the file on the brink could be cut: no choice gains more.
+    Files are chosen by gain per byte; a file that does not fit is skipped. If the single best file that fits gains more
+    than all of these, it is chosen alone, so the choice gains at least half of the best choice. ``bound_ns`` is the
+    gain if the first file that does not fit could be cut: no choice gains more.
 
     Times are inside calls, added over all threads: a job that waits with four workers at once ends sooner by a quarter
-    of it at most, and not at all where it does not wait for its batches. Files that were written too, and what cannot
-    be staged (sockets, pipes, /proc), are left out, and by default all that is not a data set.
+    of it at most, and not at all where it does not wait for its batches. Files that were also written, and those that
+    cannot be staged (sockets, pipes, /proc), are left out; by default, so are files that are not of a data set.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def io_staging(
     else:
         requests, moved = sums["opens_count"] + sums["reads_count"], sums["read_bytes"]
         source_ns = _cost(requests, moved, source)
-    # Streams have no offsets: what is read from one opening to the next is about the file.
+    # Streams have no offsets: the bytes read from one opening to the next are about the size of the file.
     by_open = -(-sums["read_bytes"] // np.maximum(sums["opens_count"], 1))
     size = np.where(sums["extent_bytes"] > 0, sums["extent_bytes"], by_open)
     tier_ns = _cost(requests, moved, tier)
@@ -136,7 +136,7 @@ def io_staging(
 
 
 def choose(size: Int64, gain: Int64, room: int | None) -> tuple[npt.NDArray[np.bool_], int]:
-    """(which files, bound on the gain of any choice) for files by falling gain per byte; those without gain stay out.
+    """Return (mask of chosen files, all with a gain; bound on any choice's gain), for files by falling gain per byte.
 
     Examples
     --------
@@ -153,9 +153,9 @@ def choose(size: Int64, gain: Int64, room: int | None) -> tuple[npt.NDArray[np.b
     staged[:whole] = gain[:whole] > 0
     bound = int(gain[:whole].sum())
     if whole < len(size):
-        bound += int(gain[whole]) * left // int(size[whole])  # gains are whole ns, so is the best choice
+        bound += int(gain[whole]) * left // int(size[whole])  # gains are whole ns, so the best gain is as well
     rest = np.flatnonzero((gain > 0) & (np.arange(len(size)) > whole) & (size <= left))
-    for index in rest.tolist():  # each fits into what was left, so few are looked at before it is full
+    for index in rest.tolist():  # each fits into the first remainder, so few are examined before it is full
         if size[index] <= left:
             staged[index] = True
             left -= int(size[index])
@@ -175,7 +175,7 @@ def _cost(requests: Int64, moved: Int64, device: tuple[float, float]) -> Int64:
 
 
 def _stated(latency: str | float | None, bandwidth: str | float | None, which: str) -> tuple[float, float] | None:
-    """(latency in ns, bytes per second) of a device, None if nothing is stated."""
+    """Return (latency in ns, bytes per second) of a device; None if nothing is stated."""
     if latency is None and bandwidth is None:
         return None
     if latency is None or bandwidth is None:
@@ -199,11 +199,11 @@ def _calibrated(
     return (max(link.fit.alpha_ns, 0.0), link.fit.bandwidth_bytes_per_s), "calibration"
 
 
-# How often copies were opened in the place of files: what `stashtrace run --staged` came to.
+# How often copies were opened in the place of files: the effect of `stashtrace run --staged`.
 
 
 def staged_opens(trace: Trace) -> int:
-    """Opens of a run that were served by a copy."""
+    """Return the number of opens of a run that a copy served."""
     return sum(
         int((np.isin(piece["op_code"], OPENS) & ((piece["io_flags"] & IoFlag.STAGED) != 0)).sum())
         for piece in trace.io_pieces()
@@ -211,6 +211,6 @@ def staged_opens(trace: Trace) -> int:
 
 
 def used_copies(trace: Trace) -> bool:
-    """Whether a run was given a list of copies."""
+    """Return True if a run was given a list of copies."""
     key = trace.strings.find("staged")
     return key >= 0 and bool(((trace.metadata["key_code"] == key) & (trace.metadata["process_id"] == -1)).any())

@@ -1,4 +1,4 @@
-"""What the analyses of files return."""
+"""Tables that the analyses of files return."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

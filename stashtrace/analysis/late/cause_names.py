@@ -24,7 +24,7 @@ _NAMES_DIVISOR = 4
 
 
 class Named(NamedTuple):
-    """Process, worker, name and time behind a cause; -1 and empty where nothing tells."""
+    """Process, worker, name and time behind a cause; -1 and empty where unknown."""
 
     process: int = -1
     worker: int = -1
@@ -33,7 +33,7 @@ class Named(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A rank's times and the part of them that is looked at."""
+    """A rank's times, and the part of them to examine."""
 
     times: RankTimes
     begin_ns: int
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
 
 class Namer:
-    """Names what is behind causes; remembers the batch waits of the ranks it was asked about."""
+    """Names what is behind causes; keeps the batch waits of the ranks that it has examined."""
 
     def __init__(self, index: TraceIndex) -> None:
         self._index = index
@@ -71,12 +71,12 @@ class Namer:
             return Named(process)
         time = late.times.sets[cause] & late.time
         named = way(late, other, time)
-        # What takes a small part of the time is not behind it.
+        # A name that takes only a small part of the time does not explain it.
         small = 0 <= named.name_ns * _NAMES_DIVISOR < time.total_ns
         return Named(named.process, named.worker) if small and named.name else named
 
     def _batch(self, late: Window, time: TimeSet) -> tuple[int, int, TimeSet]:
-        """Process and worker that made the batch which was awaited longest in this time, and when they made it."""
+        """Return process and worker of the batch that was awaited longest in this time, and when it was made."""
         thread, index = late.times.thread, self._index
         if thread not in self._waits:
             self._waits[thread] = batch_waits(index, thread)
@@ -102,9 +102,9 @@ class Namer:
         return Named(process, worker, name, max(blocked, self._in_file(process, name, making)))
 
     def _in_file(self, process: int, name: str, time: TimeSet) -> int:
-        """Time inside all reads of a file, also those that found their bytes in memory.
+        """Return the time in ns inside all reads of a file, including those served from memory.
 
-        Of a run so large that its calls are still on disk, the calls that blocked have to do.
+        If a run is so large that its calls are still on disk, only calls that blocked are used.
         """
         trace = self._index.trace
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
@@ -151,14 +151,14 @@ class Namer:
         return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
 
     def _kernels(self, window: Window) -> dict[int, int]:
-        """Name code -> time of the kernels of a window."""
+        """Return the time of the kernels of a window by name code."""
         kernels, rows = self._index.trace.kernels, self._index.kernels.rows(window.times.thread.process_id)
         rows = rows[~np.isin(kernels["work_code"][rows], (DeviceWork.COMMUNICATION, DeviceWork.SYNCHRONIZATION))]
         spent = window.time.within(kernels["begin_ns"][rows], kernels["end_ns"][rows])
         return _sums(kernels["name_code"][rows], spent)
 
     def _phases(self, window: Window) -> dict[int, int]:
-        """Phase -> compute of a window inside it; 0 is what lies between phases."""
+        """Return the compute time of a window by phase; 0 is the time between phases."""
         phases, rows = self._index.trace.phases, outer_phase_rows(self._index, window.times.thread)
         time = window.times.sets[COMPUTE] & window.time
         spent = _sums(phases["phase_code"][rows], time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
@@ -181,7 +181,7 @@ class Namer:
         return Named(process, -1, DeviceCall(code).name.lower(), spent) if code >= 0 else Named(process)
 
     def _other(self, late: Window, other: Window | None, time: TimeSet) -> Named:
-        """A blocking call of the step thread that has no kind of its own."""
+        """Name a blocking call of the step thread that has no kind of its own."""
         thread, index = late.times.thread, self._index
         waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
         code, spent = _longest(waits["wait_code"][rows], time.within(waits["begin_ns"][rows], waits["end_ns"][rows]))
@@ -199,7 +199,7 @@ def _sums(key: np.ndarray, spent: Int64) -> dict[int, int]:
 
 
 def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:
-    """Key with the most time, and that; -1, -1 if there is none."""
+    """Return the key with the most time, and the time; (-1, -1) if there is none."""
     sums = {k: s for k, s in _sums(int64(key), spent).items() if s > 0 and k >= 0}
     best = max(sums, key=lambda k: (sums[k], -k), default=-1)
     return best, sums.get(best, -1)

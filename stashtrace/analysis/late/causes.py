@@ -127,7 +127,7 @@ def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[
 def _windows(
     index: TraceIndex, operations: Instances, instance: Int64, rank: Int64, ends: dict[int, int]
 ) -> tuple[Int64, Int64]:
-    """Return windows from when all ranks were level, or the step began, to the entry; else to the rank's end."""
+    """Return windows from when all were level, or the step began, to the entry; without entry, to the rank's end."""
     row = operations.rows_of(instance, rank)
     last = int64([ends[r] for r in rank.tolist()])
     never = (row < 0) & (operations.method[instance] == HUNG)

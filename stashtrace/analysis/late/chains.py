@@ -67,9 +67,7 @@ def straggler_roots(trace: Trace) -> Table:
     for value, own in by_rank.items():
         own = own[np.argsort(begin[own], kind="stable")]
         late[value], step_of[value] = Tagged(begin[own], end[own], cause[own]), step[own]
-    parts: list[
-        tuple[Int64, Int64, Int64, Int64, Bools]
-    ] = []  # rank, step, root rank, length, whether the wait is direct
+    parts: list[tuple[Int64, Int64, Int64, Int64, Bools]] = []  # rank, step, root, length, is direct
     for value, root in roots(late).items():
         direct = late[value]
         at = step_of[value][np.searchsorted(direct.begin, root.begin, side="right") - 1]

@@ -1,10 +1,10 @@
-"""late, late_ranks: who kept the others waiting in collectives, and what kept it.
+"""late, late_ranks: which rank the others waited for in collectives, and why it was late.
 
     own enter |-- wait --|-- launch skew --|-- expected --|-- excess --| end
                          ^ arrival         ^ last enter
 
-``instances`` finds who was late and when, ``causes`` what that rank did longer, ``cause_names`` the worker, file,
-kernel or phase behind it. The time of the transfer is measured here.
+``instances`` finds the late rank and its time, ``causes`` what that rank did longer, ``cause_names`` the worker, file,
+kernel or phase behind it. This module adds the time of the transfer.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -118,21 +118,21 @@ LATE_RANKS = schema(
 )
 
 UNKNOWN = "unknown"
-#: Below these, one rank is not late again and again: odds of it by chance, and least share of the steps.
+#: A rank is late repeatedly if the probability by chance is below the first; the second is a share of the steps.
 _BY_CHANCE, _MOST_STEPS = 0.001, 0.5
-#: A step counts if it cost the group at least this part of the mean one.
+#: A step counts if it cost the group at least this part of the mean cost of a step.
 _MATTERS_DIVISOR = 10
 
 
 def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
     """Name the rank that was late in the collectives that cost most, and what kept it.
 
-    Only operations in which nobody can end before everybody has entered, and in which somebody waited. The cause is
+    Only operations count in which no rank can end before all have entered, and in which a rank waited. The cause is
     what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered
-    an earlier operation of the group, so that nobody was ahead; before the first one, since the step began.
-    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is that
-    of a rank whose steps were not recorded. Of operations on a device all times are the device's. Waits
-    include what was hidden behind compute.
+    an earlier operation of the group, so that no rank was ahead; before the first one, since the step began.
+    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is the
+    cause of a rank whose steps were not recorded. For operations on a device, all times are those of the device. Waits
+    include time that was hidden behind compute.
 
     Parameters
     ----------
@@ -161,10 +161,10 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     if operations is None:
         return Table.empty(LATE)
     waited = np.flatnonzero((operations.total_wait_ns > 0) | (operations.method == HUNG))
-    # What hangs comes first, whatever it cost until the recording ended.
+    # Hanging operations come first, whatever they cost until the recording ended.
     hung = operations.method[waited] == HUNG
     step = _steps(index, operations)
-    # Starting up is not training: what lies outside the steps comes last.
+    # Start-up is not training: operations outside the steps come last.
     outside = (step[waited] < 0) & (step[waited] != step.max(initial=-1))
     rows = waited[order_by(~hung, outside, -operations.total_wait_ns[waited], waited)[:top]]
     why = causes(index, operations, rows)
@@ -211,17 +211,17 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
 def late_ranks(trace: Trace) -> Table:
     """Count per rank and process group who is late again and again.
 
-    A step belongs to the rank that cost the others of the group most in it, and counts if that is at least a tenth of
-    what the mean one cost. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all are late
-    alike, times the number of ranks that it could have been.
-    ``verdict`` is ``always`` where that is below 0.001 and the rank has more than half of the steps, ``often`` where it
-    has not. Else it is ``once`` where one step counts, ``few`` where so few count that it could not be below 0.001 if
-    the rank had all of them, and ``alternates`` otherwise. Operations whose last rank the clocks cannot tell are left
-    out.
+    A step belongs to the rank that cost the others of the group most in it. It counts if that is at least a tenth of
+    the mean cost of a step. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all ranks
+    are equally likely to be late, times the number of ranks that it could have been.
+    ``verdict`` is ``always`` if that is below 0.001 and the rank has more than half of the steps, ``often`` if it does
+    not. Else it is ``once`` if one step counts, ``few`` if so few count that it could not be below 0.001 even if the
+    rank had all of them, and ``alternates`` otherwise. Operations without a last rank within the error of the clocks
+    are left out.
 
-    ``behind_second_ns`` is the time in which the rank alone was missing: from the entry of the second latest rank to
-    its own, of operations inside steps (where there are any) that all members entered, a moment once however many
-    operations wait in it. It is the most that the group gains if this rank alone is never late again.
+    ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank to
+    its own, in operations inside steps (where there are any) that all members entered. A moment counts once however
+    many operations wait. It is the most that the group gains if this rank alone is never late again.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def _names(index: TraceIndex, why: Causes) -> list[Named]:
 
 
 def _waiting(operations: Instances, rows: Int64) -> list[str]:
-    """Ranks that waited in each of the instances, runs folded."""
+    """Return the ranks that waited in each of the instances as text; runs of ranks are folded."""
     late_rank = operations.late_rank[operations.each.number]
     waits = (operations.wait_ns > 0) | ((late_rank >= 0) & (operations.rank != late_rank))
     bounds = operations.each.bounds
@@ -309,7 +309,7 @@ def _waiting(operations: Instances, rows: Int64) -> list[str]:
 
 
 def _steps(index: TraceIndex, operations: Instances) -> Int64:
-    """Step of each instance: the one in which its late rank entered, else the first rank of it; -1 outside."""
+    """Return the step of each instance, in which its late rank, else its first rank, entered; -1 outside of steps."""
     row = np.where(operations.late_row >= 0, operations.late_row, operations.starts)
     return step_at_any(index.origin, operations.rank[row], operations.enter_ns[row])
 
@@ -326,7 +326,7 @@ def _behind_second(trace: Trace, operations: Instances) -> Int64:
 
 
 def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
-    """Rank that cost most in each step that cost something, of equals the lowest; without steps, in each operation."""
+    """Return the rank that cost most (of equals the lowest) in each step with a cost; without steps, per operation."""
     inside = step >= 0
     if inside.any():
         step, rank, cost = step[inside], rank[inside], cost[inside]
@@ -335,32 +335,32 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     pairs = GroupBy(step, rank)
     costliest = GroupBy(pairs.keys[0]).argmax(pairs.sum(cost))
     per_step = GroupBy(step).sum(cost)
-    # Somebody is always last by a few microseconds; that says nothing.
+    # Some rank is always last by a few microseconds; that says nothing.
     matters = per_step * _MATTERS_DIVISOR * len(per_step) >= per_step.sum()
     return int64(pairs.keys[1][costliest][matters])
 
 
 def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
-    """Cause behind most of the cost, and its share."""
-    place = np.where(cause >= 0, cause, len(CAUSES))  # what is unknown is the last
+    """Return the cause of most of the cost, and its share."""
+    place = np.where(cause >= 0, cause, len(CAUSES))  # the last place is unknown
     total = GroupBy.numbered(place, len(CAUSES) + 1).sum(cost)
     most = int(total.argmax())
     return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
 
 
-# Transfers of instances beside what their link is capable of: by a calibration, else by the run's own best ones.
+# Transfers of instances compared with the speed of their link: by a calibration, else by the run's own best transfers.
 
 SOURCES = ("none", "run", "calibration")
-#: The best tenth of a kind of transfer is what its link is capable of, if there are at least so many. A kind is all of
-#: one size, else all between two powers of two.
+#: The best tenth of a kind of transfer shows what its link can do, if there are at least so many. A kind is all
+#: transfers of one size, else all between two powers of two.
 _BEST_DIVISOR, _ENOUGH = 10, 8
 
 
 def transfers(index: TraceIndex, operations: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
-    """Transfer of each instance (-1 if it never ended), expected one (-1 if unknown), index into ``SOURCES``."""
+    """Return transfer (-1 if it never ended), expected transfer (-1 if unknown) and index into ``SOURCES``."""
     table = index.trace.collectives
     end = operations.each.max(operations.end_ns)
-    # Entry and end of different hosts are not a length where their clocks are too far apart.
+    # Entry and end of different hosts give no length of time where their clocks are too far apart.
     shortest = operations.each.min(operations.end_ns - operations.enter_ns)
     transfer = np.where(operations.by_clock, np.maximum(end - operations.last_enter_ns, 0), shortest)
     transfer = int64(np.where(operations.method == HUNG, -1, transfer))
@@ -372,7 +372,7 @@ def transfers(index: TraceIndex, operations: Instances, calibration: Calibration
     best = np.where(same >= 0, same, near)
     expected, source = np.full(len(first), -1, dtype=np.int64), np.zeros(len(first), dtype=np.int64)
     known = best >= 0
-    # More bytes than those of the best may take longer in proportion; that is not lost by the link.
+    # Transfers with more bytes than the best one may take longer in proportion; the link does not lose that time.
     more = np.maximum(payload / np.maximum(payload[best], 1), 1.0)
     expected[known], source[known] = np.rint(transfer[best] * more).astype(np.int64)[known], 1
     by_calibration = expected_transfers(index.trace, calibration).expected_ns[first]
@@ -382,7 +382,7 @@ def transfers(index: TraceIndex, operations: Instances, calibration: Calibration
 
 
 def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
-    """The instance at the best tenth of all with the same keys, -1 where there are too few of them."""
+    """Return the instance at the best tenth of all with the same keys; -1 where there are too few of them."""
     out = np.full(len(transfer), -1, dtype=np.int64)
     order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
@@ -392,11 +392,11 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     return out
 
 
-# Whether what happens again and again could be chance.
+# Whether a repeated event could be chance.
 
 
 def chance(times: int, trials: int, choices: int) -> float:
-    """Probability that one of several equal choices comes up so many times or more.
+    """Return the probability that one of several equal choices comes up so many times or more.
 
     Examples
     --------

@@ -43,11 +43,11 @@ PIPELINE = schema(
 def pipeline(trace: Trace) -> Table:
     """Sum the bubbles of pipeline stages per step.
 
-    A bubble is time in which a rank did nothing but wait for a receive whose data its neighbour had not sent yet: the
-    straggler time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send without
-    room in the buffers) is not seen: a send waits for nobody. Forward and backward of several micro-batches in flight
-    overlap; a moment counts once, in the step in which it lies. A receive counts in the step in which its data were
-    there to be sent.
+    A bubble is time in which a rank only waited for a receive whose data its neighbour had not sent yet: the straggler
+    time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send with full buffers)
+    is not seen, because a send has no straggler time. Forward and backward of several micro-batches in flight overlap;
+    a moment counts once, in the step in which it lies. A receive counts in the step in which its data were ready to be
+    sent.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def pipeline(trace: Trace) -> Table:
         number, length = _step_of(steps, mine, wait_end)
         receives = table["op_code"][own] == CollectiveOp.RECEIVE
         group = table["group_hash"][own]
-        # A row of the result holds what begins in a step of a group: first rows of ``own``, then pieces of waits.
+        # A row of the result sums all that begins in a step of a group: first rows of ``own``, then pieces of waits.
         cells = GroupBy(np.concatenate([number, spent.step]), np.concatenate([group, group[spent.row]]))
         lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
         lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
@@ -124,7 +124,7 @@ def pipeline(trace: Trace) -> Table:
 
 
 def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Entry, end of the wait for the other side, end, and the other side; of what never ended until its process did."""
+    """Return entry, end of the wait for the other side, end, and other side; open ends are those of the process."""
     table, matched = index.trace.collectives, index.in_flight
     begin, last, end = index.entered_ns[rows], matched.last_enter_ns[rows], matched.end_ns[rows]
     alive = process_values(index.trace, table["process_id"][rows], "end_ns")
@@ -136,7 +136,7 @@ def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """Pieces of a rank's time in which it had receives pending, cut at the borders of its steps."""
+    """Pieces of a rank's time with pending receives, cut at the edges of its steps."""
 
     begin: Int64
     end: Int64
@@ -149,7 +149,7 @@ class _Spent:
 
 
 def _spent(steps: Table | None, mine: Int64, begin: Int64, wait_end: Int64) -> _Spent:
-    """Moments in which several receives are pending belong to the oldest."""
+    """Cut the pending time of receives into pieces; if several receives are pending, the oldest has the time."""
     head_begin, head_end, head_row = in_flight_heads(begin, wait_end)
     borders = np.concatenate([steps[c][mine] for c in ("begin_ns", "end_ns")]) if steps is not None else begin[:0]
     edges = np.unique(np.concatenate([head_begin, head_end, borders]))
@@ -159,7 +159,7 @@ def _spent(steps: Table | None, mine: Int64, begin: Int64, wait_end: Int64) -> _
 
 
 def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]:
-    """Number and length of the step of each moment; -1 outside."""
+    """Return number and length in ns of the step of each moment; -1 outside of steps."""
     if steps is None:
         return np.full(len(at), -1, dtype=np.int64), np.full(len(at), -1, dtype=np.int64)
     begin, end, number = (steps[name][rows] for name in ("begin_ns", "end_ns", "step"))
@@ -168,6 +168,6 @@ def _step_of(steps: Table | None, rows: Int64, at: Int64) -> tuple[Int64, Int64]
 
 
 def _longest(whom: Int64, waited: Int64) -> int:
-    """The rank that was waited for longest; of equals the lowest; -1 if none was."""
+    """Return the rank that was awaited longest, of equals the lowest; -1 if there is none."""
     by_rank = GroupBy(whom[waited > 0])
     return int(by_rank.values[by_rank.sum(waited[waited > 0]).argmax()]) if len(by_rank) else -1

@@ -43,14 +43,13 @@ LAST_RANKS = schema(
 def stragglers(trace: Trace) -> Table:
     """Count how often each rank is last, and what the others lose by it.
 
-    ``caused_wait_ns`` and ``wait_ns`` are straggler stalls inside steps, warm-up included; waiting that was hidden
-    behind compute is not in them. Who was last is not counted where ranks of different hosts entered closer together
-    than ``alignment`` can tell.
+    ``caused_wait_ns`` and ``wait_ns`` are straggler stalls inside steps, warm-up included, without waits hidden behind
+    compute. An operation has no last rank if ranks of different hosts entered within the error of ``alignment``.
 
-    ``behind_second_ns`` is the time in which a rank alone was missing: from the entry of the second latest rank of an
-    operation to its own, of operations inside steps, a moment once however many operations wait in it. It is the most
-    that the job gains if this rank alone is never late again, less where the others had something else to do meanwhile.
-    Operations of which a member left no record are not counted.
+    ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank of an
+    operation to its own, in operations inside steps; a moment counts once however many operations wait. It is the most
+    that the job gains if this rank alone is never late again, less where the others had other work meanwhile.
+    Operations without a record of every member are not counted.
 
     Parameters
     ----------
@@ -120,19 +119,19 @@ def last_ranks(trace: Trace) -> Table:
 
 
 def last_counts(entries: Table) -> Int64:
-    """The last rank of each operation of ``last_ranks``, once however many waited for it."""
-    # Ranks may differ in what they saw; the lowest that waited is believed, in whatever order the rows came.
+    """Return the last rank of each operation of ``last_ranks``, once however many ranks waited for it."""
+    # Records of ranks may differ; the lowest rank that waited decides, so the order of rows does not matter.
     waits = entries.take(entries["wait_ns"] != 0).sort_by("group_hash", "sequence", "rank", "last_rank")
     return int64(waits["last_rank"][GroupBy.runs(waits["group_hash"], waits["sequence"]).first])
 
 
 def alone_missing(entries: Table) -> dict[int, int]:
-    """Time in which each rank alone was missing, by ``last_ranks`` of all ranks; a rank that never was has no entry."""
+    """Return the ns in which only one rank was missing, by rank, from ``last_ranks`` of all ranks; without zeros."""
     entries = entries.sort_by("group_hash", "sequence", "wait_ns", "rank", "last_rank", "last_enter_ns")
     operations = GroupBy.runs(entries["group_hash"], entries["sequence"])
-    # Of an operation that somebody never entered, and of one that lacks a row, nothing can be said.
+    # Operations that a rank never entered, or with a missing row, are left out.
     whole = (entries["wait_ns"][operations.first] >= 0) & (operations.sum(entries["partial"]) == 0)
-    second = operations.first[whole & (operations.sizes > 1)] + 1  # the last to enter stands first, then this one
+    second = operations.first[whole & (operations.sizes > 1)] + 1  # the last to enter stands first
     second = second[entries["step"][second] >= 0]
     gap, until = entries["wait_ns"][second], entries["last_enter_ns"][second]
     by_rank = GroupBy(entries["last_rank"][second])

@@ -1,4 +1,4 @@
-"""What a late rank does longer than one that waits for it, step by step on average: every kind of time, host included.
+"""What a late rank does longer than a rank that waits for it: mean per step of every kind of time, also on the host.
 
     victim  |-- compute --|.. straggler ..|- link -|       surplus of late: launch + 4, straggler - 4, all others 0
     late    |-- compute --|--- launch ----|- link -|       4 is at least a quarter of what victim waited for late: why
@@ -21,7 +21,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: What a person calls one thing -> kinds of time of ``late`` that it consists of. Each kind is in one of them.
+#: Group, as a user would name it -> its kinds of time of ``late``. Each kind is in one group.
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("compute",),
     "data": ("fetch", "prep", "handoff"),
@@ -52,10 +52,10 @@ class LateSurplus:
     wait_ns
         Straggler time of the victim in which it waited for the late rank.
     surplus_ns
-        Kind of time (names of ``late``'s ``cause_kind``) -> by how much longer the late rank spends in it; negative
-        where it spends less. They sum to the difference in length of the steps.
+        Kind of time (names of ``late``'s ``cause_kind``) -> time of the late rank minus that of the victim. The values
+        sum to the difference in length of the steps.
     begins_later_ns
-        By how much later the late rank begins a step; median.
+        How much later the late rank begins a step; median.
     """
 
     victim: int
@@ -66,7 +66,7 @@ class LateSurplus:
     begins_later_ns: float
 
     def of(self, group: str) -> float:
-        """Surplus of one of :data:`GROUPS`."""
+        """Return the surplus of one of :data:`GROUPS` in ns."""
         return sum(self.surplus_ns[kind] for kind in GROUPS[group])
 
     @property
@@ -89,8 +89,8 @@ class LateSurplus:
 def late_surplus(trace: Trace, causes: Table, steps: Table, victim: int, late: int) -> LateSurplus | None:
     """Compare the budgets of a rank that waits and of the one that it waits for.
 
-    What the late rank does *while* the other waits would mislead: a rank that waited for its batch computes then, as
-    all do. Over whole steps what all do alike cancels out.
+    The work of the late rank *while* the other waits would mislead: a rank that waited for its batch computes then, as
+    all ranks do. Over whole steps, time that all ranks have alike cancels out.
 
     Parameters
     ----------

@@ -243,7 +243,7 @@ def _combined(each: _Share) -> tuple[float, float, str]:
     return float((weight * share[known]).sum()), total, confidence
 
 
-# Bytes by path: moved by counters of devices and hosts between samples, and expected of collectives.
+# Bytes by path: growth of counters of devices and hosts between samples, and bytes expected of collectives.
 #
 # A *place* is a device (by UUID) or a host; a *path* is NVLink or PCIe of a device, an RDMA
 # port or a network interface of a host. Bytes of a path are the mean of both directions, and so are expected bytes.

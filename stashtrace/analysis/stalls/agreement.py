@@ -33,7 +33,7 @@ def agreement(trace: Trace) -> Table:
 
     Brackets are the mode that stays on; kernels, recorded for a window of steps, are its check. A step that has only
     one of the two is not in the table, and a kind that neither names has no row. ``low_ns`` and ``high_ns`` are the
-    bounds that the brackets gave: what the kernels say should lie between them.
+    bounds from the brackets; the value from the kernels should lie between them.
 
     Parameters
     ----------

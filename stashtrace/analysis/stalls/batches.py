@@ -1,4 +1,4 @@
-"""Each batch wait of a rank divided into fetch, prep and hand-off by what the worker did that makes the batch.
+"""Each batch wait of a rank, divided into fetch, prep and hand-off by the state of the worker that makes the batch.
 
     main process   |------------ waits for batch i ------------|
     its worker     [ batch i-2 ][ batch i: io blocked ][ .. ]  put, unpickle, pin

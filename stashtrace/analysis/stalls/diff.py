@@ -54,8 +54,8 @@ def diff(before: Trace, after: Trace) -> Table:
 
     The medians over steps are compared; a kind that occurs in less than half of the steps of both runs (checkpoints)
     by its means. A change is called faster or slower if it exceeds three standard errors of the two statistics
-    together and one per cent of the step; else it is not a difference. Steps of one run are not independent runs: what
-    differs from run to run (placement, neighbours) is not in the error.
+    together and one per cent of the step; else it counts as no difference. Steps of one run are not independent runs:
+    differences from run to run (placement, neighbours) are not in the error.
 
     Parameters
     ----------
