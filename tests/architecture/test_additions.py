@@ -308,7 +308,7 @@ def test_an_importer_edits_one_file(tree: Tree, tmp_path: Path) -> None:
 def test_a_command_edits_one_file(tree: Tree, run: Path) -> None:
     add_command(tree)
     assert tree.edited() == {"stashtrace/cli/__init__.py"}
-    assert "its registry" in promised("exporter, a command")
+    assert "cli/__init__.py" in promised("exporter, a command")
     assert tree.stashtrace("ranks", run) == "0,1\n"
     assert re.search(r"^  ranks +Say which ranks a run has$", tree.stashtrace("--help"), re.M)
     tree.python("docs/generate_cli.py")

@@ -60,7 +60,7 @@ def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
         (tmp_path / "junk" / name).write_bytes(begin + noise)
     assert "; nor can 2 more files beside it be used" in refused(run(*words_of(command, "junk")))
     assert "cannot be decompressed" in refused(run(*words_of(command, "junk/b.json.gz")))
-    assert "no trace that stashtrace knows" in refused(run(*words_of(command, "junk/a.json")))
+    assert "not a trace that stashtrace knows" in refused(run(*words_of(command, "junk/a.json")))
 
 
 @pytest.mark.parametrize("command", ["analyze summary", "info"])
@@ -80,7 +80,7 @@ def test_links_in_circles_cost_nothing(run: Run, job: Path) -> None:
     told = {Path(row["advice"].split()[0]).name: row["advice"] for row in facts["losses"]}
     assert "Too many levels of symbolic links" in told["a.json"]
     assert "No such file" in told["gone.json"]
-    assert "no regular file" in told["pipe.json"]
+    assert "not a regular file" in told["pipe.json"]
 
 
 def test_file_without_permission(job: Path) -> None:

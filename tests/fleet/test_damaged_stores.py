@@ -173,7 +173,7 @@ def test_a_column_of_another_type_is_refused(
 )
 def test_facts_that_no_store_has_are_refused(store: Path, content: str) -> None:
     (store / "stashtrace-store.json").write_text(content)
-    with pytest.raises(FormatError, match="no description of a store"):
+    with pytest.raises(FormatError, match="not a description of a store"):
         load_trace(store)
 
 

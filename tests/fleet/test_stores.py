@@ -231,7 +231,7 @@ def test_damaged_stores(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedVersionError, match="version 99"):
         stashtrace.load(path)
     (path / STORE_FILE).write_text("{")
-    with pytest.raises(FormatError, match="no description of a store"):
+    with pytest.raises(FormatError, match="not a description of a store"):
         stashtrace.load(path)
 
 

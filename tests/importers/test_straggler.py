@@ -135,7 +135,7 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_no_such_trace(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [1, 2]}), tmp_path / "data.parquet")
-    with pytest.raises(ImporterError, match="no trace that stashtrace knows"):
+    with pytest.raises(ImporterError, match="not a trace that stashtrace knows"):
         load(tmp_path / "data.parquet")
     path = write(tmp_path / "trace-X.parquet", [(0, 0, "optimizer", float("nan"), 1.0, 0)])
     with pytest.raises(ImporterError, match="holds no operation"):

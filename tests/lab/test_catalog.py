@@ -129,7 +129,7 @@ class TestOverride:
     ],
 )
 def test_what_is_no_catalog(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(FormatError, match=r"no usable instance catalog: ") as caught:
+    with pytest.raises(FormatError, match=r"not a usable instance catalog: ") as caught:
         load_catalog([written(tmp_path, text)])
     assert message in str(caught.value)
     assert caught.value.hint

@@ -128,7 +128,7 @@ def test_too_few_variants_carry_no_fit_but_are_shown() -> None:
 def test_no_study() -> None:
     with pytest.raises(FormatError, match="format 7"):
         study_of({**study(resnets(10)), "format": 7})
-    with pytest.raises(FormatError, match="no study"):
+    with pytest.raises(FormatError, match="not a study"):
         study_of({"format": 1, "variants": [{}]})
     empty = study(resnets(10))
     with pytest.raises(MissingDataError, match="no variant was measured"):
@@ -154,7 +154,7 @@ def test_words_and_json() -> None:
 def test_settings_that_are_missing_are_named(name: str) -> None:
     content = study(resnets(10, 12, 18))
     del content["settings"][name]
-    with pytest.raises(FormatError, match="no study") as caught:
+    with pytest.raises(FormatError, match="not a study") as caught:
         study_of(content)
     assert name in str(caught.value)
 

@@ -141,7 +141,7 @@ def test_another_study_is_not_mixed_with(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="damaged"):
         run(tmp_path / "s", Bench())
     (tmp_path / "s" / "study.json").write_text("[]")
-    with pytest.raises(FormatError, match="no study of this version"):
+    with pytest.raises(FormatError, match="not a study of this version"):
         read_study(tmp_path / "s")
 
 

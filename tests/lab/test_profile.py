@@ -88,7 +88,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_characterization(tmp_path: Path, whole: Any, message: str) -> None:
-    with pytest.raises(FormatError, match="no usable characterization: ") as caught:
+    with pytest.raises(FormatError, match="not a usable characterization: ") as caught:
         loaded(tmp_path, whole)
     assert message in str(caught.value)
     assert caught.value.hint

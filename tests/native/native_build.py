@@ -78,8 +78,10 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
 
 
 def _call(command: Sequence[str]) -> None:
-    # Without this ccache keeps nothing that was compiled with precompiled headers.
-    environment = os.environ | {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    # Without the first, ccache keeps nothing that needs precompiled headers. Without the second it takes headers
+    # that differ in comments alone: the compiler does not recognise these, and includes them twice.
+    headers = (str(path) for path in sorted((ROOT / "csrc").rglob("*.h")))
+    environment = os.environ | {"CCACHE_SLOPPINESS": "pch_defines,time_macros", "CCACHE_EXTRAFILES": ":".join(headers)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise BuildError(done.stdout[-4000:])
