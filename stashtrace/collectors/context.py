@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import EventTables, LossRow, RawProcess

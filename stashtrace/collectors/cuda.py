@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext, Int64, columns_of
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceClock
 from stashtrace.schema.trace import EventTables, RawProcess
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext, Int64, Stream, columns_of
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
 from stashtrace.schema.trace import EventTables, RawProcess

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext, Int64, Lane, for_each
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
 from stashtrace.schema.trace import EventTables, RawProcess
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("device_sample",)

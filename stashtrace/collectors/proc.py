@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("task_sample", "process_sample", "host_sample", "net_sample")

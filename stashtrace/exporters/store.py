@@ -23,9 +23,9 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import RankSteps, first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import Exported
-from stashtrace.groupby import RowsBy
 from stashtrace.loading.by_rank import RanksOfRun
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.order import number_collectives, offset_keys
 from stashtrace.schema.strings import StringPool

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from stashtrace.analysis.io.calls import NOT_FILES, READS, WRITES
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.lab.wording import refusal
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -9,7 +9,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
-from stashtrace.groupby import RowsBy
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import StallKind
 
 _COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for kind in kinds}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import UsageError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 
 Floats = npt.NDArray[np.float64]
 #: For work. Transfers always take the median, since their outliers are waits that were not recorded.

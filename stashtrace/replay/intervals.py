@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.lines import STUDENT
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.scenario import Floats
+from stashtrace.schema.groupby import GroupBy
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
 _BETWEEN_RUNS = 0.03

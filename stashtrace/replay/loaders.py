@@ -18,9 +18,9 @@ from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.schema.groupby import GroupBy
 
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
 _PREFETCH = 2

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
 from stashtrace.analysis.intervals import Int64
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
 Int32 = npt.NDArray[np.int32]

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, build
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.ideal import Center, ideal_work_ns
 from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -15,10 +15,10 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Int64
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.ideal import next_transfers
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
+from stashtrace.schema.groupby import GroupBy, order_by
 
 #: A transfer whose members come within this time was entered together.
 _LATE_NS = 1_000_000

@@ -19,9 +19,9 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.fit import bytes_factor
 from stashtrace.calibration.lines import robust_line
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
-from stashtrace.groupby import GroupBy
 from stashtrace.run_facts import json_object
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

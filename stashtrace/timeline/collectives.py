@@ -21,7 +21,7 @@ from stashtrace.analysis.collectives.device import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.registry import analyze
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

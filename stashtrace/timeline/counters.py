@@ -12,7 +12,7 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace.analysis.devices.launches import first_of_each, waiting
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import TrackKind
 from stashtrace.timeline.devices import Groups, host_lead, on_device
 from stashtrace.timeline.rows import RankRows

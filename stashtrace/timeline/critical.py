@@ -15,7 +15,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows import TraceRows

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import (
     Awaited,
     Bracket,

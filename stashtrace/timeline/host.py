@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, Phase, PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.timeline.rows import RankRows

@@ -15,7 +15,7 @@ from stashtrace import _native
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

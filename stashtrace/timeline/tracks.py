@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
 Ints = npt.NDArray[np.int64]

@@ -32,7 +32,6 @@ FLOORS = {
     "probes": 2,
     "record": 2,
     "schema": 1,
-    "groupby": 1,
     "pseudonyms": 1,
     "entry_points": 1,
     "output_files": 1,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Matched, match, operations
 from stashtrace.analysis.intervals import Int64
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveSource, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import NEVER, Int64, int64
-from stashtrace.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Table

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

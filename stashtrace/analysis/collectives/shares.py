@@ -25,7 +25,7 @@ from stashtrace.calibration.file import Calibration, find_calibration
 from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import FormatError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
 from stashtrace.schema.trace import Trace
 

@@ -10,8 +10,8 @@ from stashtrace.analysis.collectives.matching import match, process_values
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -19,7 +19,7 @@ from stashtrace.analysis.devices.work import (
     windows_of,
 )
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -12,7 +12,7 @@ from stashtrace.analysis.devices.tables import COPY_TIMES
 from stashtrace.analysis.devices.work import Keep, device_rows
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

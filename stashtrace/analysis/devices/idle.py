@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.devices.tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import BLOCKING_CALLS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

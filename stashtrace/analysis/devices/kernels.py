@@ -14,7 +14,7 @@ from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_r
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

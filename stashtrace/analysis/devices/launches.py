@@ -27,7 +27,7 @@ from stashtrace.analysis.devices.work import (
     windows_of,
 )
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -14,7 +14,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import RowsBy
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import StallKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

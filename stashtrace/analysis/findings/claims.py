@@ -22,7 +22,7 @@ from stashtrace.analysis.findings.trust import (
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.io.staging import staged_opens, used_copies
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text

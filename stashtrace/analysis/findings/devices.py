@@ -18,7 +18,7 @@ from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -16,7 +16,7 @@ from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

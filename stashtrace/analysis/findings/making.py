@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.groupby import RowsBy
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

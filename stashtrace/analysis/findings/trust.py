@@ -18,7 +18,7 @@ from stashtrace.analysis.devices.cpus import HostCpu, counter_samples, host_cpus
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace

@@ -20,7 +20,7 @@ from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.late.chains import straggler_roots
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, ProcessRole
 from stashtrace.schema.trace import HOST_NOT_RECORDED
 from stashtrace.units import ranks_text

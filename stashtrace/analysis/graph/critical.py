@@ -22,7 +22,7 @@ from stashtrace.analysis.graph.model import NO_SLACK, Graph, Int8, Int32, Replay
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import Trace
 
 

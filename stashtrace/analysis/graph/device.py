@@ -28,7 +28,7 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import RowsBy
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,

@@ -17,7 +17,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.samples import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 

@@ -22,7 +22,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 
 #: Name of the time for which work waited for nothing known.

@@ -22,8 +22,8 @@ from stashtrace.analysis.graph.model import Graph, Resource
 from stashtrace.analysis.graph.names import named, storage_ns
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import INTERVAL, Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -22,7 +22,7 @@ from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
 

@@ -12,7 +12,7 @@ from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 

@@ -14,7 +14,7 @@ from stashtrace.analysis.io.data_files import is_pseudo_file
 from stashtrace.analysis.io.files import groups
 from stashtrace.analysis.io.ranges import file_reads
 from stashtrace.analysis.io.tables import IO_ADVICE
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text, duration_text, percent_text

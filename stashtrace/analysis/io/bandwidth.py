@@ -23,7 +23,7 @@ from stashtrace.analysis.io.calls import (
 from stashtrace.analysis.io.counters import overlap_free, threads_share
 from stashtrace.analysis.io.tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

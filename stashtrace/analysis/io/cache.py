@@ -20,7 +20,7 @@ from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of

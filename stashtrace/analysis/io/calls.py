@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

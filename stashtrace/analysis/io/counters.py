@@ -28,7 +28,7 @@ from stashtrace.analysis.io.calls import (
 )
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

@@ -12,7 +12,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
 from stashtrace.analysis.io.tables import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

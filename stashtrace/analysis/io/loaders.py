@@ -22,8 +22,8 @@ from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import IO_WAITED, READ_OPS, TraceIndex
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag
 
 #: Least number of reads of a size that give bounds.

@@ -17,7 +17,7 @@ from stashtrace.analysis.io.tables import IO_STAGING
 from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import order_by
+from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import IoFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -15,7 +15,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
 
 BETWEEN_PHASES = "between phases"

@@ -19,7 +19,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 
 #: A late rank is compared with at most so many others, spread over the members of the group.

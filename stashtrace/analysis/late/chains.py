@@ -18,8 +18,8 @@ from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.stalls.index import Tagged
-from stashtrace.groupby import Bools, GroupBy
 from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import Bools, GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -21,7 +21,7 @@ from stashtrace.analysis.collectives.matching import process_values
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, DeviceWork
 
 #: How the last rank is known, by code.

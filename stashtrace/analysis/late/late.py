@@ -38,8 +38,8 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -16,8 +16,8 @@ from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -11,8 +11,8 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

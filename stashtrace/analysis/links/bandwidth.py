@@ -13,8 +13,8 @@ from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

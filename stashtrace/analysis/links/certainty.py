@@ -19,8 +19,8 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, schema
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -19,8 +19,8 @@ from stashtrace.calibration.file import Calibration, find_calibration, load_cali
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -19,8 +19,8 @@ from stashtrace.analysis.collectives.matching import group_table, match
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -22,7 +22,7 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.analysis.stalls.collectives import disjoint_rows
 from stashtrace.analysis.stalls.index import Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF

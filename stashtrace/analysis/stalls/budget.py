@@ -28,8 +28,8 @@ from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Column, Schema, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import GrowingTable, Table
 from stashtrace.schema.trace import Trace, kept_with_trace

@@ -22,7 +22,7 @@ from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
 
 #: Blocking calls by which a backend waits; not by a mutex, a sleep, a join or a semaphore (a lock of Python).

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceClock, StreamFlag
 from stashtrace.schema.table import Table
 

@@ -20,7 +20,7 @@ from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_lay
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
 from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import order_by
+from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import StallKind
 
 LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)

@@ -11,8 +11,8 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import schema as _schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

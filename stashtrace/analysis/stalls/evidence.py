@@ -19,8 +19,8 @@ from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     BatchPhase,

@@ -19,8 +19,8 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import (
     Bracket,
     CopyDirection,

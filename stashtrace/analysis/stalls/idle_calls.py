@@ -17,8 +17,8 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceCall, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -18,7 +18,7 @@ from stashtrace.analysis.collectives.shares import NetworkCuts, network_cuts
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import RowsBy
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -23,7 +23,7 @@ from stashtrace.analysis.stalls.collectives import (
 )
 from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)

@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.loop import StepColumns
-from stashtrace.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
 

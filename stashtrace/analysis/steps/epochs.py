@@ -13,8 +13,8 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.steps.loop import QUIET_KINDS
-from stashtrace.groupby import GroupBy
 from stashtrace.schema.columns import RANK, schema
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -9,8 +9,8 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy
 from stashtrace.schema.columns import RANK_OR_ALL, schema
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import Phase, PhaseFlag
 
 Bools = npt.NDArray[np.bool_]

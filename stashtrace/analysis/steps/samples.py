@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import window_at
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

@@ -22,8 +22,8 @@ from stashtrace.analysis.steps.loop import (
 )
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.events import STEPS
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, PhaseFlag, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, kept_with_trace

@@ -11,7 +11,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import Group, group_table
 from stashtrace.analysis.intervals import Int64
 from stashtrace.exporters.chakra.work import RankWork
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

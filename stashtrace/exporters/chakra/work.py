@@ -21,7 +21,7 @@ from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
 Bools = npt.NDArray[np.bool_]

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.groupby import GroupBy
 from stashtrace.importers.context import Bools, ImportContext, Int64, per_distinct, stretches
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Phase, SpanKind
 
 #: Columns of events of one role, in the order of their begins: begin_ns, end_ns, tid.

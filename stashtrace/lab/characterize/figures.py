@@ -17,7 +17,7 @@ from stashtrace.analysis.steps.loop import UPDATE_KINDS
 from stashtrace.analysis.steps.samples import LoaderSamples, step_samples, told_samples
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -23,7 +23,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.calibration.lines import Floats
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.advice.calls import DEVICE, HOST, RankWork, Scene
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 

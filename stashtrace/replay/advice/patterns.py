@@ -20,7 +20,6 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.advice.calls import (
     AFTER_BACKWARD,
     AFTER_UPDATE,
@@ -42,6 +41,7 @@ from stashtrace.replay.advice.predict import (
     sliced_send_ns,
     split_saving_ns,
 )
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 
 SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"

@@ -23,11 +23,11 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.calibration.lines import Floats, least_absolute
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, order_by
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.overlap import bucket_ends, merge_caps, rounded_cap
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text

@@ -26,9 +26,9 @@ from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy, RowsBy, order_by
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts
 from stashtrace.replay.communication.overlap import link_times
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

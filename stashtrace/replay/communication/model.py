@@ -20,7 +20,6 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit import Fit, fit_alpha_beta
 from stashtrace.calibration.lines import Floats, r_squared
 from stashtrace.errors import MissingDataError
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.overlap import (
@@ -33,6 +32,7 @@ from stashtrace.replay.communication.overlap import (
     rounded_cap,
     schedule,
 )
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.parts import plural
 

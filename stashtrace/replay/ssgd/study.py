@@ -10,7 +10,6 @@ import numpy as np
 
 from stashtrace.calibration.fit import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.groupby import GroupBy
 from stashtrace.replay.communication.buckets import message_line
 from stashtrace.replay.ssgd.layer_file import typical
 from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer
@@ -18,6 +17,7 @@ from stashtrace.replay.ssgd.speedup import Ring, Speedup, speedups
 from stashtrace.replay.ssgd.tasks import replay
 from stashtrace.replay.ssgd.variants import PRESETS, VARIANTS, WAIT_FREE, Variant
 from stashtrace.replay.ssgd.workload import Workload
+from stashtrace.schema.groupby import GroupBy
 
 _FEWEST_SIZES = 3
 #: A cost of bytes is significant from this many standard errors on.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.groupby import GroupBy, RowsBy, order_by, stable_order
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by, stable_order
 
 #: Few distinct values, values far apart, hashes, texts: each takes another way to numbers.
 COLUMNS = {
