@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analysis.device_simulation import Job
+from analysis.devices.device_simulation import Job
 from builders import MS
 from importers.kineto_files import device, host, launch, step, write
 

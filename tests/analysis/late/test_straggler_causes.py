@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from analysis.test_device_identity import traces as device_traces
-from analysis.test_stall_identity import traces as host_traces
+from analysis.devices.test_device_identity import traces as device_traces
+from analysis.stalls.test_stall_identity import traces as host_traces
 from budget_identity import relaxed
 from builders import MS, TraceBuilder
 from hypothesis import assume, given

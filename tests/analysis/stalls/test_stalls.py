@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
+from analysis.table_text import expected, stall_text
 from builders import MS, TraceBuilder, trace_from_text
-from table_text import expected, stall_text
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.budget import bounds_of_groups, stalls

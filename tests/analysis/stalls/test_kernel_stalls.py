@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from analysis.table_text import expected, stall_text, step_text
 from builders import MS, TraceBuilder
 from device_rows import StreamBuilder
-from table_text import expected, stall_text, step_text
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.budget import stall_intervals, stalls

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from device_simulation import Job
+from analysis.devices.device_simulation import Job
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.budget import stalls

@@ -6,12 +6,10 @@ from __future__ import annotations
 import inspect
 import re
 
-import numpy as np
 import pytest
 from builders import MS, S, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.registry import ANALYSES, analyze, find
-from stashtrace.analysis.stalls.diff import diff
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.events import ALIGNMENT
 from stashtrace.schema.kinds import CollectiveOp, IoOp
@@ -53,11 +51,6 @@ def test_docstrings_name_the_columns(name: str) -> None:
     build.add("execution_nodes", process_id=rank.process_id, name_code=build.strings.code("aten::mm"), op_code=-1)
     assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
     assert rank.rank == 0
-
-
-def test_docstring_of_diff() -> None:
-    trace = trace_from_text(TWO_RANKS)
-    assert list(diff(trace, trace).columns) == columns_of(diff)
 
 
 def test_unknown_analysis() -> None:
@@ -223,38 +216,6 @@ def test_a_checkpoint_is_no_evidence_of_fetching(workers: bool) -> None:
     rows = [r for r in analyze(saving_job(workers), "evidence").rows() if r["kind"] == "fetch"]
     assert [(r["name"], r["share_ratio"]) for r in rows] == [("/d/data", 1.0)]
     assert rows[0]["rate_bytes_per_s"] == pytest.approx(250_000)
-
-
-def steady(forward_ms: float, save_every: int = 0, jitter: float = 0.02, count: int = 60) -> Trace:
-    random = np.random.default_rng(7)
-    build, at = TraceBuilder(), 0
-    for number in range(count):
-        middle = at + int(forward_ms * MS * (1 + jitter * random.standard_normal()))
-        build.rank(0).phase("forward", at, middle).phase("optimizer", middle, middle + MS)
-        at = middle + MS
-        if save_every and number % save_every == 0:
-            build.rank(0).phase("checkpoint", at, at + 40 * MS)
-            at += 40 * MS
-    return build.trace()
-
-
-def verdicts(before: Trace, after: Trace) -> dict[str, str]:
-    table = diff(before, after)
-    return dict(zip(table["kind"].tolist(), table["verdict"].tolist(), strict=True))
-
-
-def test_two_runs_compared() -> None:
-    assert verdicts(steady(20), steady(20))["step"] == "no difference"
-    assert verdicts(steady(20), steady(20.1))["step"] == "no difference"
-    assert verdicts(steady(20), steady(24))["compute"] == "slower"
-    assert verdicts(steady(20), steady(16))["step"] == "faster"
-
-
-def test_rare_kinds_are_compared_by_their_mean() -> None:
-    table = diff(steady(20, save_every=5), steady(20))
-    row = next(r for r in table.rows() if r["kind"] == "checkpoint")
-    assert (row["statistic"], row["verdict"]) == ("mean", "faster")
-    assert row["before_ns"] == pytest.approx(8 * MS, rel=0.1)
 
 
 def test_rooted_operations_have_no_last_rank_for_the_root() -> None:

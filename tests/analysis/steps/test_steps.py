@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from analysis.table_text import expected, step_text
 from budget_identity import budget, check_intervals, check_sums
 from builders import MS, US, TraceBuilder, trace_from_text
-from table_text import expected, step_text
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from analysis.table_text import stall_text
 from builders import MS, TraceBuilder
-from table_text import stall_text
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from analysis.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
-from analysis.test_straggler_causes import three_late_ranks
+from analysis.late.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
+from analysis.late.test_straggler_causes import three_late_ranks
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.late.causes import CAUSES
