@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import json
 import os
@@ -421,19 +420,9 @@ def write(rows: list[dict[str, Any]], quiet_rows: list[dict[str, Any]], small: l
         row["config"].pop("file")
     told = {"figures": figures, "faults": rows, "quiet": quiet_rows}
     path = harness.write_result("faults", told, command=command, modules=("numpy", "torch"), folder=out)
-    about = json.loads(path.read_text(encoding="utf-8"))
-    machine = about["machine"]
     text = PAGE.format(
         bar=FIRST_BAR,
-        command=command,
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        cores=machine["cores_count"],
-        cpu=machine["cpu"],
-        virtual=" (virtual)" if machine["virtual"] else "",
-        kernel=machine["kernel"],
-        python=about["versions"]["python"],
-        torch=about["versions"]["torch"],
-        load=machine["load_average"][0],
+        **harness.page_facts(path),
     )
     text += f"**First in {figures['first_count']} of {len(rows)}, among the first two in {figures['first_two_count']}"
     text += f" (the rank alone first in {figures['rank_first_count']}); false alarms in"

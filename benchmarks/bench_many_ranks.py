@@ -6,7 +6,8 @@ For each number of ranks a made-up run is written, and ``stashtrace summary`` is
 with all imports, seconds of CPU, peak memory. For ``--store-ranks`` the run is exported first and the summary reads the
 store. Bar for 1,024 ranks of 50 steps from files: 8 s and 600 MB, goal 5 s; for 10,240 ranks from a store on two
 cores: 60 s and 4 GB. One rank is late in every step; a summary that does not say so, and by how much, is not a result.
-Files were just written, so they come from the page cache. Writes results/many_ranks.md and .json.
+Files were just written, so they come from the page cache; an older store of ``--stores`` may not. Writes
+results/many_ranks.md and .json.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -44,6 +45,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where runs are written; a temporary folder by default")
+    parser.add_argument(
+        "--stores", type=Path, metavar="DIR", help="keep the stores there, and take those that are there already"
+    )
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
     parser.add_argument("--measure", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -81,14 +85,17 @@ def one_size(ranks: int, store: bool, options: argparse.Namespace) -> dict[str, 
 
     with tempfile.TemporaryDirectory(prefix="stashtrace-ranks-", dir=options.folder) as name:
         run = Path(name) / "run"
-        job = synth.SyntheticJob(
-            ranks=ranks, workers=2, steps=options.steps, calls_per_batch=60, late_rank=LATE_RANK, late_ns=LATE_NS
-        )
-        synth.write(run, job)
+        kept = (options.stores or Path(name)) / f"{ranks}_ranks_{options.steps}_steps"
+        if not (store and kept.exists()):
+            job = synth.SyntheticJob(
+                ranks=ranks, workers=2, steps=options.steps, calls_per_batch=60, late_rank=LATE_RANK, late_ns=LATE_NS
+            )
+            synth.write(run, job)
         if store:
-            store_run(run, Path(name) / "store")
-            shutil.rmtree(run)
-            run = Path(name) / "store"
+            if not kept.exists():
+                store_run(run, kept)
+            shutil.rmtree(run, ignore_errors=True)
+            run = kept
         found = [child(run) for _ in range(options.repeats)]
     row = {
         "ranks": ranks,

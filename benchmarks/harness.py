@@ -65,6 +65,23 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
+def page_facts(result: Path) -> dict[str, Any]:
+    """What the page of a result says of how it was made, for ``str.format``; the result names the version of torch."""
+    about = json.loads(result.read_text(encoding="utf-8"))
+    machine = about["machine"]
+    return {
+        "command": about["command"],
+        "date": about["date"],
+        "cores": machine["cores_count"],
+        "cpu": machine["cpu"],
+        "virtual": " (virtual)" if machine["virtual"] else "",
+        "kernel": machine["kernel"],
+        "python": about["versions"]["python"],
+        "torch": about["versions"]["torch"],
+        "load": machine["load_average"][0],
+    }
+
+
 def in_pairs(count: int) -> Iterator[tuple[int, bool]]:
     """(number of the pair, whether traced) of both jobs of so many pairs; which is first alternates."""
     for pair in range(count):
