@@ -1,0 +1,3 @@
+"""SQL over the tables and analyses of one or several runs, by DuckDB."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,256 @@
+"""A query of the tables and analyses of runs, answered by DuckDB.
+
+DuckDB says which name of a query it does not know; that table is taken from the run, or that analysis is computed, and
+the query is tried again. So only what a query uses is read or computed, whatever its form. A query can read nothing
+else and write nothing: the database is in memory, files and network are turned off, and its settings are locked.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.schema.columns import Column, Schema
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.sql.catalog import Named, catalog, listing, no_table, rows_of
+from stashtrace.sql.columns import Texts, describing, query_names, to_arrow
+
+if TYPE_CHECKING:
+    import duckdb
+
+#: Settings at the start. Nothing is loaded, and a query that needs more memory fails instead of writing files.
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "temp_directory": "",
+}
+#: Kinds of statements that only read; a PIVOT is several.
+_READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
+_NO_TABLE = re.compile(r"Table with name (.+?) does not exist!")
+_NO_COLUMN = re.compile(
+    r'Referenced column "(.+?)" not found|a column named "(.+?)"|Column "(.+?)" does not exist', re.IGNORECASE
+)
+_SHOW_TABLES = re.compile(r"\s*show\s+(?:all\s+)?tables\s*;?\s*", re.IGNORECASE)
+_DESCRIBE = re.compile(r'\s*(?:describe|desc|show)\s+"?(\w+)"?\s*;?\s*', re.IGNORECASE)
+_RUN_COLUMN = Column("run", "U1", "", "which run the row is of")
+_KEPT = "stashtrace.sql"
+
+
+class Run(Protocol):
+    """A run as a source of tables."""
+
+    def rows(self, named: Named) -> tuple[Table, StringPool]:
+        """Rows that a name stands for, with the texts of their codes."""
+        ...
+
+
+class TraceRun:
+    """A trace in memory as a :class:`Run`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def rows(self, named: Named) -> tuple[Table, StringPool]:
+        """See :class:`Run`."""
+        return rows_of(self._trace, named)
+
+
+def sql(trace: Trace, query: str, *others: Trace) -> duckdb.DuckDBPyRelation:
+    """Answer a query; :meth:`stashtrace.Trace.sql` says what it takes, returns and raises.
+
+    Tables and results of analyses stay with ``trace`` for further queries, unless there are others.
+    """
+    traces = (trace, *others)
+    if others:
+        database = Database(run_labels([one.path for one in traces]))
+    else:
+        if _KEPT not in trace.kept:
+            trace.kept[_KEPT] = Database([""])
+        database = trace.kept[_KEPT]
+    return database.relation(query, [TraceRun(one) for one in traces])
+
+
+def run_labels(paths: Sequence[str]) -> list[str]:
+    """Names of runs in the column ``run``: of their directories, whole paths where two would be the same."""
+    short = [os.path.basename(os.path.abspath(path)) if path else "" for path in paths]
+    labels: list[str] = []
+    for name, path in zip(short, paths, strict=True):
+        label = name if name and short.count(name) == 1 else path or "run"
+        number = 2
+        while label in labels:
+            label, number = f"{path or 'run'}#{number}", number + 1
+        labels.append(label)
+    return labels
+
+
+def require_duckdb() -> None:
+    """Raise StashtraceError unless what queries need is installed."""
+    if find_spec("duckdb") is None or find_spec("pyarrow") is None:
+        missing = "duckdb" if find_spec("duckdb") is None else "pyarrow"
+        raise StashtraceError(f"SQL needs {missing}, which is not installed", hint="`pip install 'stashtrace[sql]'`")
+
+
+class Database:
+    """Tables of runs that queries have used so far, in a database in memory.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        Of each run; of several, they stand in the column ``run``.
+
+    Raises
+    ------
+    StashtraceError
+        If DuckDB or pyarrow is not installed.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        require_duckdb()
+        import duckdb
+
+        self._labels = labels
+        self._schemas: dict[str, Schema] = {}
+        self._texts: dict[int, Texts] = {}
+        self._connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
+        # Variables of the caller are no tables: the name of one could hide that of a table.
+        self._connection.execute("set python_enable_replacements = false")
+        self._connection.execute("set lock_configuration = true")
+
+    def relation(self, query: str, runs: Sequence[Run]) -> duckdb.DuckDBPyRelation:
+        """Bind a query, after taking what it names from the runs; parameters and errors as of :func:`sql`.
+
+        ``show tables`` lists what a query may name, ``describe NAME`` the columns with their units.
+        """
+        if _SHOW_TABLES.fullmatch(query):
+            return self._connection.from_arrow(listing())
+        names = catalog()
+        described = _DESCRIBE.fullmatch(query)
+        if described and described[1].lower() in names:
+            return self._described(names[described[1].lower()], runs)
+        self._check(query)
+        import duckdb
+
+        while True:
+            try:
+                return self._connection.sql(query)
+            except duckdb.CatalogException as error:
+                missing = _NO_TABLE.search(str(error))
+                if missing is None:
+                    raise self._reworded(error, query) from error
+                named = names.get(missing[1].lower())
+                if named is None:
+                    raise no_table(missing[1]) from error
+                if named.name in self._schemas:  # in a schema of a database that we did not make
+                    raise self._reworded(error, query) from error
+            except duckdb.Error as error:
+                raise self._reworded(error, query) from error
+            self._add(named, runs)
+
+    def rows(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
+        """Compute a relation; what goes wrong then is a UsageError, too."""
+        with self._rewording():
+            rows: list[tuple[Any, ...]] = relation.fetchall()
+        return rows
+
+    def _check(self, query: str) -> None:
+        """Raise UsageError unless a text is one statement that reads."""
+        with self._rewording():
+            statements = self._connection.extract_statements(query)
+        if not statements:
+            raise UsageError("the query is empty", hint='an example: "select rank, count(*) from steps group by rank"')
+        if len(statements) > 1:
+            raise UsageError(f"{len(statements)} statements are given, and one can be answered", hint="run each apart")
+        kind = statements[0].type.name
+        if kind not in _READING:
+            raise UsageError(f"a query can only read, and this is {kind}", hint="begin it with select, from or with")
+
+    def _add(self, named: Named, runs: Sequence[Run]) -> None:
+        """Make the rows of a name known to the database."""
+        parts = []
+        for label, run in zip(self._labels, runs, strict=True):
+            try:
+                parts.append(run.rows(named))
+            except MissingDataError as error:
+                raise MissingDataError(f"{label}: {error}" if len(runs) > 1 else str(error), hint=error.hint) from error
+        for number, (table, strings) in enumerate(parts):
+            texts = self._texts.setdefault(id(strings), Texts(strings))
+            name = named.name if len(parts) == 1 else f"{named.name}#{number}"
+            self._connection.register(name, to_arrow(table, texts))
+        if len(parts) > 1:
+            selects = (
+                f"select {_literal(label)} as run, * from {_quoted(f'{named.name}#{number}')}"
+                for number, label in enumerate(self._labels)
+            )
+            body = " union all by name ".join(selects)
+            self._connection.execute(f"create temp view {_quoted(named.name)} as {body}")
+        self._schemas[named.name] = parts[0][0].schema
+
+    def _described(self, named: Named, runs: Sequence[Run]) -> duckdb.DuckDBPyRelation:
+        if named.name not in self._schemas:
+            self._add(named, runs)
+        schema = self._schemas[named.name]
+        if len(runs) > 1:
+            schema = Schema(schema.name, (_RUN_COLUMN, *schema.columns), schema.doc)
+        return self._connection.from_arrow(describing(schema))
+
+    @contextmanager
+    def _rewording(self) -> Iterator[None]:
+        import duckdb
+
+        try:
+            yield
+        except duckdb.Error as error:
+            raise self._reworded(error) from error
+        except RuntimeError as error:
+            if "interrupted" not in str(error):  # how DuckDB passes Ctrl-C on
+                raise
+            raise KeyboardInterrupt from error
+
+    def _reworded(self, error: duckdb.Error, query: str = "") -> StashtraceError:
+        """Return one line for what DuckDB says in several; a query adds near names of the columns that it may mean."""
+        import duckdb
+
+        first = str(error).partition("\n")[0]
+        message = first.partition(": ")[2] or first
+        if isinstance(error, duckdb.PermissionException):
+            return UsageError(
+                "a query reads the tables of the runs alone, no files and no network",
+                hint="`stashtrace sql RUN QUERY --format csv > FILE` writes its answer",
+            )
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return StashtraceError("there is not enough memory for this query", hint="choose fewer rows or columns")
+        column = _NO_COLUMN.search(message)
+        if column is not None:
+            return self._no_column(next(filter(None, column.groups())), query)
+        return UsageError(f"the query is wrong: {message}", hint="`stashtrace sql --tables` lists what it may name")
+
+    def _no_column(self, name: str, query: str) -> UsageError:
+        words = set(re.findall(r"\w+", query.lower()))
+        tables = [table for table in self._schemas if table.lower() in words]
+        known = {column for table in tables for column in query_names(self._schemas[table]).values()}
+        near = difflib.get_close_matches(name.lower(), sorted(known), n=3)
+        if near:
+            hint = f"did you mean {' or '.join(map(repr, near))}?"
+        elif tables:
+            hint = f'`stashtrace sql RUN "describe {tables[-1]}"` lists the columns of {tables[-1]}'
+        else:
+            hint = "`stashtrace sql --tables` lists what a query may name"
+        return UsageError(f"no column is called {name!r}", hint=hint)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

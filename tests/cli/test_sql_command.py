@@ -1,0 +1,163 @@
+"""``stashtrace sql``: words on the command line, formats, and errors."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import environment
+
+import stashtrace
+from stashtrace.cli import main
+from stashtrace.cli.sql import _distinct
+from stashtrace.sql import query
+from stashtrace.units import duration_text
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two runs: of two ranks, and of one."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, ranks in (("two", 2), ("one", 1)):
+        assert main(["synth", str(folder / name), "--ranks", str(ranks), "--steps", "4"]) == 0
+    return str(folder / "two"), str(folder / "one")
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["sql", *words]) == 0
+    return capsys.readouterr().out
+
+
+def complaint(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    capsys.readouterr()
+    assert main(["sql", *words]) == code
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    return answer.err
+
+
+def test_formats(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "select rank, kind, sum(stall_ns) as sum_ns, avg(stall_ns) as mean_ns, null as none from stalls group by all"
+    text += " order by rank, sum_ns desc limit 2"
+    rows = json.loads(ask(capsys, runs[0], text, "--format", "json"))
+    stalls = stashtrace.analyze(stashtrace.load(runs[0]), "stalls")
+    first = rows[0]
+    own = stalls["stall_ns"][(stalls["rank"] == 0) & (stalls["kind"] == first["kind"])]
+    assert first == {
+        "rank": 0,
+        "kind": "compute",
+        "sum_ns": int(own.sum()),
+        "mean_ns": float(own.mean()),
+        "none": None,
+    }
+    listed = list(csv.reader(io.StringIO(ask(capsys, runs[0], text, "--format", "csv"))))
+    assert listed[0] == ["rank", "kind", "sum_ns", "mean_ns", "none"]
+    assert listed[1] == ["0", "compute", str(first["sum_ns"]), str(first["mean_ns"]), ""]
+    lines = ask(capsys, runs[0], text).splitlines()
+    assert lines[0].split() == ["rank", "kind", "sum", "mean", "none"]
+    times = [duration_text(first["sum_ns"]), duration_text(round(first["mean_ns"]))]
+    assert " ".join(lines[1].split()) == f"0 compute {times[0]} {times[1]} NULL"
+
+
+def test_columns_that_were_asked_for_stay(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = ask(capsys, runs[0], "select -1 as rank, rank as rank, 'nan'::double as x from steps limit 1")
+    assert out.splitlines() == ["rank  rank_1  x", "   -       0  -"]
+    assert _distinct(["a", "a", "a_1", "b"]) == ["a", "a_1", "a_1_1", "b"]
+
+
+def test_types_beyond_numbers_and_texts(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "select [1, 2] as l, {'a': 1.5} as s, date '2026-01-02' as d, 'inf'::double as i, true as t, 1.0 as n"
+    (row,) = json.loads(ask(capsys, runs[0], text, "--format", "json"))
+    assert row == {"l": [1, 2], "s": {"a": 1.5}, "d": "2026-01-02", "i": None, "t": True, "n": 1}
+
+
+def test_several_runs(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "select run, count(distinct rank) as ranks from steps group by run order by run"
+    rows = json.loads(ask(capsys, *runs, text, "--format", "json"))
+    assert rows == [{"run": "one", "ranks": 1}, {"run": "two", "ranks": 2}]
+
+
+def test_tables_needs_no_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [line.split()[0] for line in ask(capsys, "--tables").splitlines()]
+    assert {"io", "io_analysis", "stalls", "steps"} <= set(names)
+
+
+def test_a_wrong_query_is_found_before_a_run_is_loaded(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("stashtrace.cli.loading.load_watched", never)
+    assert "syntax error" in complaint(capsys, 2, runs[0], "selec 1")
+    assert "did you mean 'steps'" in complaint(capsys, 2, runs[0], "select * from stepz")
+
+
+def test_words_that_make_no_query(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no query" in complaint(capsys, 2)
+    assert "no query stands after it" in complaint(capsys, 2, *runs)
+    assert "nowhere does not exist" in complaint(capsys, 4, "nowhere", "select 1")
+
+
+def test_names_of_strangers_are_shown_in_visible_form(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(capsys, runs[0], "select chr(27) || '[2J' as \"a\nb\"").splitlines() == ["a\\u000ab", "\\u001b[2J"]
+    assert ask(capsys, runs[0], "select '=1+1' as x", "--format", "csv").splitlines() == ["x", "'=1+1"]
+
+
+def test_without_duckdb(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "find_spec", lambda name: None)
+    lines = complaint(capsys, 4, runs[0], "select 1").splitlines()
+    assert lines == ["error: SQL needs duckdb, which is not installed", "", "hint: `pip install 'stashtrace[sql]'`"]
+
+
+def test_a_store(runs: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    assert main(["export", "store", runs[0], "-o", store]) == 0
+    text = "select op, path, count(*) as n from io group by all order by all"
+    assert ask(capsys, store, text) == ask(capsys, runs[0], text)
+
+
+def test_ctrl_c_ends_a_long_query(runs: tuple[str, str], tmp_path: Path) -> None:
+    text = "select count(*) from range(1000000) a, range(1000000) b, steps where a.range < b.range + rank"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "stashtrace", "sql", runs[0], text],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watch = time.monotonic() + 60
+    try:
+        maps = Path(f"/proc/{running.pid}/maps")
+        while "_duckdb" not in maps.read_text(encoding="utf-8") and time.monotonic() < watch:
+            time.sleep(0.05)
+        time.sleep(1.5)  # until the query runs; on a busy machine the run may be loading still: the answer is the same
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert (running.returncode, out) == (130, "")
+    assert "interrupted" in err
+    assert "bug" not in err
