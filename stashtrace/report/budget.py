@@ -1,0 +1,167 @@
+"""The budget of a run by groups of ranks that spend their time alike, and by rank as columns."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.findings.facts import GROUPS
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.table import Table
+from stashtrace.units import ranks_in, ranks_text
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Ranks are alike if no column differs by more than this part of the step, nor their steps by this part of a step.
+ALIKE_RATIO = 0.05
+#: More groups are not told apart: the ranks that are left become one group that is called mixed.
+GROUPS_AT_MOST = 8
+#: Budgets of more ranks are in the document by group only.
+RANKS_AT_MOST = 2048
+COLUMNS = tuple(GROUPS)
+
+
+def budget_groups(budgets: Table) -> list[dict[str, Any]]:
+    """Sum the rows of ``budgets`` by groups of ranks that are alike.
+
+    Parameters
+    ----------
+    budgets : Table
+        As ``analysis.findings.budgets`` returns it; may be empty.
+
+    Returns
+    -------
+    list of dict
+        Per kind of step, the largest group first: ``step_kind``, ``ranks`` (as text), ``ranks_count``, ``mixed``,
+        ``steps_count`` (of all ranks), ``step_ns`` (mean) and ``columns``, one dict per column of the budget with
+        ``column``, ``stall_ns``, ``low_ns``, ``high_ns`` (mean per step) and ``share_ratio``. The shares of a group add
+        up to 1.
+    """
+    return [group for kind in dict.fromkeys(budgets["step_kind"].tolist()) for group in _of_kind(budgets, kind)]
+
+
+def ranks_apart(groups: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ranks outside of the largest group of each kind of step, those of the smallest groups first."""
+    largest = {group["step_kind"]: group["ranks_count"] for group in reversed(groups)}
+    others = [group for group in groups if not group["mixed"] and group["ranks_count"] < largest[group["step_kind"]]]
+    others.sort(key=lambda group: int(group["ranks_count"]))
+    return list(dict.fromkeys(rank for group in others for rank in ranks_in(group["ranks"])))
+
+
+def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
+    own = budgets.take(budgets["step_kind"] == step_kind)
+    ranks, sums = _matrices(own)
+    steps = GroupBy(own["rank"]).max(own["steps_count"])
+    wall = sums["stall_ns"].sum(axis=1)
+    step_ns = wall / np.maximum(steps, 1)
+    shares = sums["stall_ns"] / np.maximum(wall, 1)[:, None]
+    groups = alike(np.column_stack([shares, step_ns / max(float(np.median(step_ns)), 1.0)]))
+    made = []
+    for members, mixed in groups:
+        count, whole = int(steps[members].sum()), float(wall[members].sum())
+        totals = {name: sums[name][members].sum(axis=0) for name in sums}
+        columns = [
+            {
+                "column": column,
+                **{name: round(float(totals[name][at]) / max(count, 1)) for name in totals},
+                "share_ratio": float(totals["stall_ns"][at]) / max(whole, 1.0),
+            }
+            for at, column in enumerate(COLUMNS)
+        ]
+        made.append(
+            {
+                "step_kind": step_kind,
+                "ranks": ranks_text(ranks[members].tolist()),
+                "ranks_count": len(members),
+                "mixed": mixed,
+                "steps_count": count,
+                "step_ns": round(whole / max(count, 1)),
+                "columns": columns,
+            }
+        )
+    return made
+
+
+def _matrices(own: Table) -> tuple[Ints, dict[str, Ints]]:
+    """Return the ranks, and per quantity an array (ranks, columns)."""
+    by_rank = GroupBy(own["rank"])
+    place = np.argmax(own["column"][:, None] == np.array(COLUMNS)[None, :], axis=1)
+    cells = GroupBy.cells((by_rank.number, place), (len(by_rank), len(COLUMNS)))
+    return by_rank.values, {name: cells.sum(own[name]) for name in ("stall_ns", "low_ns", "high_ns")}
+
+
+def alike(values: Floats) -> list[tuple[Ints, bool]]:
+    """Divide rows into groups whose members differ little from the middle of their group.
+
+    The first group is around the median of all rows, the next one around the median of what is left; where no row is
+    near that median, the first row that is left is the middle.
+
+    Parameters
+    ----------
+    values : float array (rows, quantities)
+
+    Returns
+    -------
+    list of (row numbers, mixed)
+        The largest group first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need not
+        be alike.
+    """
+    left = np.arange(len(values))
+    groups: list[tuple[Ints, bool]] = []
+    while len(left) and len(groups) < GROUPS_AT_MOST - 1:
+        near = _near(values[left], np.median(values[left], axis=0))
+        if not near.any():
+            near = _near(values[left], values[left[0]])
+        groups.append((left[near], False))
+        left = left[~near]
+    groups.sort(key=lambda group: (-len(group[0]), int(group[0][0])))
+    if len(left):
+        groups.append((left, len(left) > 1))
+    return groups
+
+
+def _near(values: Floats, middle: Floats) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.abs(values - middle).max(axis=1) <= ALIKE_RATIO, dtype=np.bool_)
+
+
+def percents(ratios: list[float]) -> list[str]:
+    """Word shares that add up to 1 as percents with one decimal that add up to 100.0, by the largest remainders.
+
+    Examples
+    --------
+    >>> percents([1 / 3, 1 / 3, 1 / 3])
+    ['33.4 %', '33.3 %', '33.3 %']
+    """
+    exact = np.array(ratios, dtype=np.float64) * 1000
+    whole = np.floor(exact + 1e-9).astype(np.int64)
+    rest = round(float(exact.sum())) - int(whole.sum())
+    largest = np.argsort(-(exact - whole), kind="stable")[: max(rest, 0)]
+    whole[largest] += 1
+    return [f"{number / 10:.1f} %" for number in whole.tolist()]
+
+
+def rank_columns(budgets: Table) -> dict[str, Any] | None:
+    """Return the budget of each rank as columns: mean ns per step, in rank order; None for too many ranks.
+
+    Steps that train, or the only ones; those of validation and inference are in the groups.
+    """
+    if not len(budgets):
+        return None
+    own = budgets.take(budgets["step_kind"] == budgets["step_kind"][0])
+    ranks, sums = _matrices(own)
+    if len(ranks) > RANKS_AT_MOST:
+        return None
+    by_rank = GroupBy(own["rank"])
+    steps = by_rank.max(own["steps_count"])
+    per_step = np.rint(sums["stall_ns"] / np.maximum(steps, 1)[:, None]).astype(np.int64)
+    return {
+        "rank": ranks.tolist(),
+        "step_ns": by_rank.max(own["step_ns"]).tolist(),
+        "median_step_ns": by_rank.max(own["median_step_ns"]).tolist(),
+        **{f"{column}_ns": per_step[:, at].tolist() for at, column in enumerate(COLUMNS) if per_step[:, at].any()},
+    }

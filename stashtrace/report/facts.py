@@ -1,0 +1,214 @@
+"""The document of a report: everything that the page says, as plain values for JSON."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.findings import Summary
+from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.report.budget import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
+from stashtrace.report.heat import heat_maps
+from stashtrace.report.links import link_facts
+from stashtrace.report.machine import loss_rows, machine_facts
+from stashtrace.report.slow import slow_steps
+from stashtrace.report.waits import costliest_waits
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
+from stashtrace.summary.words.claims import steps_text
+from stashtrace.summary.words.parts import findings_of
+from stashtrace.units import ranks_text
+
+#: Counts up when a program that reads the document has to change.
+VERSION = 1
+#: A longer list of ranks in a command would select most of a large run: the command then shows all of them.
+_RANKS_AT_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Commands that show a part of the run on the timeline.
+
+    Attributes
+    ----------
+    shown : tuple of str
+        The paths of the run as a person would type them.
+    origin_ns : int
+        From where ``--window`` counts.
+    """
+
+    shown: tuple[str, ...]
+    origin_ns: int
+
+    @property
+    def note(self) -> str:
+        """What stands for the run in commands that take one path; empty if it is that path."""
+        if len(self.shown) == 1:
+            return ""
+        return (
+            f"RUN stands for one directory of all parts: `{shlex.join(['stashtrace', 'merge', *self.shown])}` makes it."
+        )
+
+    def command(self, *words: str) -> str:
+        """Return a command about the run: ``stashtrace WORDS RUN``."""
+        return shlex.join(["stashtrace", *words, *self.shown])
+
+    def view(self, begin_ns: int = 0, end_ns: int = 0, ranks: Iterable[int] = ()) -> str:
+        """Return the command that shows a window of some ranks; without a window the whole run."""
+        # The viewer opens one path; the parts of a job are first brought together.
+        path = [self.shown[0]] if len(self.shown) == 1 else ["RUN"]
+        words = ["stashtrace", "view", *path]
+        if end_ns > begin_ns:
+            words += ["--window", self.window(begin_ns, end_ns)]
+        chosen = sorted(set(ranks))
+        if 0 < len(chosen) <= _RANKS_AT_MOST:
+            words += ["--ranks", ranks_text(chosen)]
+        return shlex.join(words) if len(self.shown) == 1 else " ".join(words)
+
+    def window(self, begin_ns: int, end_ns: int) -> str:
+        """Return ``A:B`` in seconds, rounded outwards to a hundredth of its length or less."""
+        begin, end = begin_ns - self.origin_ns, end_ns - self.origin_ns
+        digits = min(max(2 - (len(str(max(end - begin, 1))) - 10), 0), 9)
+        unit = 10 ** (9 - digits)
+        first, last = max(begin // unit, 0), -(-end // unit)
+        return f"{_decimal(first, digits)}:{_decimal(max(last, first + 1), digits)}"
+
+
+def _decimal(units: int, digits: int) -> str:
+    """Return a whole number of units of ``10 ** -digits`` as a decimal number."""
+    whole, rest = divmod(units, 10**digits)
+    return f"{whole}.{rest:0{digits}d}".rstrip("0").rstrip(".") if rest else str(whole)
+
+
+def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
+    """Collect the document of a report.
+
+    Parameters
+    ----------
+    trace : Trace
+        Anything that loads. Without steps there is no budget, and ``budget.missing`` says why.
+    shown : iterable of str
+        The paths as a person would type them, for the commands; by default the path of the trace.
+
+    Returns
+    -------
+    dict
+        Plain values alone: ``version``, ``path``, ``headline`` (sentences), ``findings`` (those of
+        :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``, ``losses``,
+        ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
+    """
+    facts = gather(trace)
+    tables = Summary.of(facts)
+    commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns)
+    findings = document(tables)["findings"]
+    made: dict[str, Any] = {
+        "stashtrace_report": VERSION,
+        "path": " ".join(commands.shown),
+        "headline": _headline(tables, findings),
+        "findings": findings,
+        "budget": _budget(facts, tables),
+        "heat": None,
+        "waits": None,
+        "slow": None,
+        "links": link_facts(trace),
+        "losses": loss_rows(trace),
+        "machine": machine_facts(trace),
+    }
+    if facts.ranks:
+        steps, stalls = facts.tables["steps"], facts.tables["stalls"]
+        made["heat"] = heat_maps(stalls, find_steps(trace), ranks_apart(made["budget"]["groups"]))
+        made["waits"] = costliest_waits(trace, steps, stalls)
+        made["slow"] = slow_steps(steps, stalls, facts.tables["straggler_causes"], facts.tables["hidden"])
+    made["commands"] = _commands(made, facts, commands)
+    _count_from(made, trace.origin_ns)
+    return made
+
+
+def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
+    """Return the sentences of the summary's first line: warnings, ranks and hosts, kinds of steps, warm-up."""
+    claims = [f for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
+    alone = sum(f.row["kind"] == "steps" for f in claims) == 1
+    texts = {f["finding_id"]: f["text"] for f in findings}
+    return [
+        steps_text(f, alone=alone) if f.row["kind"] == "steps" else _headline_text(f, texts[f.row["finding_id"]])
+        for f in claims
+    ]
+
+
+def _headline_text(finding: Any, text: str) -> str:
+    """Return a claim of the headline in words; the one about ranks also says on how many hosts they ran."""
+    if finding.row["kind"] != "ranks":
+        return text
+    hosts = finding.evidence[0]["items_count"]
+    return f"{text} on {hosts} host{'' if hosts == 1 else 's'}" if hosts > 0 else text
+
+
+def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
+    groups = budget_groups(tables.budgets)
+    missing = "" if groups else "no rank has a step, so there is no budget to show"
+    return {
+        "missing": missing,
+        "hint": "" if groups else how_to_get_steps(facts.trace),
+        "alike_ratio": ALIKE_RATIO,
+        "steps_counts": {part.step_kind: part.steps_count for part in (facts, *facts.others)},
+        "warmup_count": facts.warmup_count,
+        "methods": sorted({rank.method for rank in facts.ranks if rank.method}),
+        "groups": groups,
+        "by_rank": rank_columns(tables.budgets),
+    }
+
+
+def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict[str, Any]:
+    """Return the command of each part that shows it on the timeline, and those that print its rows."""
+    found: dict[str, Any] = {
+        "whole": commands.view(),
+        "findings": commands.command("analyze", "finding_evidence"),
+        "budget": commands.command("analyze", "stalls"),
+        "late": commands.command("analyze", "late"),
+        "links": commands.command("analyze", "link_efficiency"),
+        "info": commands.command("info"),
+        "note": commands.note,
+    }
+    if facts.ranks:
+        found["worst"] = commands.view(*_worst(facts))
+    for part in (made["heat"] or {}).get("kinds", ()):
+        part["command"] = commands.view(part["begin_ns"], part["end_ns"])
+    for part in (made["waits"] or {}).get("cut_outs", ()):
+        ranks = [lane["rank"] for lane in part["lanes"] if lane["rank"] >= 0]
+        part["command"] = commands.view(part["begin_ns"], part["end_ns"], ranks)
+    for part in (made["slow"] or {}).get("listed", ()):
+        part["command"] = commands.view(part["begin_ns"], part["end_ns"])
+    links = made["links"]
+    if "end_ns" in links:
+        links["command"] = commands.view(links["begin_ns"], links["end_ns"])
+    return found
+
+
+def _worst(facts: RunFacts) -> tuple[int, int]:
+    """Return begin and end of the counted step with most stalled time over all ranks."""
+    steps, stalls = facts.tables["steps"], facts.tables["stalls"]
+    own = stalls.take(np.isin(stalls["step"], steps["step"]) & (stalls["kind"] != "compute"))
+    lost = np.bincount(own["step"], own["stall_ns"]) if len(own) else np.zeros(1)
+    step = int(lost.argmax())
+    at = steps["step"] == step
+    if not at.any():
+        at[:1] = True
+    return int(steps["begin_ns"][at].min()), int(steps["end_ns"][at].max())
+
+
+def _count_from(made: dict[str, Any], origin_ns: int) -> None:
+    """Have the moments of all parts count from the origin of ``--window``."""
+    parts = [made["links"]]
+    for name, key in (("heat", "kinds"), ("waits", "cut_outs"), ("waits", "listed"), ("slow", "listed")):
+        parts += (made[name] or {}).get(key, ())
+    for part in parts:
+        for name in ("begin_ns", "end_ns"):
+            if name in part:
+                part[name] -= origin_ns

@@ -1,0 +1,137 @@
+"""Heat maps: the share of each kind of time by rank and step, in a bounded number of cells."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.units import ranks_text
+
+Ints = npt.NDArray[np.int64]
+
+#: Cells of a map; more ranks or steps share cells.
+RANK_CELLS, STEP_CELLS = 32, 48
+#: Rows for single ranks where the others share theirs.
+_APART_AT_MOST = RANK_CELLS // 4
+#: A kind that has less than this in every cell has no map.
+SHOWN_RATIO = 0.01
+#: Lower ends of the classes of a cell: nothing, below 1 %, then up to each of the next.
+CLASSES = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75)
+#: Value of a cell without a step.
+MISSING = -1
+
+
+def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[str, Any] | None:
+    """Return the maps of a run, None without steps.
+
+    Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep rows of their own.
+
+    Parameters
+    ----------
+    stalls : Table
+        Of each rank and step.
+    steps : Table
+        Of each rank, for the moments of cells.
+    apart : sequence of int
+        Ranks that differ from most, those that matter most first; as many as a quarter of the rows have one each.
+
+    Returns
+    -------
+    dict
+        ``ranks`` and ``steps``: the label of each row and column; ``apart_count``: so many rows, the first ones, are
+        ranks apart; ``ranks_per_cell`` and ``steps_per_cell``: how many of them a cell holds at most; ``kinds``: per
+        kind with at least 1 % in some cell ``kind``, ``share_ratio`` of all time, and ``permille``, the rows of cells,
+        -1 where no rank of the cell has such a step; and the largest cell as ``most_permille``, ``most_ranks``,
+        ``most_steps``, ``begin_ns``, ``end_ns``. ``small``: kinds without a map.
+    """
+    inside = stalls.take(stalls["step"] >= 0)
+    if not len(inside):
+        return None
+    ranks, numbers = GroupBy(inside["rank"]), GroupBy(inside["step"])
+    own_rows = [rank for rank in apart if rank in ranks.values][:_APART_AT_MOST] if len(ranks) > RANK_CELLS else []
+    row, column = _rows(ranks.values, sorted(own_rows)), _cells(len(numbers), STEP_CELLS)
+    shape = (int(row.max()) + 1, int(column[-1]) + 1)
+    cell = row[ranks.number] * shape[1] + column[numbers.number]
+    wall = np.bincount(cell, inside["stall_ns"], shape[0] * shape[1])
+    labels = [ranks_text(ranks.values[row == at].tolist()) for at in range(shape[0])]
+    spans = [_span(numbers.values[column == at]) for at in range(shape[1])]
+    kinds: list[dict[str, Any]] = []
+    small: list[str] = []
+    for kind in (k.name.lower() for k in StallKind):
+        own = inside["kind"] == kind
+        spent = np.bincount(cell[own], inside["stall_ns"][own], len(wall))
+        if not spent.any():
+            continue
+        share = np.where(wall > 0, spent / np.maximum(wall, 1), 0.0)
+        if share.max() < SHOWN_RATIO:
+            small.append(kind)
+            continue
+        most = int(share.argmax())
+        at = np.isin(steps["rank"], ranks.values[row == most // shape[1]])
+        at &= np.isin(steps["step"], numbers.values[column == most % shape[1]])
+        permille = np.where(wall > 0, np.rint(share * 1000), MISSING).astype(np.int64)
+        kinds.append(
+            {
+                "kind": kind,
+                "share_ratio": float(spent.sum() / max(wall.sum(), 1.0)),
+                "permille": permille.reshape(shape).tolist(),
+                "most_permille": int(permille.max()),
+                "most_ranks": labels[most // shape[1]],
+                "most_steps": spans[most % shape[1]],
+                "begin_ns": int(steps["begin_ns"][at].min(initial=2**62)),
+                "end_ns": int(steps["end_ns"][at].max(initial=0)),
+            }
+        )
+    # Stalls first: what a reader looks for; compute is what is left.
+    kinds.sort(key=lambda each: (each["kind"] == "compute", -each["share_ratio"]))
+    return {
+        "ranks": labels,
+        "steps": spans,
+        "apart_count": len(own_rows),
+        "ranks_count": len(ranks),
+        "steps_count": len(numbers),
+        "ranks_per_cell": int(np.bincount(row).max()),
+        "steps_per_cell": int(np.bincount(column).max()),
+        "kinds": kinds,
+        "small": small,
+    }
+
+
+def _rows(ranks: Ints, apart: list[int]) -> Ints:
+    """Return the row of each rank: first those apart, one each, then the others in the cells that are left."""
+    row = np.empty(len(ranks), dtype=np.int64)
+    alone = np.isin(ranks, apart)
+    row[alone] = np.arange(len(apart))
+    row[~alone] = len(apart) + _cells(len(ranks) - len(apart), RANK_CELLS - len(apart))
+    return row
+
+
+def _cells(count: int, at_most: int) -> Ints:
+    """Return the cell of each of ``count`` neighbours: as even as whole numbers allow."""
+    return np.arange(count, dtype=np.int64) * min(count, at_most) // count
+
+
+def _span(numbers: Ints) -> str:
+    """Name steps of a cell by the first and the last one."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def class_of(permille: int) -> int:
+    """Return the class of a cell: -1 without a step, 0 for nothing, then by :data:`CLASSES`.
+
+    Examples
+    --------
+    >>> [class_of(value) for value in (-1, 0, 9, 10, 100, 1000)]
+    [-1, 0, 1, 2, 4, 7]
+    """
+    if permille <= 0:
+        return permille
+    return int(np.searchsorted(np.array(CLASSES) * 1000, permille, side="right"))

@@ -1,0 +1,137 @@
+"""Elements of the page. All text passes ``text``, which makes names from outside harmless and visible."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.visible import finite, visible_line
+
+#: A cell with a longer text is a sentence, and has room for it.
+_LONG = 40
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mnu]?s\b|[KMGT]?B\b)")
+
+
+def text(value: object) -> str:
+    """Return a text for an element or an attribute: escaped, with control characters and marks of direction visible."""
+    return html.escape(visible_line(str(value)), quote=True)
+
+
+def prose(value: object) -> str:
+    """Return a text for an element, in which what stands between backticks is code, and units keep to their numbers.
+
+    Examples
+    --------
+    >>> prose("see `stashtrace info`; a < b")
+    'see <code>stashtrace info</code>; a &lt; b'
+    """
+    parts = _BEFORE_UNIT.sub("\u00a0", text(value)).split("`")
+    if len(parts) % 2 == 0:  # a backtick without its other one is a part of a name
+        return "`".join(parts)
+    return "".join(tag("code", part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def tag(name: str, content: str, **attributes: str | None) -> str:
+    """Return an element; ``content`` is HTML, attributes are plain text, and one that is None is left out.
+
+    ``_`` in the name of an attribute stands for ``-``, and ``class_`` for ``class``.
+    """
+    return f"<{name}{_attributes(attributes)}>{content}</{name}>"
+
+
+def _attributes(attributes: dict[str, str | None]) -> str:
+    named = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    return "".join(f' {key}="{text(value)}"' for key, value in named)
+
+
+def paragraph(value: object, class_: str | None = None) -> str:
+    """Return a paragraph of text."""
+    return tag("p", prose(value), class_=class_)
+
+
+def listing(values: Sequence[object], class_: str | None = None) -> str:
+    """Return a list of texts; empty without values."""
+    return tag("ul", "".join(tag("li", prose(value)) for value in values), class_=class_) if values else ""
+
+
+def section(name: str, heading: str, *content: str) -> str:
+    """Return a part of the page with its heading; ``name`` is the anchor."""
+    title = tag("h2", text(heading), id=f"{name}-heading")
+    return tag("section", "\n".join([title, *filter(None, content)]), id=name, aria_labelledby=f"{name}-heading")
+
+
+def unfolding(summary: str, *content: str, subject: str = "", class_: str | None = None) -> str:
+    """Return an element that opens on click; ``subject`` tells its summary from others of the same words."""
+    told = text(summary) + (tag("span", f": {text(subject)}", class_="hidden") if subject else "")
+    return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
+
+
+def how(subject: str, *sentences: str, command: str = "") -> str:
+    """Return how the numbers of ``subject`` are known: method, bounds, and the command that prints their rows."""
+    rows = [paragraph("It prints the rows that these numbers come from:"), code_line(command)] if command else []
+    return unfolding("How do you know?", *map(paragraph, sentences), *rows, subject=subject, class_="how")
+
+
+def code_line(command: str) -> str:
+    """Return a command on a line of its own."""
+    return tag("p", tag("code", text(command)), class_="command")
+
+
+def see(command: str, what: str = "On the timeline") -> str:
+    """Return the command that shows a part on the timeline."""
+    return tag("p", f"{text(what)}: {tag('code', text(command))}", class_="command")
+
+
+def table(
+    caption: str, head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: int = 0, sortable: bool = False
+) -> str:
+    """Return a table of plain texts whose first column names the rows.
+
+    Parameters
+    ----------
+    caption : str
+    head : sequence of str
+        Titles of the columns.
+    rows : sequence of sequences
+        A cell is a text, or a pair of a text and the number by which it is sorted.
+    numbers : int
+        So many columns at the end are numbers, which stand to the right.
+    sortable : bool
+        Whether the script may add buttons that sort.
+    """
+    first_number = len(head) - numbers
+    titles = "".join(
+        tag("th", text(name), scope="col", class_="n" if at >= first_number else None) for at, name in enumerate(head)
+    )
+    lines = "".join(
+        "<tr>" + "".join(_cell(cell, at, at >= first_number) for at, cell in enumerate(row)) + "</tr>\n" for row in rows
+    )
+    whole = f"{tag('caption', text(caption))}<thead><tr>{titles}</tr></thead><tbody>\n{lines}</tbody>"
+    # A wide table scrolls by itself; the focus lets a keyboard scroll it.
+    return tag(
+        "div",
+        tag("table", whole, class_="sortable" if sortable else None),
+        class_="scroll",
+        tabindex="0",
+        role="group",
+        aria_label=caption,
+    )
+
+
+def _cell(cell: object, at: int, is_number: bool) -> str:
+    shown, key = cell if isinstance(cell, tuple) else (cell, None)
+    sort_key = None if key is None else str(key)
+    class_ = "n" if is_number and at else "long" if len(str(shown)) > _LONG else None
+    if at == 0:
+        return tag("th", text(shown), scope="row", class_=class_, data_key=sort_key)
+    return tag("td", text(shown), class_=class_, data_key=sort_key)
+
+
+def embedded_json(document: Any) -> str:
+    """Return a document as JSON that no text inside it can end: ``<``, ``>`` and ``&`` are written as escapes."""
+    plain = json.dumps(finite(document), separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,276 @@
+"""The later parts of the page: waits, slow steps, links, losses, machine. Each is a list of HTML elements."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stashtrace.report.page import pictures
+from stashtrace.report.page.html import code_line, how, listing, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.words import BESIDE, KINDS, claims_of, link_method_text, sentence, wait_how
+from stashtrace.units import bytes_text, duration_text, percent_text
+
+_SURPLUS = ("surplus_ns", "low_ns", "high_ns")
+
+
+def waits_part(facts: dict[str, Any]) -> list[str]:
+    waits = facts["waits"]
+    if not waits or not (waits["cut_outs"] or waits["listed"]):
+        return [paragraph("No wait in a collective or for a batch stands out in this recording.")] if waits else []
+    content = [
+        paragraph(
+            "Each picture is cut out of the timeline: the file, the worker and the rank that were late, as far as they"
+            " were recorded, and ranks that waited. Of waits alike, by group, late rank and cause, the costliest is"
+            " drawn."
+        )
+    ]
+    content += [_cut_out(cut) for cut in waits["cut_outs"]]
+    if waits["listed"]:
+        rows = [
+            (
+                row["text"],
+                (row["step"] if row["step"] >= 0 else "-", row["step"]),
+                (duration_text(row["wait_ns"]), row["wait_ns"]),
+                (duration_text(row["total_wait_ns"]), row["total_wait_ns"]),
+            )
+            for row in waits["listed"]
+        ]
+        listed = table(
+            "Waits in collectives, the costliest first",
+            ("wait", "step", "longest wait", "cost of all ranks"),
+            rows,
+            numbers=3,
+            sortable=True,
+        )
+        content.append(unfolding(f"The {len(rows)} costliest waits in collectives", listed) if len(rows) > 1 else "")
+    if waits["listed"]:
+        content.append(
+            how(
+                "the list of waits",
+                "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
+                f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
+                " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
+                command=facts["commands"]["late"],
+            )
+        )
+    return content
+
+
+def _cut_out(cut: dict[str, Any]) -> str:
+    kinds = list(dict.fromkeys(piece["kind"] for lane in cut["lanes"] for piece in lane["pieces"]))
+    rows = [
+        (lane["label"], pictures.piece_text(piece), duration_text(piece["begin_ns"]), duration_text(_length(piece)))
+        for lane in cut["lanes"]
+        for piece in lane["pieces"]
+    ]
+    step = f"step {cut['step']}: " if cut["step"] >= 0 else ""
+    content = [
+        tag("h3", text(f"{step}{cut['text']}")),
+        pictures.cut_out(cut),
+        pictures.legend(kinds),
+        unfolding(
+            "As a table",
+            table("Bars of the picture from top to bottom", ("lane", "what", "from", "for"), rows, numbers=2),
+            subject=cut["text"],
+        ),
+        how(cut["text"], *wait_how(cut)),
+        see(cut["command"]),
+    ]
+    return tag("div", "".join(content), class_="wait")
+
+
+def _length(piece: dict[str, Any]) -> int:
+    return int(piece["end_ns"] - piece["begin_ns"])
+
+
+def slow_part(facts: dict[str, Any]) -> list[str]:
+    slow = facts["slow"]
+    if not slow:
+        return []
+    if slow["too_few"]:
+        return [paragraph(f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow.")]
+    rule = (
+        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median"
+        f" ({duration_text(slow['median_ns'])}) and a tenth of it, or five median deviations if that is more."
+    )
+    known = how(
+        "slow steps",
+        rule,
+        "The length of a step is the mean over its ranks, and so is each kind; its surplus is what it exceeds its own"
+        " median by. Surpluses of a step add up to its own only about, as each median is of other steps.",
+        "The bounds of a surplus are its bounds in this step against those of the median step.",
+        command=facts["commands"]["budget"],
+    )
+    bounds = [
+        (row["step"], KINDS[kind["kind"]], *(duration_text(kind[name]) for name in _SURPLUS))
+        for row in slow["listed"]
+        for kind in row["kinds"]
+    ]
+    bounded = unfolding(
+        "Bounds of these surpluses",
+        table("Surplus over the median step", ("step", "time", "longer by", "at least", "at most"), bounds, numbers=3),
+        class_="how",
+    )
+    if not slow["slow_count"]:
+        return [paragraph(f"None of the {slow['steps_count']:,} counted steps is slow."), known]
+    share = percent_text(slow["excess_ns"] / max(slow["whole_ns"], 1))
+    lead = (
+        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps are slow; together they take"
+        f" {duration_text(slow['excess_ns'])} more than as many median steps ({share} of all counted steps)."
+    )
+    rows = [
+        (
+            (row["step"], row["step"]),
+            "; ".join(slow_reasons(row)),
+            (duration_text(row["length_ns"]), row["length_ns"]),
+            (f"+{duration_text(row['excess_ns'])}", row["excess_ns"]),
+        )
+        for row in slow["listed"]
+    ]
+    head = ("step", "what is longer", "length", "over the median")
+    which = "The longest steps" if slow["slow_count"] > len(rows) else "Slow steps, the longest first"
+    caption = f"{which}, and what is longer in them than in the median step"
+    commands = listing_of_commands([(f"step {row['step']}", row["command"]) for row in slow["listed"]])
+    return [
+        paragraph(lead),
+        table(caption, head, rows, numbers=2, sortable=True),
+        unfolding("On the timeline", commands, subject="slow steps"),
+        bounded,
+        known,
+    ]
+
+
+def listing_of_commands(commands: Iterable[tuple[str, str]]) -> str:
+    """Return a list of names and commands."""
+    return tag("ul", "".join(tag("li", f"{text(name)}: {tag('code', text(command))}") for name, command in commands))
+
+
+def slow_reasons(row: dict[str, Any]) -> list[str]:
+    """Word what made a step longer: the kinds, then what went on beside it."""
+    said = []
+    for kind in row["kinds"]:
+        where = [f"most on rank {kind['rank']}"] if kind["rank"] >= 0 else []
+        where += [f"mostly for rank {kind['late_rank']}"] if kind["late_rank"] >= 0 else []
+        beside = f" ({', '.join(where)})" if where else ""
+        said.append(f"{KINDS[kind['kind']]} +{duration_text(kind['surplus_ns'])}{beside}")
+    said += [f"at the same time {BESIDE[b['name']]} for {duration_text(b['surplus_ns'])} more" for b in row["beside"]]
+    return said or ["no kind alone is much longer"]
+
+
+def links_part(facts: dict[str, Any]) -> list[str]:
+    links = facts["links"]
+    if links["missing"]:
+        return [paragraph(f"{sentence(links['missing'])} {sentence(links['hint'])}")]
+    calibrated = any(row["efficiency_ratio"] >= 0 for row in links["transfers"])
+    rows = [
+        (
+            f"{row['op'].replace('_', '-')} of {row['communicator']}",
+            row["group_size"],
+            (bytes_text(row["message_bytes"]), row["message_bytes"]),
+            row["calls_count"],
+            (duration_text(row["transfer_ns"]), row["transfer_ns"]),
+            (_rate(row["bus_bytes_per_s"]), row["bus_bytes_per_s"]),
+            (_rate(row["best_bus_bytes_per_s"]), row["best_bus_bytes_per_s"]),
+            *((_of_calibration(row), row["efficiency_ratio"]),) * calibrated,
+        )
+        for row in links["transfers"]
+    ]
+    head = ["collective", "ranks", "payload", "calls", "median transfer", "bus bandwidth", "best call of any size"]
+    head += ["of what the link can do"] * calibrated
+    methods = sorted({row["method"] for row in links["transfers"]})
+    more = links["rows_count"] - len(rows)
+    content = [
+        paragraph(
+            "What the links can do is known from a calibration."
+            if calibrated
+            else "What the links can do was not calibrated (`stashtrace calibrate` measures it); beside the median"
+            " stands the best call of the same group and operation, of any size."
+        ),
+        *(paragraph(note, "warn") for note in links["notes"]),
+        table("Transfers of collectives by size", head, rows, numbers=len(head) - 1, sortable=True),
+        paragraph(f"{more} kinds of transfers that took less time together are left out.") if more > 0 else "",
+        _paths(links),
+        how(
+            "the links",
+            "A transfer is from the entry of the last rank to the end, so waiting for late ranks is not part of it;"
+            " where the last entry is unknown it begins with the own one. The time is the median over calls and ranks.",
+            "Bus bandwidth is what the busiest link moves by that time, with the factors of nccl-tests.",
+            f"Expected times come from: {'; '.join(link_method_text(name) for name in methods)}.",
+            command=facts["commands"]["links"],
+        ),
+        see(links["command"], "The longest transfer"),
+    ]
+    return content
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_text(bytes_per_s)}/s" if bytes_per_s > 0 else "-"
+
+
+def _of_calibration(row: dict[str, Any]) -> str:
+    if row["efficiency_ratio"] < 0:
+        return "-"
+    error = f" ± {percent_text(row['error_ns'] / max(row['transfer_ns'], 1))}" if row["error_ns"] >= 0 else ""
+    return f"{percent_text(row['efficiency_ratio'])}{error}"
+
+
+def _paths(links: dict[str, Any]) -> str:
+    if not links["paths"]:
+        return (
+            paragraph(f"Which way the bytes went is not known: {links['paths_missing']}.") if links["transfers"] else ""
+        )
+    rows = [
+        (
+            f"{row['op'].replace('_', '-')} of {row['communicator']}",
+            row["path"],
+            (percent_text(row["share_ratio"]) if row["share_ratio"] >= 0 else "-", row["share_ratio"]),
+            (percent_text(row["error_ratio"]) if row["error_ratio"] >= 0 else "-", row["error_ratio"]),
+            row["confidence"],
+        )
+        for row in links["paths"]
+    ]
+    head = ("collective", "path", "share of its bytes", "standard error", "confidence")
+    return table("Which way the bytes went, by the traffic counters", head, rows, sortable=True)
+
+
+def losses_part(facts: dict[str, Any]) -> list[str]:
+    said = [each["text"] for each in claims_of(facts, "trust") if each["text"]]
+    kinds = facts["losses"]["kinds"]
+    rows = [
+        (f"{row['collector']}: {row['reason'].replace('_', ' ')}", row["severity"], row["lost_count"], row["advice"])
+        for row in kinds
+    ]
+    head = ("what", "severity", "count", "what it means")
+    more = facts["losses"]["more_count"]
+    return [
+        listing([sentence(each) for each in said]),
+        table("What could not be recorded or read", head, rows, sortable=True) if rows else "",
+        paragraph(f"{more} more kinds are in the output of the command below.") if more else "",
+        how(
+            "losses and own cost",
+            "What the recorder could not write is counted where it happens; what a file does not hold is counted when"
+            " it is read.",
+            "Own cost is CPU time of the tracing by that of the job: the lower figure is what was accounted for, the"
+            " higher one includes the most that it may have evicted from caches.",
+            "The error of the clocks is half of the interval that holds the true offset between hosts.",
+            command=facts["commands"]["info"],
+        ),
+    ]
+
+
+def machine_part(facts: dict[str, Any]) -> list[str]:
+    rows = "".join(
+        tag("dt", text(row["name"])) + tag("dd", _value(row["name"], row["value"])) for row in facts["machine"]
+    )
+    return [
+        f"<dl>{rows}</dl>",
+        how("the machine", "These facts were written by the job's processes and its launcher as they ran."),
+        paragraph("The whole run on the timeline:", "soft"),
+        code_line(facts["commands"]["whole"]),
+        paragraph(facts["commands"]["note"], "soft") if facts["commands"]["note"] else "",
+    ]
+
+
+def _value(name: str, value: str) -> str:
+    return tag("code", text(value)) if name == "command" else text(value)

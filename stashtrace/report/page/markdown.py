@@ -1,0 +1,169 @@
+"""The document of a report as Markdown, for a pull request or an issue."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from stashtrace.report.budget import percents
+from stashtrace.report.page.first_parts import group_title
+from stashtrace.report.page.later_parts import slow_reasons
+from stashtrace.report.page.words import COLUMNS, claims_of, finding_how, method_text
+from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.visible import visible_line
+
+_OPEN = 3
+_WAITS, _SLOW, _TRANSFERS = 5, 5, 6
+#: What Markdown or GitHub takes for markup, for the name of a person, or for a reference to an issue.
+_MARKUP = re.compile(r"[\\`*_\[\]|~]")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"}
+
+
+def markdown(facts: dict[str, Any]) -> str:
+    """Return the Markdown of a report: verdicts, budget, waits, slow steps, links, trust; the rest is folded in.
+
+    Parameters
+    ----------
+    facts : dict
+        As :func:`stashtrace.report.facts.report_facts` returns it.
+    """
+    blocks = [
+        f"## stashtrace: {plain(facts['path'])}",
+        plain(", ".join(facts["headline"])),
+        *_verdicts(facts),
+        *_budget(facts["budget"]),
+        *_waits(facts),
+        *_slow(facts),
+        *_links(facts),
+        *_trust(facts),
+        *_machine(facts),
+    ]
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def plain(value: object) -> str:
+    """Return a text that Markdown shows as it is, on one line.
+
+    Examples
+    --------
+    >>> print(plain("a|b <c> @d"))
+    a\\|b &lt;c&gt; &#64;d
+    """
+    escaped = _MARKUP.sub(lambda found: "\\" + found[0], visible_line(str(value)))
+    return re.sub(r"[&<>@#]", lambda found: _ENTITIES[found[0]], escaped)
+
+
+def code(value: str) -> str:
+    """Return a text as code; the fence is longer than any run of backticks in it."""
+    shown = visible_line(value)
+    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: int) -> str:
+    first = len(head) - numbers
+    line = "|" + "|".join("---" if at < first else "---:" for at in range(len(head))) + "|"
+    lines = ["| " + " | ".join(plain(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(["| " + " | ".join(head) + " |", line, *lines])
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def _verdicts(facts: dict[str, Any]) -> list[str]:
+    verdicts = claims_of(facts, "verdict")
+    lines = []
+    for each in verdicts[:_OPEN]:
+        lines.append(f"- **{plain(each['text'])}**")
+        lines += [f"  - {plain(said)}" for said in each["evidence_text"]]
+    if len(verdicts) > _OPEN:
+        lines.append(f"- {len(verdicts) - _OPEN} smaller: {code(facts['commands']['findings'])}")
+    beside = claims_of(facts, "files", "machine", "beside")
+    for each in beside:
+        lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]
+    known = [
+        f"- {plain(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
+        for each in verdicts[:_OPEN]
+    ]
+    return ["\n".join(lines), _folded("How do you know?", "\n".join(known)) if known else ""]
+
+
+def _budget(budget: dict[str, Any]) -> list[str]:
+    if budget["missing"]:
+        return [f"{plain(budget['missing'])}: {plain(budget['hint'])}"]
+    groups = budget["groups"]
+    shown = [
+        at
+        for at, name in enumerate(COLUMNS)
+        if name in ("compute", "other") or any(group["columns"][at]["share_ratio"] >= 0.0005 for group in groups)
+    ]
+    several = len({group["step_kind"] for group in groups}) > 1
+    rows = []
+    for group in groups:
+        shares = percents([column["share_ratio"] for column in group["columns"]])
+        rows.append((group_title(group, named_kind=several), *(shares[at] for at in shown)))
+    names = list(COLUMNS)
+    return [
+        "### Where the time of a step goes",
+        _table(("ranks", *(names[at] for at in shown)), rows, len(shown)),
+        f"Mean of the counted steps; by {plain(method_text(budget['methods']))}. Bounds: `stashtrace report`.",
+    ]
+
+
+def _waits(facts: dict[str, Any]) -> list[str]:
+    waits = facts["waits"]
+    if not waits or not waits["cut_outs"]:
+        return []
+    lines = [f"- {plain(cut['text'])}  \n  {code(cut['command'])}" for cut in waits["cut_outs"][:_WAITS]]
+    return ["### The costliest waits", "\n".join(lines)]
+
+
+def _slow(facts: dict[str, Any]) -> list[str]:
+    slow = facts["slow"]
+    if not slow or not slow["listed"]:
+        return []
+    lead = (
+        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps take more than"
+        f" {duration_text(slow['limit_ns'])} (median {duration_text(slow['median_ns'])})."
+    )
+    rows = [
+        (row["step"], duration_text(row["length_ns"]), "; ".join(slow_reasons(row))) for row in slow["listed"][:_SLOW]
+    ]
+    return ["### Slow steps", lead, _table(("step", "length", "what is longer than in the median step"), rows, 0)]
+
+
+def _links(facts: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            f"{row['op'].replace('_', '-')} of {row['communicator']}",
+            row["group_size"],
+            bytes_text(row["message_bytes"]),
+            row["calls_count"],
+            duration_text(row["transfer_ns"]),
+            f"{bytes_text(row['bus_bytes_per_s'])}/s",
+            percent_text(row["efficiency_ratio"]) if row["efficiency_ratio"] >= 0 else "not calibrated",
+        )
+        for row in facts["links"]["transfers"][:_TRANSFERS]
+    ]
+    if not rows:
+        return []
+    head = ("collective", "ranks", "payload", "calls", "median transfer", "bus bandwidth", "of what the link can do")
+    return ["### Links", _table(head, rows, 6)]
+
+
+def _trust(facts: dict[str, Any]) -> list[str]:
+    lines = [f"- {plain(each['text'])}" for each in claims_of(facts, "trust", "loss")]
+    return ["### How far to trust it", "\n".join(lines)] if lines else []
+
+
+def _machine(facts: dict[str, Any]) -> list[str]:
+    lines = [
+        f"- {plain(row['name'])}: {code(row['value']) if row['name'] == 'command' else plain(row['value'])}"
+        for row in facts["machine"]
+    ]
+    content = "\n".join([*lines, f"- on the timeline: {code(facts['commands']['whole'])}"])
+    return [_folded("Machine, versions and command", content)]

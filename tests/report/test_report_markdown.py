@@ -1,0 +1,81 @@
+"""The report as Markdown: what a pull request shows, with names that stay text."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+
+import pytest
+from builders import MS, TraceBuilder
+from summary.scenes import job
+
+from stashtrace.report.facts import report_facts
+from stashtrace.report.page import markdown
+from stashtrace.report.page.markdown import code, plain
+
+
+@pytest.fixture(scope="module")
+def made() -> str:
+    return markdown(report_facts(job(ranks=3, prep={0: 13}, fetch={0: 44})[1], ["./stash-0412"]))
+
+
+def test_the_verdict_is_first_and_the_parts_follow(made: str) -> None:
+    assert made.startswith("## stashtrace: ./stash-0412\n\n3 ranks on 1 host")
+    assert made.index("- **rank 0 is input bound") < made.index("### Where the time of a step goes")
+    assert re.findall(r"^### (.*)$", made, re.M) == [
+        "Where the time of a step goes",
+        "The costliest waits",
+        "Links",
+        "How far to trust it",
+    ]
+
+
+def test_the_rows_of_the_budget_add_up_to_a_hundred(made: str) -> None:
+    rows = [line for line in made.splitlines() if line.startswith("| rank")]
+    shown = [re.findall(r"([\d.]+) %", row) for row in rows[1:]]
+    assert shown
+    for shares in shown:
+        assert sum(map(float, shares)) == pytest.approx(100.0)
+
+
+def test_every_table_has_as_many_cells_in_each_line(made: str) -> None:
+    for block in made.split("\n\n"):
+        if block.startswith("|"):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_what_is_folded_in_is_closed_again(made: str) -> None:
+    assert made.count("<details>") == made.count("</details>") == 2
+    assert "How do you know?" in made
+
+
+def test_commands_show_the_waits(made: str) -> None:
+    assert re.search(r"`stashtrace view ./stash-0412 --window [\d.]+:[\d.]+ --ranks 0-2`", made)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a|b", "a\\|b"),
+        ("<img src=x>", "&lt;img src=x&gt;"),
+        ("@someone #1", "&#64;someone &#35;1"),
+        ("[a](b) *c* _d_ `e`", "\\[a\\](b) \\*c\\* \\_d\\_ \\`e\\`"),
+        ("line\nbreak\u202e", "line\\\\u000abreak\\\\u202e"),
+    ],
+)
+def test_names_stay_text(name: str, shown: str) -> None:
+    assert plain(name) == shown
+
+
+def test_code_with_backticks_has_a_longer_fence() -> None:
+    assert code("a `b` ``c``") == "``` a `b` ``c`` ```"
+
+
+def test_a_run_without_steps_says_why_there_is_no_budget() -> None:
+    build = TraceBuilder()
+    build.rank(0).io(0, 5 * MS, path="/data/a|b")
+    made = markdown(report_facts(build.trace("./x")))
+    assert "no rank has a step, so there is no budget to show: run with the collectors torch\\_step" in made
+    assert "/data/a\\|b" in made
+    assert "###" in made
+    assert "Where the time" not in made

@@ -1,0 +1,156 @@
+"""Cut-outs of the timeline: lanes and arrows of a wait are recorded rows at their own moments, and nothing else."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from builders import MS, TraceBuilder
+from summary.scenes import job
+
+from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.late.late import late
+from stashtrace.report.waits import CUT_OUTS, LISTED, VICTIMS, costliest_waits
+from stashtrace.schema.trace import Trace
+
+
+def waits_of(trace: Trace) -> dict[str, Any]:
+    facts = gather(trace)
+    return costliest_waits(trace, facts.tables["steps"], facts.tables["stalls"])
+
+
+def roles(cut: dict[str, Any]) -> list[str]:
+    return [lane["role"] for lane in cut["lanes"]]
+
+
+def pieces(cut: dict[str, Any], role: str) -> list[tuple[str, int, int]]:
+    """Bars of the first lane of a role: kind, and begin and end on the clock of the trace."""
+    lane = next(lane for lane in cut["lanes"] if lane["role"] == role)
+    origin = cut["begin_ns"]
+    return [(p["kind"], p["begin_ns"] + origin, p["end_ns"] + origin) for p in lane["pieces"]]
+
+
+def test_a_late_loader_is_followed_from_the_file_to_the_rank_that_waits() -> None:
+    build, trace = job(prep={0: 13}, fetch={0: 44})
+    cut = waits_of(trace)["cut_outs"][0]
+    assert roles(cut) == ["file", "worker", "late", "victim"]
+    file, worker, late_rank, victim = cut["lanes"]
+    assert (file["label"], file["name"]) == ("train-0117.tar", "/data/train-0117.tar")
+    assert worker["label"] == "worker 0 of rank 0"
+    assert (late_rank["label"], victim["label"]) == ("rank 0", "rank 1")
+    assert "rank 1 waited 57.0 ms" in cut["text"]
+    step = cut["step"]
+    batch = next(r for r in build.rows["batches"] if r["batch_index"] == step and r["cpu_ns"] >= 0)
+    reads = {(r["begin_ns"], r["end_ns"]) for r in build.rows["io"]}
+    drawn = [(begin, end) for kind, begin, end in pieces(cut, "file") if kind == "blocked"]
+    assert drawn
+    assert all(any(b <= begin and end <= e for b, e in reads) for begin, end in drawn)
+    assert any(begin == batch["begin_ns"] or end == batch["end_ns"] for _, begin, end in pieces(cut, "worker"))
+
+
+def test_the_arrow_is_where_the_late_rank_enters() -> None:
+    build, trace = job(sleep={1: 30}, ranks=2)
+    cut = waits_of(trace)["cut_outs"][0]
+    assert roles(cut) == ["late", "victim"]
+    table = late(trace)
+    row = next(r for r in table.rows() if r["sequence"] == cut["sequence"])
+    entered = [r["call_ns"] for r in build.rows["collectives"] if r["sequence"] == cut["sequence"] and r["rank"] == 1]
+    (arrow,) = cut["arrows"]
+    assert cut["begin_ns"] + arrow["to_ns"] == entered[0]
+    assert (arrow["from_lane"], arrow["to_lane"]) == (0, 1)
+    assert cut["begin_ns"] <= row["begin_ns"], "all of the wait is in the picture"
+    assert cut["end_ns"] >= entered[0]
+
+
+def test_the_bars_of_a_rank_are_its_budget() -> None:
+    _, trace = job(prep={0: 44})
+    cut = waits_of(trace)["cut_outs"][0]
+    straggling = [end - begin for kind, begin, end in pieces(cut, "victim") if kind == "straggler"]
+    assert sum(straggling) == pytest.approx(cut["wait_ns"], rel=0.01)
+    for lane in cut["lanes"]:
+        ends = [(p["begin_ns"], p["end_ns"]) for p in lane["pieces"]]
+        assert all(0 <= begin < end <= cut["end_ns"] - cut["begin_ns"] for begin, end in ends)
+        assert ends == sorted(ends)
+
+
+def test_the_bars_of_a_rank_never_cover_each_other() -> None:
+    build = TraceBuilder()
+    rank, worker = build.rank(0), build.rank(0).worker(0)
+    for step in range(8):
+        at = 200 * MS * step
+        worker.fetch(step, at, at + 150 * MS, cpu=100 * MS, runqueue=0)
+        for part in range(5):  # reads so short that the bars around them are close
+            worker.io(at + 30 * MS * part, at + 30 * MS * part + MS // 3, path="/data/a", blocked=True)
+        rank.batch_wait(step, at, at + 151 * MS, worker=0)
+        rank.phase("forward", at + 151 * MS, at + 160 * MS).phase("backward", at + 160 * MS, at + 199 * MS)
+        rank.phase("optimizer", at + 199 * MS, at + 200 * MS)
+    (cut,) = waits_of(build.trace())["cut_outs"]
+    bars = pieces(cut, "waiting")
+    assert len({kind for kind, _, _ in bars}) > 1
+    assert all(before[2] <= after[1] for before, after in pairwise(bars))
+
+
+def test_no_lane_is_made_up_where_nothing_was_recorded() -> None:
+    trace = job(prep={0: 44})[1]
+    bare = trace.replace(
+        batches=trace.batches.take(slice(0, 0)), io=trace.io.take(slice(0, 0)), waits=trace.waits.take(slice(0, 0))
+    )
+    for cut in waits_of(bare)["cut_outs"]:
+        assert set(roles(cut)) <= {"late", "victim"}
+
+
+def test_few_of_many_victims_are_drawn_and_they_waited_longest() -> None:
+    cut = waits_of(job(ranks=12, sleep={5: 40})[1])["cut_outs"][0]
+    assert cut["late_rank"] == 5
+    assert roles(cut) == ["late"] + ["victim"] * VICTIMS
+    assert cut["waiting_count"] == 11
+    assert cut["shown_count"] == VICTIMS
+    assert 5 not in [lane["rank"] for lane in cut["lanes"][1:]]
+
+
+def test_waits_alike_have_one_picture_and_small_ones_none() -> None:
+    found = waits_of(job(ranks=4, prep={0: 44})[1])
+    assert len(found["cut_outs"]) == 1
+    assert 1 < len(found["listed"]) <= LISTED
+    costs = [row["total_wait_ns"] for row in found["listed"]]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] * 10 >= costs[0]
+    assert len(waits_of(job(ranks=8, prep={r: 20 + 9 * r for r in range(8)})[1])["cut_outs"]) <= CUT_OUTS + 1
+
+
+def test_a_rank_alone_has_the_cut_out_of_its_longest_wait_for_a_batch() -> None:
+    _, trace = job(ranks=1, fetch={0: 30})
+    (cut,) = waits_of(trace)["cut_outs"]
+    assert cut["what"] == "batch"
+    assert roles(cut) == ["file", "worker", "waiting"]
+    assert cut["low_ns"] <= cut["wait_ns"] <= cut["high_ns"]
+    (arrow,) = cut["arrows"][:1]
+    assert arrow["from_ns"] <= arrow["to_ns"]
+    assert next(kind for kind, _, _ in pieces(cut, "waiting")) in ("fetch", "prep", "compute")
+
+
+def test_a_run_without_waits_has_none() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(8):
+        at = 20 * MS * step
+        rank.phase("forward", at, at + 9 * MS).phase("backward", at + 9 * MS, at + 19 * MS)
+        rank.phase("optimizer", at + 19 * MS, at + 20 * MS)
+    found = waits_of(build.trace())
+    assert (found["cut_outs"], found["listed"]) == ([], [])
+
+
+def test_a_job_that_hangs_shows_who_is_inside() -> None:
+    build = job(ranks=3)[0]
+    end = max(r["end_ns"] for r in build.rows["phases"])
+    build.rank(0).lives(0, end + 9000 * MS)
+    build.collective({0: (end + MS, -1), 2: (end + 2 * MS, -1)}, message_bytes=1000)
+    for number in (1, 2):
+        build.rank(number).lives(0, end + 9000 * MS)
+    found = waits_of(build.trace())
+    hung = [cut for cut in found["cut_outs"] if cut.get("method") == "hung"]
+    assert hung
+    assert "hang" in hung[0]["text"]
+    assert hung[0]["end_ns"] > hung[0]["begin_ns"]
