@@ -1,0 +1,3 @@
+"""What changed between two jobs, of one run or several each, and how sure that is."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,126 @@
+"""Baselines: the steps of one run or several in a small JSON file, to compare later runs with.
+
+A baseline holds the facts of the job and, of each run, the time of every kind in each step (mean over ranks) and the
+means of each rank. Of runs of more than ``KEPT_STEPS`` steps it holds means of neighbouring steps.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.compare.facts import FIELDS, Fact
+from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
+from stashtrace.calibration.checked import CheckedFile, is_number
+from stashtrace.errors import FormatError
+
+#: Of the file; files of other versions are refused.
+SCHEMA_VERSION = 1
+_VERSION, _WRITER = "stashtrace_baseline", "stashtrace_version"
+#: A time of a step is less than a month, ns; a rank is less than this.
+_LONGEST_NS, _MOST_RANKS = 30 * 86_400 * 10**9, 1 << 24
+
+
+def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
+    """Return the content of a baseline file.
+
+    Parameters
+    ----------
+    runs : sequence of StepsOfRun
+    version : str
+        Of stashtrace.
+    """
+    content = {_VERSION: SCHEMA_VERSION, _WRITER: version, "runs": [_written(run.condensed()) for run in runs]}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def read_baseline(text: str, path: str, name: str) -> tuple[StepsOfRun, ...]:
+    """Return the runs of a baseline.
+
+    Parameters
+    ----------
+    text : str
+        Content of the file.
+    path : str
+        Where it is, for messages.
+    name : str
+        What to call the runs, and how it is saved again.
+
+    Raises
+    ------
+    FormatError
+        If the file is damaged, no baseline, or of another version of the format.
+    """
+    again = f"`stashtrace check RUN --save-baseline {name}` saves it anew"
+    file = CheckedFile(path, "baseline", "baseline", again)
+    content = file.json(text)
+    version = content.get(_VERSION)
+    if _VERSION not in content:
+        raise file.damaged(f"it has no {_VERSION}")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        writer = content.get(_WRITER)
+        by = f", written by stashtrace {writer[:40]}" if isinstance(writer, str) else ""
+        raise FormatError(
+            f"{path} is a baseline of version {str(version)[:40]}{by}; this stashtrace reads version {SCHEMA_VERSION}",
+            hint=again,
+        )
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise file.damaged("it holds no runs")
+    return tuple(_read(run, file, name) for run in runs)
+
+
+def _written(run: StepsOfRun) -> dict[str, Any]:
+    return {
+        "steps_count": run.steps_count,
+        "facts": dict(run.facts),
+        "times_ns": {kind: values.tolist() for kind, values in run.times_ns.items()},
+        "ranks_ns": {str(rank): dict(means) for rank, means in run.ranks_ns.items()},
+        "cpu_wait_ns": run.cpu_wait_ns,
+    }
+
+
+def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRun:
+    times = {}
+    for kind, values in file.table(content, "times_ns").items():
+        whole = isinstance(values, list) and all(_is_time(value) and isinstance(value, int) for value in values)
+        if kind not in KINDS or not whole:
+            raise file.damaged(f"times_ns of {kind[:40]} is no list of times")
+        times[kind] = np.array(values, dtype=np.int64)
+    count = len(times.get(STEP, ()))
+    if not count or any(len(values) != count for values in times.values()):
+        raise file.damaged("its kinds have no steps, or not equally many")
+    if not times[STEP].any():
+        raise file.damaged("its steps take no time")
+    steps_count = file.count(content, "steps_count")
+    if steps_count < count:
+        raise file.damaged(f"steps_count is {steps_count}, but it holds {count}")
+    ranks: dict[int, dict[str, float]] = {}
+    for rank, means in file.table(content, "ranks_ns").items():
+        if not rank.isdecimal() or int(rank) >= _MOST_RANKS or not isinstance(means, dict):
+            raise file.damaged(f"ranks_ns has no rank {rank[:40]!r}")
+        if not all(kind in KINDS and _is_time(value) for kind, value in means.items()):
+            raise file.damaged(f"ranks_ns of rank {rank} is no table of times")
+        ranks[int(rank)] = {kind: float(value) for kind, value in means.items()}
+    wait = content.get("cpu_wait_ns")
+    if wait is not None and not _is_time(wait):
+        raise file.damaged(f"cpu_wait_ns is {str(wait)[:40]!r}")
+    return StepsOfRun(name, times, steps_count, ranks, _facts(file.table(content, "facts"), file), wait)
+
+
+def _facts(content: Mapping[str, Any], file: CheckedFile) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for field in FIELDS:
+        value = content.get(field.name)
+        if not isinstance(value, str | int | None) or isinstance(value, bool):
+            raise file.damaged(f"the fact {field.name} is {str(value)[:40]!r}")
+        facts[field.name] = value
+    return facts
+
+
+def _is_time(value: Any) -> bool:
+    return is_number(value) and 0 <= value < _LONGEST_NS

@@ -1,0 +1,180 @@
+"""By how much a time changed between two jobs, and between which bounds that lies.
+
+Each side has one run or several. What the steps of a run say of its mean is a block bootstrap (``resampling``). It
+does not say how equal runs differ, by where their ranks were placed or what else the machine did. With three runs on
+a side their own spread says that, by Student's distribution over the means of runs. With fewer, an allowance is added
+to the interval of the steps: :data:`RUN_TO_RUN_RATIO` of the step that was before.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from stashtrace.analysis.compare.facts import Fact, common_facts
+from stashtrace.analysis.compare.resampling import FOUR_OF_FIVE, STATISTICS, Floats, Statistic, standard_error, student
+from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
+
+#: Two equal runs differ by up to this part of their step beyond what their steps show: ``benchmarks/results/gate.md``.
+RUN_TO_RUN_RATIO = 0.02
+#: Where an interval comes from.
+Source = Literal["steps", "runs", "rounds"]
+#: So many runs of a side tell how runs differ.
+RUNS_THAT_TELL = 3
+#: Normal distribution: its two-sided 95 % point.
+_NORMAL = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The runs before a change, or after it.
+
+    Attributes
+    ----------
+    name : str
+        What sentences call it.
+    runs : tuple of StepsOfRun
+        At least one, in the order in which they were made.
+    """
+
+    name: str
+    runs: tuple[StepsOfRun, ...]
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """What the runs say of their job."""
+        return common_facts([run.facts for run in self.runs])
+
+    @property
+    def steps_count(self) -> int:
+        """Steps of all runs."""
+        return sum(run.steps_count for run in self.runs)
+
+    @property
+    def fewest_steps(self) -> int:
+        """Steps of the shortest run."""
+        return min(run.steps_count for run in self.runs)
+
+    @property
+    def cpu_wait_ns(self) -> float | None:
+        """Mean time of a step that ranks waited for a CPU; None if a run does not tell."""
+        waits = [run.cpu_wait_ns for run in self.runs if run.cpu_wait_ns is not None]
+        return sum(waits) / len(waits) if len(waits) == len(self.runs) else None
+
+    def values(self, kind: str, statistic: Statistic) -> Floats:
+        """Statistic of a kind in each run, ns."""
+        return np.array([STATISTICS[statistic](run.of(kind)) for run in self.runs], dtype=np.float64)
+
+    def value(self, kind: str, statistic: Statistic) -> float:
+        """Mean over the runs of :meth:`values`, ns."""
+        return float(self.values(kind, statistic).mean())
+
+    def error(self, kind: str, statistic: Statistic) -> float:
+        """Half of the 95 % interval of :meth:`value` by the steps alone, ns; infinite if a run has a single step."""
+        halves = []
+        for run in self.runs:
+            error, degrees = standard_error(run.of(kind), statistic)
+            # A kind that never occurs is known to be zero.
+            halves.append(0.0 if error == 0 else error * student(degrees))
+        return math.sqrt(sum(half**2 for half in halves)) / len(halves)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A time of a step, before and after.
+
+    Attributes
+    ----------
+    kind : str
+        ``step`` or a kind of stall.
+    before_ns, after_ns : float
+        Statistic over the steps of the mean over ranks; mean over runs.
+    low_ns, high_ns : float
+        95 % bounds of ``after_ns - before_ns``; infinite where nothing is known of the spread.
+    steps_ns : float
+        What the steps, or the means of the runs, contribute on either side to the distance of these bounds.
+    allowance_ns : float
+        What the run-to-run allowance contributes; 0 where the runs tell their spread themselves.
+    source : {"steps", "runs", "rounds"}
+        Where the interval comes from: the steps of one or two runs a side, the means of several runs, or the
+        differences of runs that were made by turns.
+    """
+
+    kind: str
+    before_ns: float
+    after_ns: float
+    low_ns: float
+    high_ns: float
+    steps_ns: float
+    allowance_ns: float
+    source: Source
+
+    @property
+    def change_ns(self) -> float:
+        """After minus before."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def detectable_ns(self) -> float:
+        """The least true change that such a comparison shows in four of five cases: its bounds then exclude zero."""
+        return self.steps_ns * (1 + FOUR_OF_FIVE / _NORMAL) + self.allowance_ns
+
+
+def change_of(
+    before: Side,
+    after: Side,
+    kind: str,
+    *,
+    statistic: Statistic = "mean",
+    allowance_ratio: float = RUN_TO_RUN_RATIO,
+    by_turns: bool = False,
+) -> Change:
+    """Compare one kind of time.
+
+    Parameters
+    ----------
+    before, after : Side
+    kind : str
+        ``step`` or a kind of stall.
+    statistic : {"mean", "median"}
+        Over the steps of a run.
+    allowance_ratio : float
+        Run-to-run allowance between two single runs, as part of the step before.
+    by_turns : bool
+        The runs of both sides were made by turns, one of each a round, and stand in that order: what slows the machine
+        down for a while slows both runs of a round, and cancels.
+    """
+    if kind not in kinds_of((before, after)):  # what takes no time in either job does not vary
+        return Change(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "steps")
+    first, second = before.values(kind, statistic), after.values(kind, statistic)
+    steps_ns = math.hypot(before.error(kind, statistic), after.error(kind, statistic))
+    counts = len(first), len(second)
+    allowance_ns = 0.0
+    source: Source = "steps"
+    if by_turns and min(counts) >= RUNS_THAT_TELL:
+        rounds = min(counts)
+        spread = float((second[:rounds] - first[:rounds]).std(ddof=1))
+        steps_ns, source = student(rounds - 1) * spread / math.sqrt(rounds), "rounds"
+    elif max(counts) >= RUNS_THAT_TELL:
+        telling = [values for values in (first, second) if len(values) >= RUNS_THAT_TELL]
+        degrees = sum(len(values) - 1 for values in telling)
+        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in telling) / degrees
+        between_ns = student(degrees) * math.sqrt(variance * sum(1 / count for count in counts))
+        # A single run of few steps may be less certain than the runs that tell the spread.
+        steps_ns, source = max(between_ns, steps_ns if min(counts) < RUNS_THAT_TELL else 0.0), "runs"
+    else:
+        allowance_ns = allowance_ratio * before.value(STEP, statistic) * math.sqrt(sum(1 / c for c in counts) / 2)
+    old, new = float(first.mean()), float(second.mean())
+    half = steps_ns + allowance_ns
+    return Change(kind, old, new, new - old - half, new - old + half, steps_ns, allowance_ns, source)
+
+
+def kinds_of(sides: Sequence[Side]) -> list[str]:
+    """Return ``step`` and each kind that occurs in a run, in the order of the enumeration."""
+    present = {kind for side in sides for run in side.runs for kind in run.kinds}
+    return [kind for kind in KINDS if kind in present]

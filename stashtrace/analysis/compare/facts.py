@@ -1,0 +1,199 @@
+"""What a job was: ranks, hardware, versions, batch and data, so that a comparison can say what differs between two."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.steps.samples import JobSamples, LoaderSamples, job_samples, told_samples
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: A fact of a job: a number, a text, or None if the recording does not say.
+Fact = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A fact that is compared.
+
+    Attributes
+    ----------
+    name : str
+        In baselines and JSON, and for ``--allow``.
+    words : str
+        What a person calls it.
+    decides : bool
+        Whether jobs that differ in it do different work, or on other hardware, so that no change explains a growth.
+    """
+
+    name: str
+    words: str
+    decides: bool = False
+
+
+FIELDS = (
+    Field("ranks", "ranks", decides=True),
+    Field("batch", "samples of a rank and step", decides=True),
+    Field("device", "device", decides=True),
+    Field("hosts", "hosts"),
+    Field("devices", "devices"),
+    Field("driver", "CUDA of the driver"),
+    Field("cpu", "CPU"),
+    Field("cores", "cores"),
+    Field("torch", "torch"),
+    Field("backend", "backend"),
+    Field("threads", "threads of torch"),
+    Field("workers", "loader workers of a rank"),
+    Field("micro_batches", "micro-batches of a step"),
+    Field("dataset", "samples of the data set"),
+    Field("epoch", "samples of an epoch"),
+    Field("steps", "steps compared"),
+    Field("method", "method of the budget"),
+    Field("stashtrace", "stashtrace"),
+    Field("collectors", "collectors"),
+    Field("importer", "files"),
+    Field("command", "command"),
+)
+#: Fields that make jobs incomparable unless they are allowed to differ.
+DECIDING = tuple(field.name for field in FIELDS if field.decides)
+#: Several values of one field, on ranks that differ.
+_JOINT = " and "
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field in which two jobs differ, or which one of them does not tell."""
+
+    field: Field
+    before: Fact
+    after: Fact
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both sides tell the field, so that they do differ in it."""
+        return self.before is not None and self.after is not None
+
+
+def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str] = ()) -> dict[str, Fact]:
+    """Return what a recording says of its job, by the names of :data:`FIELDS`; None for what it does not say.
+
+    Parameters
+    ----------
+    trace : Trace
+    counted : Table, optional
+        The steps that are compared; without them nothing is said of steps and batches.
+    methods : sequence of str
+        How the time of the steps was attributed.
+    """
+    told = _Metadata(trace)
+    processes, devices = trace.processes, trace.devices
+    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
+    world = int(ranks["world_size"].max(initial=-1))
+    workers = processes.take((processes["role_code"] == ProcessRole.WORKER) & (processes["rank"] >= 0))
+    loaders = told_samples(trace).values()
+    samples = JobSamples() if counted is None else job_samples(trace)
+    # Without an entry in ``devices``, the recorder's own look at the machine says whether there is none.
+    devices_known = len(devices) > 0
+    no_device = "none" if told.of_run("gpu_driver") == "none" else None
+    names = {trace.text(code) for code in np.unique(devices["name_code"]).tolist()} - {""}
+    return {
+        "ranks": world if world > 0 else len(trace.ranks) or None,
+        "batch": samples.step_samples or _one_batch(loaders),
+        "device": _joined(names) if devices_known else no_device,
+        "hosts": len(np.unique(processes["host_code"])) if len(processes) else None,
+        "devices": len(np.unique(devices["uuid_code"])) if devices_known else None,
+        "driver": int(devices["driver_code"].max()) or None if devices_known else None,
+        "cpu": told.of_run("cpu"),
+        "cores": _number(told.of_run("cores_count")),
+        "torch": told.of_ranks("torch_version"),
+        "backend": told.of_ranks("backend"),
+        "threads": told.of_ranks("torch_threads"),
+        "workers": _alike([int(np.sum(workers["rank"] == rank)) for rank in np.unique(ranks["rank"])]),
+        "micro_batches": None if counted is None else int(np.median(counted["sub_steps_count"])),
+        "dataset": max((loader.every for loader in loaders), default=0) or None,
+        "epoch": samples.epoch_samples or None,
+        "steps": None if counted is None else len(np.unique(counted["step"])),
+        "method": _joined(methods),
+        "stashtrace": told.of_run("stashtrace_version"),
+        "collectors": told.of_run("collectors"),
+        "importer": told.of_run("imported"),
+        "command": told.of_ranks("argv") or told.of_run("command"),
+    }
+
+
+def common_facts(runs: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
+    """Return the facts of several runs as those of one; where they differ, all values in one text."""
+    joined: dict[str, Fact] = {}
+    for field in FIELDS:
+        values = list(dict.fromkeys(run.get(field.name) for run in runs))
+        known = [value for value in values if value is not None]
+        joined[field.name] = known[0] if len(known) == 1 else _JOINT.join(map(str, known)) if known else None
+    return joined
+
+
+def differences(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[Difference]:
+    """Return the fields in which two jobs differ, or of which only one of them tells, as :data:`FIELDS` lists them."""
+    pairs = [Difference(field, before.get(field.name), after.get(field.name)) for field in FIELDS]
+    return [pair for pair in pairs if pair.before != pair.after]
+
+
+def changed_words(before: str, after: str) -> tuple[list[str], list[str]]:
+    """Return the words of two command lines that the other one does not have, in their order.
+
+    Examples
+    --------
+    >>> changed_words("python train.py --lr 0.1", "python train.py --lr 0.2 --fast")
+    (['0.1'], ['0.2', '--fast'])
+    """
+    first, second = before.split(), after.split()
+    return [word for word in first if word not in second], [word for word in second if word not in first]
+
+
+class _Metadata:
+    """Facts of the run and of its ranks, by key."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, self._table = trace, trace.metadata
+        processes = trace.processes
+        self._ranks = processes["process_id"][processes["role_code"] == ProcessRole.RANK]
+
+    def of_run(self, key: str) -> str | None:
+        """Value of a key of the run; None if it has none."""
+        return self._value(key, self._table["process_id"] == -1)
+
+    def of_ranks(self, key: str) -> str | None:
+        """Value of a key of the ranks, all values in one text where they differ; None if they have none."""
+        return self._value(key, np.isin(self._table["process_id"], self._ranks))
+
+    def _value(self, key: str, among: Any) -> str | None:
+        code = self._trace.strings.find(key)
+        if code < 0:
+            return None
+        codes = np.unique(self._table["value_code"][among & (self._table["key_code"] == code)])
+        return _joined({self._trace.text(value) for value in codes.tolist()} - {""})
+
+
+def _one_batch(loaders: Any) -> int | None:
+    """Batch of the loaders if all have one and the same: the loop's own waits may not say which fed a step."""
+    sizes = {loader.batch for loader in loaders if loader != LoaderSamples()}
+    return sizes.pop() if len(sizes) == 1 and 0 not in sizes else None
+
+
+def _alike(numbers: Sequence[int]) -> Fact:
+    """A number that all ranks have, or all of them in one text."""
+    found = sorted(set(numbers))
+    return found[0] if len(found) == 1 else _joined(map(str, found))
+
+
+def _joined(texts: Any) -> str | None:
+    return _JOINT.join(sorted(texts)) or None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None

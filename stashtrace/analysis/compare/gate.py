@@ -1,0 +1,278 @@
+"""A gate: did a time grow by more than it may? Worse, not worse, or not to be told from these runs.
+
+A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow by N % of the step that was before, and
+``step+N%`` the step itself. Means, not medians: a job pays for its rare slow steps too, and the kinds of a step add up.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side, change_of, kinds_of
+from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
+from stashtrace.analysis.compare.resampling import student
+from stashtrace.analysis.compare.steps_of_run import KINDS, STEP
+from stashtrace.errors import UsageError
+
+#: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
+DEFAULT_CONDITION = "step+5%"
+Verdict = Literal["worse", "not worse", "inconclusive", "not comparable"]
+#: Exit codes; see docs/reference/exit-codes.md.
+EXIT_CODES: Mapping[Verdict, int] = {"not worse": 0, "worse": 1, "not comparable": 4, "inconclusive": 5}
+
+_CONDITION = re.compile(r"\s*([a-z0-9_]+)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*")
+#: More steps or runs than that are no advice.
+_MOST_TIMES, _MOST_RUNS = 100, 30
+#: Two equal single runs are within the allowance in 95 of 100 cases: so many standard deviations of one run.
+_ALLOWANCE_IN_SPREADS = 1.96 * math.sqrt(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Growth of a kind that is allowed.
+
+    Attributes
+    ----------
+    kind : str
+        ``step`` or a kind of stall.
+    percent : float
+        Of the step before.
+    """
+
+    kind: str
+    percent: float
+
+    @classmethod
+    def of(cls, text: str) -> Condition:
+        """Read ``KIND+N%``.
+
+        Raises
+        ------
+        UsageError
+            If it is not of that form, or there is no such kind.
+
+        Examples
+        --------
+        >>> Condition.of("network+2.5%")
+        Condition(kind='network', percent=2.5)
+        """
+        match = _CONDITION.fullmatch(text.lower())
+        if match is None:
+            raise UsageError(f"--fail-if {text} is not of the form KIND+N%", hint="for example --fail-if step+5%")
+        if match[1] not in KINDS:
+            known = ", ".join(KINDS)
+            raise UsageError(f"--fail-if {text}: no kind of time is named {match[1]}", hint=f"choose from {known}")
+        return cls(match[1], float(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.kind}+{self.percent:g}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What would decide a condition, if the growth stays what it is; at most one is positive, none if nothing would.
+
+    Attributes
+    ----------
+    steps_count : int
+        Steps of each run.
+    runs_count : int
+        Runs a side.
+    """
+
+    steps_count: int = 0
+    runs_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A condition with its verdict.
+
+    Attributes
+    ----------
+    condition : Condition
+    change : Change
+    limit_ns : float
+        Growth that is allowed.
+    verdict : {"worse", "not worse", "inconclusive"}
+        Worse if even the lower bound of the growth is above the limit, not worse if the upper bound is not.
+        Inconclusive also if it would not be the same without the growth of waits for CPUs: other work makes them too.
+    needs : Needs
+        Of an inconclusive one.
+    cpu_wait_ns : float
+        By how much waits for CPUs grew (negative: shrank), where that alone makes a verdict inconclusive, else 0.
+    rank, rank_growth_ns : int, float
+        Rank whose mean grew most, and by how much; -1 and 0 where the ranks are not known on both sides.
+    """
+
+    condition: Condition
+    change: Change
+    limit_ns: float
+    verdict: Verdict
+    needs: Needs = Needs()
+    cpu_wait_ns: float = 0.0
+    rank: int = -1
+    rank_growth_ns: float = 0.0
+
+    @property
+    def detectable_ns(self) -> float:
+        """Smallest true growth that such a comparison calls worse in four of five cases."""
+        return self.limit_ns + self.change.detectable_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a comparison of two jobs found.
+
+    Attributes
+    ----------
+    before, after : Side
+    differs : tuple of Difference
+        Fields of the jobs.
+    refused : tuple of Difference
+        Those that make them incomparable.
+    judged : tuple of Judged
+        One per condition; none if the jobs are not comparable.
+    changes : tuple of Change
+        The step and every kind.
+    allowance_ratio : float
+        Run-to-run allowance that was asked for, as part of the step before.
+    """
+
+    before: Side
+    after: Side
+    differs: tuple[Difference, ...]
+    refused: tuple[Difference, ...]
+    judged: tuple[Judged, ...] = ()
+    changes: tuple[Change, ...] = ()
+    allowance_ratio: float = RUN_TO_RUN_RATIO
+
+    @property
+    def verdict(self) -> Verdict:
+        """Worse if any condition is; not worse only if all are."""
+        if self.refused:
+            return "not comparable"
+        verdicts = {one.verdict for one in self.judged}
+        return "worse" if "worse" in verdicts else "inconclusive" if "inconclusive" in verdicts else "not worse"
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the verdict."""
+        return EXIT_CODES[self.verdict]
+
+
+def judge(
+    before: Side,
+    after: Side,
+    conditions: Sequence[Condition],
+    *,
+    allowed: Sequence[str] = (),
+    allowance_ratio: float = RUN_TO_RUN_RATIO,
+    by_turns: bool = False,
+) -> Gate:
+    """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
+
+    Parameters
+    ----------
+    before, after : Side
+    conditions : sequence of Condition
+    allowed : sequence of str
+        Fields of :data:`stashtrace.analysis.compare.facts.DECIDING` that may differ.
+    allowance_ratio, by_turns
+        As in :func:`stashtrace.analysis.compare.change.change_of`.
+    """
+    differs = tuple(differences(before.facts, after.facts))
+    refused = tuple(
+        one for one in differs if one.is_known and one.field.name in DECIDING and one.field.name not in allowed
+    )
+    if refused:
+        return Gate(before, after, differs, refused, allowance_ratio=allowance_ratio)
+    kinds = dict.fromkeys([*kinds_of((before, after)), *(condition.kind for condition in conditions)])
+    changes = {
+        kind: change_of(before, after, kind, allowance_ratio=allowance_ratio, by_turns=by_turns) for kind in kinds
+    }
+    step_ns = changes[STEP].before_ns
+    # By turns, what slows the machine down slows both sides.
+    wait_ns = 0.0 if by_turns else _cpu_wait_growth_ns(before, after)
+    judged = tuple(
+        _judged(before, after, condition, changes[condition.kind], step_ns, wait_ns) for condition in conditions
+    )
+    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio)
+
+
+def _cpu_wait_growth_ns(before: Side, after: Side) -> float:
+    """By how much longer ranks waited for CPUs, ns per step, negative if shorter; 0 if it is not known."""
+    if before.cpu_wait_ns is None or after.cpu_wait_ns is None:
+        return 0.0
+    return after.cpu_wait_ns - before.cpu_wait_ns
+
+
+def _judged(before: Side, after: Side, condition: Condition, change: Change, step_ns: float, wait_ns: float) -> Judged:
+    limit_ns = condition.percent / 100 * step_ns
+    grown = _rank_that_grew(before, after, condition.kind)
+    verdict: Verdict = "inconclusive"
+    if change.low_ns > limit_ns:
+        verdict = "worse"
+    elif change.high_ns <= limit_ns:
+        verdict = "not worse"
+    # Bounds of the growth without what waits for CPUs changed by: they have to agree.
+    without = {"worse": change.low_ns - wait_ns > limit_ns, "not worse": change.high_ns - wait_ns <= limit_ns}
+    if change.kind in kinds_of((before, after)) and not without.get(verdict, True):
+        return Judged(condition, change, limit_ns, "inconclusive", Needs(), wait_ns, *grown)
+    needs = _needs(before, after, change, limit_ns) if verdict == "inconclusive" else Needs()
+    return Judged(condition, change, limit_ns, verdict, needs, 0.0, *grown)
+
+
+def _needs(before: Side, after: Side, change: Change, limit_ns: float) -> Needs:
+    """Return what would bring the nearer bound of the growth to the limit, the growth being what it is."""
+    margin_ns = abs(change.change_ns - limit_ns)
+    if not math.isfinite(change.steps_ns):
+        return Needs()
+    if change.source == "steps" and margin_ns > change.allowance_ns:
+        times = (change.steps_ns / (margin_ns - change.allowance_ns)) ** 2
+        if times <= _MOST_TIMES:
+            return Needs(steps_count=math.ceil(times * min(before.fewest_steps, after.fewest_steps)))
+    spread_ns = _spread_of_runs(before, after, change)
+    for runs in range(RUNS_THAT_TELL, _MOST_RUNS + 1):
+        if runs > min(len(before.runs), len(after.runs)) and spread_ns * _width(runs, change) < margin_ns:
+            return Needs(runs_count=runs)
+    return Needs()
+
+
+def _width(runs: int, change: Change) -> float:
+    """Half of the interval of the growth with so many runs a side, in standard deviations of a run, or of a round."""
+    if change.source == "rounds":
+        return student(runs - 1) / math.sqrt(runs)
+    return student(2 * (runs - 1)) * math.sqrt(2 / runs)
+
+
+def _spread_of_runs(before: Side, after: Side, change: Change) -> float:
+    """Standard deviation of the mean of one run, ns: as the runs show it, else as steps and allowance have it."""
+    counts = len(before.runs), len(after.runs)
+    if change.source == "rounds":
+        return change.steps_ns * math.sqrt(min(counts)) / student(min(counts) - 1)
+    both = math.sqrt(sum(1 / count for count in counts))
+    if change.source == "runs":
+        degrees = sum(count - 1 for count in counts if count >= RUNS_THAT_TELL)
+        return change.steps_ns / (student(degrees) * both)
+    single = change.allowance_ns / math.sqrt(sum(1 / count for count in counts) / 2) / _ALLOWANCE_IN_SPREADS
+    return math.hypot(single, change.steps_ns / (1.96 * both))
+
+
+def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:
+    """Return the rank whose mean grew most, and its growth."""
+    means: list[dict[int, float]] = []
+    for side in (before, after):
+        shared = set.intersection(*(set(run.ranks_ns) for run in side.runs))
+        means.append({r: sum(run.ranks_ns[r].get(kind, 0.0) for run in side.runs) / len(side.runs) for r in shared})
+    old, new = means
+    if set(old) != set(new) or len(old) < 2:
+        return -1, 0.0
+    growth = {rank: new[rank] - old[rank] for rank in sorted(new)}
+    most = max(growth, key=lambda rank: growth[rank])
+    return most, growth[most]

@@ -1,0 +1,131 @@
+"""The steps of one run as a comparison needs them: their length, and the time of each kind in them."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.compare.facts import job_facts
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.analysis.steps.steps import counted_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.trace import Trace
+
+#: Name of the wall time among the kinds.
+STEP = "step"
+#: Kinds in the order of the enumeration, after the step itself.
+KINDS = (STEP, *(kind.name.lower() for kind in StallKind))
+#: A baseline keeps at most so many values of a kind; of longer runs each is the mean of several neighbouring steps.
+KEPT_STEPS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfRun:
+    """Steps of one run without warm-up and validation, each the mean over its ranks.
+
+    Attributes
+    ----------
+    name : str
+        What a person calls the run: its path, or the name of its baseline.
+    times_ns : dict of str to int64 array
+        ``step`` and kinds that occur -> time in each step, in the order of the steps.
+    steps_count : int
+        Steps that these values come from.
+    ranks_ns : dict of int to dict of str to float
+        Rank -> mean of each of them over its steps.
+    facts : dict
+        See :func:`stashtrace.analysis.compare.facts.job_facts`.
+    cpu_wait_ns : float, optional
+        Mean time of a step for which a step thread could run but had no CPU; None if unknown.
+    """
+
+    name: str
+    times_ns: Mapping[str, Int64]
+    steps_count: int
+    ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    cpu_wait_ns: float | None = None
+
+    def of(self, kind: str) -> Int64:
+        """Time of a kind in each step, ns; zeros if it does not occur."""
+        found = self.times_ns.get(kind)
+        return np.zeros(len(self.times_ns[STEP]), dtype=np.int64) if found is None else found
+
+    @property
+    def kinds(self) -> list[str]:
+        """``step`` and the kinds that occur, in the order of the enumeration."""
+        return [kind for kind in KINDS if kind in self.times_ns]
+
+    def condensed(self, most: int = KEPT_STEPS) -> StepsOfRun:
+        """Return the run with at most so many values of a kind, means of equally many neighbouring steps.
+
+        What is left over at the beginning, fewer steps than one mean is made of, is left out.
+        """
+        count = len(self.times_ns[STEP])
+        size = -(-count // most)
+        if size == 1:
+            return self
+        kept = count // size * size
+        times = {
+            kind: int64(np.rint(values[count - kept :].reshape(-1, size).mean(axis=1)))
+            for kind, values in self.times_ns.items()
+        }
+        return replace(self, times_ns=times)
+
+
+def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
+    """Return the steps of a trace for a comparison.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+    name : str
+        What to call the run; its path if left out.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has a step.
+    """
+    steps = find_steps(trace)
+    counted = counted_steps(steps)
+    counted = counted.take(counted["kind"] != "validation")
+    counted = counted if len(counted) else steps
+    by_step, by_rank = GroupBy(counted["step"]), GroupBy(counted["rank"])
+    walls = counted["end_ns"] - counted["begin_ns"]
+    table = stalls(trace)
+    in_step = GroupBy.numbered(by_step.find(table["step"]), len(by_step))
+    # Only rows of counted steps: a rank may lack a step that others have.
+    rank_steps = GroupBy(counted["rank"], counted["step"])
+    is_counted = rank_steps.find(table["rank"], table["step"]) >= 0
+    in_rank = GroupBy.numbered(by_rank.find(table["rank"]), len(by_rank))
+    times, means = {STEP: int64(by_step.sum(walls) // by_step.sizes)}, {STEP: by_rank.sum(walls) / by_rank.sizes}
+    present = set(np.unique(table["kind"]).tolist())
+    for kind in KINDS:
+        chosen = (table["kind"] == kind) & is_counted if kind in present else None
+        if chosen is None or not table["stall_ns"][chosen].any():
+            continue
+        times[kind] = int64(in_step.sum(table["stall_ns"], where=chosen) // by_step.sizes)
+        means[kind] = in_rank.sum(table["stall_ns"], where=chosen) / by_rank.sizes
+    ranks = {
+        int(rank): {kind: round(float(values[at]), 1) for kind, values in means.items()}
+        for at, rank in enumerate(by_rank.values.tolist())
+    }
+    facts = job_facts(trace, counted, np.unique(table["method"][is_counted]).tolist())
+    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, _cpu_wait_ns(trace, rank_steps))
+
+
+def _cpu_wait_ns(trace: Trace, counted: GroupBy) -> float | None:
+    """Mean CPU contention of a counted step of a rank, ns; ``counted`` groups by rank and step."""
+    table = hidden(trace)
+    known = (table["cpu_contention_ns"] >= 0) & (counted.find(table["rank"], table["step"]) >= 0)
+    return round(float(table["cpu_contention_ns"][known].mean()), 1) if known.any() else None

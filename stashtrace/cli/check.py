@@ -1,0 +1,212 @@
+"""``stashtrace check RUN --against BASELINE``: a gate for changes: worse, not worse, or not to be told."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stashtrace.cli.answers import print_answer, print_lines
+from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
+from stashtrace.cli.parsing import (
+    NEWEST,
+    RUN_OR_FILES,
+    TEXT_FORMATS,
+    Parser,
+    add_flag,
+    add_value,
+    runs_or_newest,
+    split_at_dashes,
+)
+from stashtrace.cli.screen import Screen, end_on_terminate
+from stashtrace.cli.values import read_percent, read_whole
+from stashtrace.errors import UsageError
+from stashtrace.output_files import complete_file, require_writable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from stashtrace.analysis.compare.change import Side
+    from stashtrace.analysis.compare.gate import Gate
+
+_DESCRIPTION = """Say whether runs are worse than earlier ones, by intervals. KIND+N% allows the
+mean of a kind of time over ranks and steps to grow by N % of the step before,
+step+N% the step itself. Exit codes: 0 not worse, 1 worse beyond doubt, 4 not
+comparable, 5 inconclusive."""
+_EPILOG = """BASELINE is a name in the folder of --baselines, a baseline file, a run
+directory, or the URL of one of these. With --rerun, the job before (--before,
+--before-dir) and COMMAND are recorded by turns, N times each, order changing.
+
+examples:
+  stashtrace check ./stash-new --save-baseline main
+  stashtrace check ./stash-new --against main --fail-if 'step+5%'
+  stashtrace check --rerun 3 --before-dir ../main -- torchrun train.py"""
+_HINT = "`stashtrace check --help` shows the options"
+#: As :data:`stashtrace.analysis.compare.facts.DECIDING`, which is not loaded for the help.
+FIELDS_TO_ALLOW = ("ranks", "batch", "device")
+
+
+def parser() -> Parser:
+    """Return the parser of ``stashtrace check``."""
+    parser = Parser(
+        "check",
+        _DESCRIPTION,
+        _EPILOG,
+        usage="stashtrace check [options] [RUN ...] --against BASELINE\n"
+        "       stashtrace check [options] --rerun N [--before CMD] -- COMMAND [ARG ...]",
+    )
+    what = f"{RUN_OR_FILES}; several are runs of one job (default: {NEWEST})"
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=what)
+    _add_again(parser, "--against", "BASELINE", "what was before; may be given again for more runs")
+    _add_again(parser, "--fail-if", "KIND+N%", "growth that is too much; may be given again (default step+5%%)")
+    _add_again(parser, "--allow", "FIELD", "compare although this differs", choices=FIELDS_TO_ALLOW)
+    allowance = "run-to-run allowance, in percent of the step, with fewer than three runs a side (default 2)"
+    add_value(parser, "--allowance", "PERCENT", allowance, read_percent)
+    add_value(parser, "--baselines", "DIR", f"folder of baselines (default {DEFAULT_FOLDER})", default=DEFAULT_FOLDER)
+    add_value(parser, "--save-baseline", "NAME", "keep the runs as a baseline; with --against, if not worse")
+    rerun = parser.add_argument_group("recording by turns")
+    add_value(rerun, "--rerun", "N", "record N times", read_whole)
+    add_value(rerun, "--before", "CMD", "command of the job before (default: COMMAND)")
+    add_value(rerun, "--before-dir", "DIR", "folder in which the job before runs, such as a git worktree")
+    parser.add_out("DIR", "folder for the runs of --rerun (default: ./check-MMDD-HHMMSS)")
+    told = parser.add_argument_group("answers")
+    parser.add_format(TEXT_FORMATS)
+    add_value(told, "--junit", "FILE", "write a JUnit XML file")
+    add_flag(told, "--annotate", "print annotations of GitHub (default where GITHUB_ACTIONS is true)")
+    return parser
+
+
+def _add_again(parser: Parser, option: str, metavar: str, text: str, **settings: Any) -> None:
+    """Add an option that may be given several times; its value is a list."""
+    parser.add_argument(option, metavar=metavar, help=text, action="append", default=[], **settings)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare, answer in every form that was asked for, and return the exit code of the verdict."""
+    words, command = split_at_dashes(argv)
+    given = parser().read(words)
+    _check(given, command)
+
+    from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO
+    from stashtrace.analysis.compare.gate import DEFAULT_CONDITION, Condition, judge
+
+    conditions = [Condition.of(text) for text in given.fail_if or [DEFAULT_CONDITION]]
+    screen = Screen()
+    before, after = _sides(given, command, screen)
+    if before is None:
+        screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")
+        return 0
+    gate = judge(
+        before,
+        after,
+        conditions,
+        allowed=given.allow,
+        allowance_ratio=RUN_TO_RUN_RATIO if given.allowance is None else given.allowance / 100,
+        by_turns=given.rerun is not None and not given.against,
+    )
+    _answer(gate, given, screen)
+    if given.save_baseline and gate.exit_code == 0:
+        screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")
+    elif given.save_baseline:
+        screen.say(f"not saved as {given.save_baseline}: {gate.verdict}")
+    return gate.exit_code
+
+
+def _check(given: argparse.Namespace, command: Sequence[str]) -> None:
+    """Refuse what makes no sense before anything is recorded or read."""
+    if given.rerun is None:
+        without = {"COMMAND": command, "--before": given.before, "--before-dir": given.before_dir, "-o": given.out}
+        extra = next((name for name, value in without.items() if value), None)
+        if extra is not None:
+            raise UsageError(f"{extra} needs --rerun N", hint=_HINT)
+        if not given.against and not given.save_baseline:
+            raise UsageError("nothing to compare with", hint="give --against BASELINE, or --save-baseline NAME")
+    else:
+        if not command:
+            raise UsageError(
+                "no command to run", hint="put it after two dashes: `stashtrace check --rerun 3 -- torchrun ...`"
+            )
+        if given.runs:
+            raise UsageError("--rerun records its runs itself", hint=f"leave {given.runs[0]} out")
+        if given.against and (given.before or given.before_dir):
+            raise UsageError("--against and --before both say what was before", hint="leave one of them out")
+        if not (given.against or given.before or given.before_dir or given.save_baseline):
+            raise UsageError(
+                "nothing says what was before", hint="give --before CMD, --before-dir DIR, or --against BASELINE"
+            )
+    if given.save_baseline:
+        check_name(given.save_baseline)
+    if given.junit:
+        require_writable(Path(given.junit), hint="choose another file with --junit")
+
+
+def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) -> tuple[Side | None, Side]:
+    """Return the runs before, None if there is nothing to compare with, and after."""
+    # What was before is read first: a baseline that is not there is told before anything is recorded.
+    before = side_of(name_of(given.against), given.against, given.baselines) if given.against else None
+    if given.rerun is None:
+        runs = runs_or_newest(given.runs)
+        return before, side_of(name_of(runs), runs)
+
+    from stashtrace.lab.rerun import Job, record_by_turns
+
+    end_on_terminate()
+    jobs = [Job("after", tuple(command), Path())]
+    if given.before or given.before_dir:
+        old = tuple(_split(given.before)) if given.before else tuple(command)
+        jobs.insert(0, Job("before", old, Path(given.before_dir or ".")))
+    out = Path(given.out or time.strftime("check-%m%d-%H%M%S"))
+    recorded = record_by_turns(
+        given.rerun,
+        jobs,
+        out,
+        on_run=lambda done, whole, name: screen.say(f"stashtrace: run {done + 1} of {whole}: {out / name}"),
+    )
+    sides = {name: side_of(name, [str(path) for path in paths]) for name, paths in recorded.items()}
+    return sides.get("before", before), sides["after"]
+
+
+def _answer(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
+    """Print the answer, and write it where CI systems look for it."""
+    from stashtrace.summary.ci import annotation_lines, junit_xml
+    from stashtrace.summary.gate import document, gate_lines, markdown
+
+    print_answer(given.format, [f"{gate.verdict.upper()}", *gate_lines(gate)], document(gate))
+    if gate.refused:
+        options = " ".join(f"--allow {one.field.name}" for one in gate.refused)
+        screen.say(f"\nhint: `{options}` compares them all the same")
+    if given.junit:
+        with complete_file(Path(given.junit), "choose another file with --junit") as partial:
+            partial.write_text(junit_xml(gate), encoding="utf-8")
+    if given.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
+        # The runner of GitHub reads commands from stdout; JSON there is for others, and stderr reaches the runner too.
+        for line in annotation_lines(gate):
+            if given.format == "json":
+                screen.say(line)
+            else:
+                print_lines([line])
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(markdown(gate) + "\n")
+        except OSError as error:  # the verdict counts, not where it is shown
+            screen.say(f"warning: cannot write {summary} of GITHUB_STEP_SUMMARY: {error.strerror}")
+
+
+def _split(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--before {command}: {str(error).lower()}", hint="quote it as for a shell") from error
+    if not words:
+        raise UsageError("--before is empty", hint="give a command, or leave it out to run COMMAND")
+    return words
+
+
+def _runs(side: Side) -> str:
+    return f"{len(side.runs)} run{'s' * (len(side.runs) > 1)}, {side.steps_count:,} steps"

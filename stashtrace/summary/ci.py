@@ -1,0 +1,72 @@
+"""What a gate found, in the forms that CI systems read: JUnit XML, and the workflow commands of GitHub."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from stashtrace.analysis.compare.gate import Gate
+from stashtrace.summary.gate import gate_lines, sentence, sentences
+from stashtrace.visible import visible
+
+_SUITE = "stashtrace check"
+#: Verdict -> level of an annotation; none where nothing is to be looked at.
+_LEVELS = {"worse": "error", "not comparable": "error", "inconclusive": "warning"}
+
+
+def junit_xml(gate: Gate) -> str:
+    """Return a test suite with one case per condition.
+
+    A condition that is worse is a failure, an inconclusive one is skipped with its reason, and jobs that cannot be
+    compared are one case in error.
+    """
+    cases = [(str(one.condition), one.verdict, sentence(one, gate.changes[0].before_ns)) for one in gate.judged]
+    cases = cases or [("comparable", gate.verdict, sentences(gate)[0])]
+    counts = {tag: sum(_TAGS.get(verdict) == tag for _, verdict, _ in cases) for tag in ("failure", "error", "skipped")}
+    suite = ElementTree.Element(
+        "testsuite",
+        name=_SUITE,
+        tests=str(len(cases)),
+        failures=str(counts["failure"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["skipped"]),
+    )
+    for name, verdict, text in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname="stashtrace.check", name=name)
+        if verdict in _TAGS:
+            ElementTree.SubElement(case, _TAGS[verdict], message=visible(text))
+    ElementTree.SubElement(suite, "system-out").text = visible("\n".join(gate_lines(gate)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
+
+
+#: Verdict -> element of a test case.
+_TAGS = {"worse": "failure", "not comparable": "error", "inconclusive": "skipped"}
+
+
+def annotation_lines(gate: Gate) -> list[str]:
+    """Return a workflow command for each condition that is worse or inconclusive, or for jobs that do not compare."""
+    if gate.refused:
+        return [_command("error", "stashtrace check: not comparable", sentences(gate)[0])]
+    return [
+        _command(
+            _LEVELS[one.verdict],
+            f"stashtrace check: {one.condition} {one.verdict}",
+            sentence(one, gate.changes[0].before_ns),
+        )
+        for one in gate.judged
+        if one.verdict in _LEVELS
+    ]
+
+
+def _command(level: str, title: str, message: str) -> str:
+    """Return a workflow command, escaped as the runner reads it back: properties more than the message.
+
+    Examples
+    --------
+    >>> _command("error", "a: b, c", "50 % more")
+    '::error title=a%3A b%2C c::50 %25 more'
+    """
+    text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    title = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={title}::{text}"

@@ -1,0 +1,276 @@
+"""What a gate found, in words: sentences, a table, Markdown for a pull request, and a document for programs.
+
+No sentence is more certain than the bounds: *worse beyond doubt* only where even the lower bound is above the limit.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
+from stashtrace.analysis.compare.facts import Fact
+from stashtrace.analysis.compare.gate import Gate, Judged
+from stashtrace.analysis.compare.steps_of_run import STEP
+from stashtrace.summary.compare import difference_texts, jobs_lines
+from stashtrace.summary.layout import table_lines
+from stashtrace.units import duration_text
+from stashtrace.visible import visible_line
+
+#: Kinds beside the conditions are shown from this part of the step on, before, after, or in growth.
+_WORTH_SHOWING = 0.005
+#: The order in which verdicts are told.
+_WORST_FIRST = ("worse", "inconclusive", "not worse")
+#: A rank is named if it grew by so many times the mean over ranks.
+_CLEARLY_MORE = 1.25
+#: Characters that mean something in Markdown.
+_MARKS = re.compile(r"[\\`*_\[\]|~]")
+_HEAD = ("", "before", "after", "growth", "95 % bounds", "allowed", "could see", "verdict")
+
+
+def gate_lines(gate: Gate) -> list[str]:
+    """Return the answer for a terminal: what differs, the verdicts, the numbers behind them."""
+    lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
+    lines += sentences(gate)
+    if gate.judged:
+        lines += ["", *table_lines([_HEAD, *_rows(gate)], left=1), "", *notes(gate)]
+    return lines
+
+
+def sentences(gate: Gate) -> list[str]:
+    """Return one sentence for each condition, worst first; for incomparable jobs, one that says why."""
+    if gate.refused:
+        fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
+        return [f"not comparable: the jobs differ in {fields}"]
+    ordered = sorted(gate.judged, key=lambda one: _WORST_FIRST.index(one.verdict))
+    return [sentence(one, _step_ns(gate)) for one in ordered]
+
+
+def sentence(judged: Judged, step_ns: float) -> str:
+    """Return the verdict on one condition.
+
+    Parameters
+    ----------
+    judged : Judged
+    step_ns : float
+        The step before, of which growth is a part.
+    """
+    change, condition = judged.change, judged.condition
+    allows = f"{condition} allows {condition.percent:g} %"
+    what = "the step" if condition.kind == STEP else f"{condition.kind} per step"
+    if not change.before_ns and not change.after_ns:
+        return f"{judged.verdict}: {condition.kind} took no time in either job; {allows}"
+    before, after = (duration_text(ns) for ns in (change.before_ns, change.after_ns))
+    share = _percent(change.change_ns, step_ns) + ("" if condition.kind == STEP else " of the step before")
+    moved = f"{what} went from {before} to {after} on average: {share}"
+    if not _is_known(change):
+        return f"inconclusive: {moved}, but a run has a single step, so its spread is not known: record more steps"
+    # Rounded so that nothing more is said than the bounds do.
+    low, high = _percent(change.low_ns, step_ns, math.floor), _percent(change.high_ns, step_ns, math.ceil)
+    if judged.verdict == "worse":
+        return f"worse beyond doubt: {moved}, at least {low}; {allows}{_where(judged)}"
+    if judged.verdict == "not worse":
+        return f"not worse: {moved}, at most {high}; {allows}"
+    if judged.cpu_wait_ns:
+        bound, less = (f"at least {low}", "more") if judged.cpu_wait_ns > 0 else (f"at most {high}", "less")
+        return (
+            f"inconclusive: {moved}, {bound}; {allows}, but ranks waited for a CPU for"
+            f" {duration_text(abs(judged.cpu_wait_ns))} {less} of a step: such waits come from other work"
+            " too, so record on a machine of its own, or by turns with --rerun"
+        )
+    return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged)}"
+
+
+def _where(judged: Judged) -> str:
+    """Name the rank that grew most, if it grew by clearly more than the ranks did together."""
+    if judged.rank < 0 or judged.rank_growth_ns < _CLEARLY_MORE * judged.change.change_ns:
+        return ""
+    return f"; most on rank {judged.rank}, by {duration_text(judged.rank_growth_ns)}"
+
+
+def notes(gate: Gate) -> list[str]:
+    """Return what the numbers rest on: the run-to-run allowance, and what could have been seen."""
+    step_ns, first = _step_ns(gate), gate.judged[0]
+    if first.change.allowance_ns:
+        share = _percent(first.change.allowance_ns, step_ns).lstrip("+")
+        whose = "measured on equal runs of small jobs"
+        if gate.allowance_ratio != RUN_TO_RUN_RATIO:
+            whose = "as given by --allowance"
+        lines = [
+            f"run-to-run allowance: {share} of the step before ({duration_text(first.change.allowance_ns)}) on either"
+            f" side of each bound, {whose}; {RUNS_THAT_TELL} runs on a side tell their own spread"
+        ]
+    elif first.change.source == "steps":
+        lines = ["run-to-run allowance: none, by --allowance; the bounds are those of the steps alone"]
+    else:
+        own = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
+        lines = [f"run-to-run allowance: none needed, as the bounds are those of {own}"]
+    seen = [f"{one.condition}: {_percent(one.detectable_ns, step_ns)}" for one in gate.judged if _is_known(one.change)]
+    if seen:
+        lines.append(f"smallest growth that would be called worse in four of five such comparisons: {', '.join(seen)}")
+    return lines
+
+
+def runs_text(gate: Gate) -> str:
+    """Return which runs are compared, and how many steps they have."""
+    return f"runs: before {_side(gate.before)}, after {_side(gate.after)}"
+
+
+def markdown(gate: Gate) -> str:
+    """Return the answer as Markdown, for the summary of a step or a comment on a pull request."""
+    lines = [f"### stashtrace check: {gate.verdict}", ""]
+    lines += [f"- {_escaped(text)}" for text in sentences(gate)]
+    if gate.judged:
+        rows = [_HEAD, *_rows(gate)]
+        cells = [[_escaped(cell) for cell in row] for row in rows]
+        lines += ["", _row(cells[0]), _row(["---", *["---:"] * 6, "---"]), *map(_row, cells[1:])]
+        lines += ["", *[f"{_escaped(note)}  " for note in notes(gate)]]
+    about = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate)]
+    folded = [f"{_escaped(text)}  " for text in about]
+    lines += ["", "<details><summary>The jobs</summary>", "", *folded, "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def document(gate: Gate) -> dict[str, Any]:
+    """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs."""
+    return {
+        "verdict": gate.verdict,
+        "exit_code": gate.exit_code,
+        "sentences": sentences(gate),
+        "before": _side_document(gate.before),
+        "after": _side_document(gate.after),
+        "differs": [
+            {"field": one.field.name, "before": one.before, "after": one.after, "decides": one in gate.refused}
+            for one in gate.differs
+        ],
+        "conditions": [
+            {
+                "condition": str(one.condition),
+                "verdict": one.verdict,
+                "limit_ns": one.limit_ns,
+                **_change_document(one.change),
+                "detectable_ns": one.detectable_ns,
+                "cpu_wait_growth_ns": one.cpu_wait_ns or None,
+                "rank": one.rank,
+                "rank_growth_ns": one.rank_growth_ns,
+                "steps_that_would_decide": one.needs.steps_count or None,
+                "runs_that_would_decide": one.needs.runs_count or None,
+            }
+            for one in gate.judged
+        ],
+        "kinds": [_change_document(change) for change in gate.changes],
+    }
+
+
+def _change_document(change: Change) -> dict[str, Any]:
+    return {
+        "kind": change.kind,
+        "before_ns": change.before_ns,
+        "after_ns": change.after_ns,
+        "growth_ns": change.change_ns,
+        "low_ns": change.low_ns,
+        "high_ns": change.high_ns,
+        "detectable_ns": change.detectable_ns,
+        "allowance_ns": change.allowance_ns,
+        "bounds_from": change.source,
+    }
+
+
+def _side_document(side: Side) -> dict[str, Any]:
+    facts: dict[str, Fact] = side.facts
+    return {
+        "name": side.name,
+        "runs": len(side.runs),
+        "steps": side.steps_count,
+        "cpu_wait_ns": side.cpu_wait_ns,
+        "facts": facts,
+    }
+
+
+def _rows(gate: Gate) -> list[tuple[str, ...]]:
+    """Return the conditions, then the other kinds that are worth showing."""
+    step_ns = _step_ns(gate)
+    rows = [
+        (
+            str(one.condition),
+            *_cells(one.change, step_ns),
+            f"{one.condition.percent:g} %",
+            _percent(one.detectable_ns, step_ns) if _is_known(one.change) else "-",
+            one.verdict,
+        )
+        for one in gate.judged
+    ]
+    named = {one.condition.kind for one in gate.judged}
+    for change in gate.changes:
+        most = max(change.before_ns, change.after_ns, abs(change.change_ns))
+        if change.kind not in named and most >= _WORTH_SHOWING * step_ns:
+            rows.append((change.kind, *_cells(change, step_ns), "-", "-", "-"))
+    return rows
+
+
+def _cells(change: Change, step_ns: float) -> tuple[str, ...]:
+    bounds = "-"
+    if _is_known(change):
+        low, high = _percent(change.low_ns, step_ns, math.floor), _percent(change.high_ns, step_ns, math.ceil)
+        bounds = f"{low} to {high}"
+    before, after = (duration_text(ns) for ns in (change.before_ns, change.after_ns))
+    return before, after, _percent(change.change_ns, step_ns), bounds
+
+
+def _decided_by(judged: Judged) -> str:
+    needs = judged.needs
+    if needs.steps_count:
+        return f"about {needs.steps_count:,} steps a run would decide, if the growth stays"
+    if needs.runs_count:
+        return f"about {needs.runs_count} runs a side would decide, if the growth stays"
+    return "the growth is too near to the limit for any reasonable number of runs"
+
+
+def _side(side: Side) -> str:
+    counts = {run.steps_count for run in side.runs}
+    steps = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(counts.pop())
+    steps += " step" if steps == "1" else " steps"
+    of = f"{len(side.runs)} runs of {steps}" if len(side.runs) > 1 else f"1 run of {steps}"
+    return f"{visible_line(side.name)} ({of})"
+
+
+def _step_ns(gate: Gate) -> float:
+    return gate.changes[0].before_ns
+
+
+def _is_known(change: Change) -> bool:
+    return math.isfinite(change.steps_ns)
+
+
+def _percent(ns: float, step_ns: float, to: Callable[[float], float] = round) -> str:
+    """Part of the step before with its sign, in percent with a decimal.
+
+    Parameters
+    ----------
+    ns, step_ns : float
+    to : callable
+        ``math.floor`` for a lower bound and ``math.ceil`` for an upper one, so that rounding claims nothing.
+
+    Examples
+    --------
+    >>> _percent(412, 10_000), _percent(-1478, 10_000, math.floor), _percent(0, 1), _percent(12_300, 1000)
+    ('+4.1 %', '-14.8 %', '0 %', '+1,230 %')
+    """
+    thousandths = to(1000 * ns / step_ns)
+    if abs(thousandths) >= 1000 or thousandths == 0:
+        return f"{to(100 * ns / step_ns):+,} %" if thousandths else "0 %"
+    return f"{thousandths / 10:+.1f} %"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """Return text that Markdown shows as it is: names of runs and commands may hold anything."""
+    shown = visible_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    # A name behind an @ would notify its owner.
+    return _MARKS.sub(r"\\\g<0>", shown).replace("@", "@&#8203;")

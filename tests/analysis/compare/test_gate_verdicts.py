@@ -1,0 +1,352 @@
+"""The gate: bounds of a growth, allowance from run to run, verdicts, what would decide, and baselines."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stashtrace.analysis.compare.baseline import baseline_text, read_baseline
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, Side, change_of
+from stashtrace.analysis.compare.facts import DECIDING, FIELDS, changed_words, common_facts, differences
+from stashtrace.analysis.compare.gate import Condition, Gate, Needs, judge
+from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
+from stashtrace.errors import FormatError, UsageError
+
+MS = 1_000_000
+FACTS = {"ranks": 2, "batch": 8, "device": "none", "torch": "2.13.0"}
+
+
+def run(
+    seed: int = 0,
+    *,
+    steps: int = 60,
+    step_ms: float = 40.0,
+    spread: float = 0.04,
+    between: float = 0.0,
+    network: float = 0.0,
+    facts: dict[str, Any] | None = None,
+    cpu_wait_ms: float | None = None,
+) -> StepsOfRun:
+    """A run whose steps spread, and whose mean differs from that of other seeds by ``between``, as parts of a step."""
+    random = np.random.default_rng(seed)
+    level = step_ms * MS * (1 + between * random.standard_normal())
+    lengths = np.rint(level + spread * step_ms * MS * random.standard_normal(steps)).astype(np.int64)
+    sent = np.full(steps, round(network * step_ms * MS), dtype=np.int64)
+    times = {"step": lengths + sent, "compute": lengths}
+    if network:
+        times["network"] = sent
+    ranks = {rank: {kind: float(values.mean()) + rank * MS for kind, values in times.items()} for rank in (0, 1)}
+    wait_ns = None if cpu_wait_ms is None else cpu_wait_ms * MS
+    return StepsOfRun(f"run {seed}", times, steps, ranks, FACTS if facts is None else facts, wait_ns)
+
+
+def side(*runs: StepsOfRun) -> Side:
+    return Side("side", runs)
+
+
+def verdict(before: Side, after: Side, *conditions: str, **options: Any) -> Gate:
+    return judge(before, after, [Condition.of(text) for text in conditions or ("step+5%",)], **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("step+5%", Condition("step", 5)),
+        ("network+2.5%", Condition("network", 2.5)),
+        (" Fetch + 0 % ", Condition("fetch", 0)),
+    ],
+)
+def test_conditions(text: str, condition: Condition) -> None:
+    assert Condition.of(text) == condition
+    assert Condition.of(str(condition)) == condition
+
+
+@pytest.mark.parametrize(
+    "text", ["", "step", "step+5", "step-5%", "+5%", "step+5%%", "step+nan%", "step+1e3%", "a b+1%"]
+)
+def test_no_conditions(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Condition.of(text)
+    assert "form KIND+N%" in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_condition_of_no_kind() -> None:
+    with pytest.raises(UsageError, match="no kind of time is named disk") as caught:
+        Condition.of("disk+5%")
+    assert "fetch" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("between", [0.0, 0.005, 0.01])
+def test_equal_runs_are_not_worse_beyond_doubt(between: float) -> None:
+    """Runs that differ by as much as those behind the allowance; with a limit of 0 % nothing else protects."""
+    worse = [
+        verdict(side(run(seed, between=between)), side(run(seed + 1000, between=between)), "step+0%").verdict == "worse"
+        for seed in range(200)
+    ]
+    assert sum(worse) <= 200 / 20
+
+
+@pytest.mark.parametrize(("runs", "between"), [(2, 0.01), (3, 0.03), (5, 0.1)])
+def test_equal_sides_of_several_runs(runs: int, between: float) -> None:
+    """From three runs on a side, they may differ by any amount: they show it."""
+    worse = 0
+    for seed in range(200):
+        sides = [side(*(run(seed * 100 + 10 * at + n, between=between) for n in range(runs))) for at in (0, 1)]
+        worse += verdict(*sides, "step+0%").verdict == "worse"
+    assert worse <= 200 / 20
+
+
+def test_a_slow_down_is_worse() -> None:
+    gate = verdict(side(run(1)), side(run(2, step_ms=46)), "step+5%", "compute+5%")
+    assert (gate.verdict, gate.exit_code) == ("worse", 1)
+    assert [one.verdict for one in gate.judged] == ["worse", "worse"]
+    assert (
+        gate.judged[0].change.low_ns > gate.judged[0].limit_ns == pytest.approx(0.05 * run(1).times_ns["step"].mean())
+    )
+    assert gate.judged[0].rank in (0, 1)
+    assert gate.judged[0].rank_growth_ns == pytest.approx(6 * MS, rel=0.1)
+
+
+def test_percent_are_of_the_step_before_not_of_the_kind() -> None:
+    """Network time doubles, from 4 % of the step to 8 %: 4 % of the step."""
+    before, after = side(run(1, network=0.04, spread=0.001)), side(run(2, network=0.08, spread=0.001))
+    options = {"allowance_ratio": 0.001}
+    assert verdict(before, after, "network+3%", **options).verdict == "worse"
+    assert verdict(before, after, "network+5%", **options).verdict == "not worse"
+
+
+def test_a_kind_that_appears() -> None:
+    gate = verdict(side(run(1)), side(run(2, network=0.2)), "network+10%")
+    assert gate.verdict == "worse"
+    assert gate.judged[0].change.before_ns == 0
+
+
+def test_a_kind_that_is_in_neither_job() -> None:
+    gate = verdict(side(run(1)), side(run(2)), "checkpoint+0%")
+    assert gate.verdict == "not worse"
+    assert gate.judged[0].change.change_ns == 0
+
+
+def test_faster_is_not_worse() -> None:
+    assert verdict(side(run(1)), side(run(2, step_ms=30)), "step+0%").verdict == "not worse"
+
+
+def test_one_condition_that_is_worse_outweighs_an_inconclusive_one() -> None:
+    before, after = side(run(1, network=0.1)), side(run(2, network=0.4))
+    gate = verdict(before, after, "compute+1%", "network+5%")
+    assert [one.verdict for one in gate.judged] == ["inconclusive", "worse"]
+    assert gate.exit_code == 1
+    assert verdict(before, after, "compute+1%", "network+90%").exit_code == 5
+
+
+def test_the_allowance_is_added_with_fewer_than_three_runs() -> None:
+    step_ns = float(run(1).times_ns["step"].mean())
+    single = change_of(side(run(1)), side(run(2)), "step")
+    assert single.source == "steps"
+    assert single.allowance_ns == pytest.approx(RUN_TO_RUN_RATIO * step_ns)
+    assert single.change_ns - single.low_ns == pytest.approx(single.steps_ns + single.allowance_ns)
+    double = change_of(side(run(1), run(3)), side(run(2), run(4)), "step")
+    assert double.allowance_ns == pytest.approx(single.allowance_ns / math.sqrt(2), rel=0.01)
+    assert change_of(side(run(1)), side(run(2)), "step", allowance_ratio=0.0).allowance_ns == 0
+    three = change_of(side(run(1), run(2), run(3)), side(run(4)), "step")
+    assert (three.source, three.allowance_ns) == ("runs", 0.0)
+
+
+def test_three_runs_say_more_than_their_steps() -> None:
+    """Steps that hardly spread, runs that do: the bounds are those of the runs."""
+    runs = [run(seed, step_ms=40 + shift, spread=0.001) for seed, shift in enumerate((-4, 0, 4))]
+    change = change_of(side(*runs), side(run(9, step_ms=43, spread=0.001)), "step")
+    assert change.low_ns < 0 < change.high_ns
+    assert change.steps_ns > 10 * MS
+
+
+def test_turns_cancel_what_slows_both() -> None:
+    """The machine becomes slower from round to round, by far more than the change is."""
+    slow = (0, 5, 12, 20)
+    before = side(*(run(n, step_ms=40 + shift, spread=0.002) for n, shift in enumerate(slow)))
+    after = side(*(run(n + 50, step_ms=44 + shift, spread=0.002) for n, shift in enumerate(slow)))
+    apart, by_turns = verdict(before, after), verdict(before, after, by_turns=True)
+    assert apart.verdict == "inconclusive"
+    assert by_turns.verdict == "worse"
+    assert by_turns.judged[0].change.source == "rounds"
+    assert by_turns.judged[0].change.steps_ns < apart.judged[0].change.steps_ns / 10
+
+
+def test_the_steps_that_would_decide_do() -> None:
+    before, after = run(1, steps=20, spread=0.2), run(2, steps=20, spread=0.2, step_ms=46)
+    gate = verdict(side(before), side(after), "step+5%")
+    assert gate.verdict == "inconclusive"
+    steps = gate.judged[0].needs.steps_count
+    assert steps > 20
+    growth = gate.judged[0].change.change_ns / MS
+    longer = [run(3, steps=4 * steps, spread=0.2), run(4, steps=4 * steps, spread=0.2, step_ms=40 + growth)]
+    assert verdict(*map(side, longer), "step+5%").verdict != "inconclusive"
+
+
+def test_more_runs_are_asked_for_where_the_allowance_hides_the_growth() -> None:
+    before, after = run(1, steps=2000, spread=0.01), run(2, steps=2000, spread=0.01, step_ms=42.4)
+    needs = verdict(side(before), side(after), "step+5%").judged[0].needs
+    assert needs.steps_count == 0
+    assert needs.runs_count >= 3
+
+
+def test_nothing_decides_what_is_at_the_limit() -> None:
+    before = run(1, steps=2000, spread=0.01)
+    after = StepsOfRun("after", {k: np.rint(v * 1.05).astype(np.int64) for k, v in before.times_ns.items()}, 2000)
+    needs = verdict(side(before), side(after), "step+5%").judged[0].needs
+    assert (needs.steps_count, needs.runs_count) == (0, 0)
+
+
+def test_what_could_have_been_seen_is_seen_in_four_of_five() -> None:
+    pairs, options = 150, {"allowance_ratio": 0.0}
+    seen = []
+    for seed in range(pairs):
+        detectable = verdict(side(run(seed)), side(run(seed + 500)), **options).judged[0].detectable_ns
+        after = run(seed + 500, step_ms=40 + detectable / MS)
+        seen.append(verdict(side(run(seed)), side(after), **options).verdict == "worse")
+    assert 0.7 <= np.mean(seen) <= 0.92
+
+
+def test_a_single_step_is_inconclusive() -> None:
+    gate = verdict(side(run(1, steps=1)), side(run(2, steps=1, step_ms=80)))
+    assert gate.verdict == "inconclusive"
+    assert gate.judged[0].needs == Needs()
+    assert math.isinf(gate.judged[0].change.low_ns)
+
+
+def test_growth_that_waits_for_cpus_explain_is_not_beyond_doubt() -> None:
+    """4 ms of the 6 ms were spent runnable without a CPU: without them the step may have grown by less than 5 %."""
+    before, after = run(1, cpu_wait_ms=0.5), run(2, step_ms=46, cpu_wait_ms=4.5)
+    gate = verdict(side(before), side(after))
+    assert gate.exit_code == 5
+    assert gate.judged[0].cpu_wait_ns == pytest.approx(4 * MS)
+    assert verdict(side(before), side(after), by_turns=True).verdict == "worse"
+    assert verdict(side(before), side(replace(after, cpu_wait_ns=None))).verdict == "worse"
+    assert verdict(side(before), side(replace(after, cpu_wait_ns=0.9 * MS))).verdict == "worse"
+    assert verdict(side(before), side(run(2, step_ms=60, cpu_wait_ms=4.5))).verdict == "worse"
+    assert verdict(side(before), side(run(2, step_ms=36, cpu_wait_ms=4.5))).verdict == "not worse"
+
+
+def test_a_baseline_that_waited_for_cpus_proves_no_change_good() -> None:
+    before, after = run(1, step_ms=44, cpu_wait_ms=5), run(2, step_ms=41, cpu_wait_ms=0)
+    gate = verdict(side(before), side(after))
+    assert gate.exit_code == 5
+    assert gate.judged[0].cpu_wait_ns == pytest.approx(-5 * MS)
+    assert verdict(side(before), side(replace(after, cpu_wait_ns=5.0 * MS))).verdict == "not worse"
+    absent = verdict(side(before), side(after), "checkpoint+0%")
+    assert absent.verdict == "not worse"
+
+
+@pytest.mark.parametrize("field", DECIDING)
+def test_jobs_that_do_not_compare(field: str) -> None:
+    other = run(2, facts={**FACTS, field: 16 if field != "device" else "NVIDIA H200"})
+    gate = verdict(side(run(1)), side(other))
+    assert (gate.verdict, gate.exit_code, gate.judged) == ("not comparable", 4, ())
+    assert [one.field.name for one in gate.refused] == [field]
+    allowed = verdict(side(run(1)), side(other), allowed=[field])
+    assert allowed.verdict != "not comparable"
+    assert [one.field.name for one in allowed.differs] == [field]
+
+
+def test_what_is_not_recorded_is_no_reason_to_refuse() -> None:
+    gate = verdict(side(run(1)), side(run(2, facts={**FACTS, "batch": None})))
+    assert gate.verdict != "not comparable"
+    assert [(one.field.name, one.is_known) for one in gate.differs] == [("batch", False)]
+
+
+def test_facts_of_several_runs() -> None:
+    joined = common_facts([FACTS, {**FACTS, "torch": "2.12.0", "batch": None}])
+    assert (joined["ranks"], joined["batch"], joined["torch"]) == (2, 8, "2.13.0 and 2.12.0")
+    assert differences(FACTS, FACTS) == []
+
+
+def test_words_of_commands() -> None:
+    assert changed_words("python t.py --lr 1", "python t.py --lr 2 --fast") == (["1"], ["2", "--fast"])
+
+
+def test_the_names_of_fields_are_one_each() -> None:
+    names = [field.name for field in FIELDS]
+    assert len(set(names)) == len(names)
+
+
+class TestBaselines:
+    def test_are_what_was_saved(self) -> None:
+        runs = [run(1, network=0.2), run(2, steps=30, cpu_wait_ms=1.5)]
+        read = read_baseline(baseline_text(runs, "0.1.0"), "main.json", "main")
+        for before, after in zip(runs, read, strict=True):
+            assert after.name == "main"
+            assert after.steps_count == before.steps_count
+            assert after.kinds == before.kinds
+            assert all((after.of(kind) == before.of(kind)).all() for kind in before.kinds)
+            assert after.ranks_ns == before.ranks_ns
+            assert {k: v for k, v in after.facts.items() if v is not None} == before.facts
+            assert after.cpu_wait_ns == before.cpu_wait_ns
+
+    def test_are_small(self) -> None:
+        long = run(1, steps=50_001, network=0.2)
+        text = baseline_text([long], "0.1.0")
+        assert len(text) < 40_000
+        (read,) = read_baseline(text, "main.json", "main")
+        assert len(read.of("step")) <= KEPT_STEPS
+        assert read.steps_count == 50_001
+        assert read.of("step").mean() == pytest.approx(long.of("step").mean(), rel=1e-4)
+        assert change_of(side(read), side(long), "step").steps_ns == pytest.approx(
+            change_of(side(long), side(long), "step").steps_ns, rel=0.2
+        )
+
+    def test_of_another_version_say_how_to_save_them_again(self) -> None:
+        text = baseline_text([run(1)], "9.9").replace('"stashtrace_baseline":1', '"stashtrace_baseline":2')
+        with pytest.raises(FormatError) as caught:
+            read_baseline(text, "main.json", "main")
+        assert str(caught.value) == (
+            "main.json is a baseline of version 2, written by stashtrace 9.9; this stashtrace reads version 1"
+        )
+        assert caught.value.hint == "`stashtrace check RUN --save-baseline main` saves it anew"
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            (("stashtrace_baseline",), True),
+            (("stashtrace_baseline",), None),
+            (("runs",), []),
+            (("runs",), [3]),
+            (("runs", 0, "times_ns"), {}),
+            (("runs", 0, "times_ns", "step"), []),
+            (("runs", 0, "times_ns", "step"), [0] * 60),
+            (("runs", 0, "times_ns", "step"), [1.5] * 60),
+            (("runs", 0, "times_ns", "step"), [-1] * 60),
+            (("runs", 0, "times_ns", "step"), [10**30] * 60),
+            (("runs", 0, "times_ns", "compute"), [1]),
+            (("runs", 0, "times_ns", "nonsense"), [1] * 60),
+            (("runs", 0, "steps_count"), 3),
+            (("runs", 0, "steps_count"), "many"),
+            (("runs", 0, "ranks_ns"), {"x": {}}),
+            (("runs", 0, "ranks_ns"), {"0": {"step": "long"}}),
+            (("runs", 0, "facts"), {"ranks": [2]}),
+            (("runs", 0, "facts"), 7),
+            (("runs", 0, "cpu_wait_ns"), -1),
+            (("runs", 0, "cpu_wait_ns"), "long"),
+        ],
+    )
+    def test_that_are_damaged_are_refused(self, path: tuple[Any, ...], value: Any) -> None:
+        content = json.loads(baseline_text([run(1)], "0.1.0"))
+        place = content
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        with pytest.raises(FormatError) as caught:
+            read_baseline(json.dumps(content), "main.json", "main")
+        assert "main.json" in str(caught.value)
+        assert "--save-baseline main" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "null", "[" * 100_000])
+    def test_other_texts_are_refused(self, text: str) -> None:
+        with pytest.raises(FormatError):
+            read_baseline(text, "main.json", "main")
