@@ -1,7 +1,7 @@
 """The checks of ``stashtrace doctor`` of GPUs: what is there, what is seen of it, and which hazards are known.
 
-``gpu_probe`` asks the libraries, in a process of its own. What is installed is read from package metadata, so that
-neither torch nor CuPy is imported. Each hazard here has caused a crash or a wrong number.
+``gpu.probe`` and ``gpu.nvml`` ask the libraries, in processes of their own. What is installed is read from package
+metadata, so that neither torch nor CuPy is imported. Each hazard here has caused a crash or a wrong number.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,13 +13,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-#: Variables by which a profiler puts itself into a process.
-PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+from stashtrace.record.gpu.inventory import (
+    INSTALL,
+    PROFILER_VARIABLES,
+    narrow_devices,
+    quiet_environment,
+    read_inventory,
+    same_text,
+    ways_lines,
+)
+
 _PROBE_S = 15.0
 _DRIVER = "libcuda.so.1"
 #: First version of NCCL (as ncclGetVersion gives it) and the plugin interface that it speaks.
@@ -66,7 +74,12 @@ def gpu_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
     libraries = probe(environment)
     answers: list[tuple[str, Answer | None]] = [("GPU", _driver(libraries))]
     if _devices(libraries):
-        answers += [("CUDA runtime", _runtime(libraries)), ("GPU counters", _nvml(libraries)), ("GPU clocks", _CLOCKS)]
+        answers += [
+            ("CUDA runtime", _runtime(libraries)),
+            ("GPU counters", _nvml(libraries)),
+            ("GPU inventory", _inventory(environment)),
+            ("GPU clocks", _CLOCKS),
+        ]
     answers += [
         ("NCCL", _nccl(libraries)),
         ("NCCL plugin", _nccl_plugin(libraries, environment)),
@@ -81,11 +94,8 @@ def gpu_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
 
 def probe(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the answers of the libraries by name; one that is not installed, or does not answer, is missing."""
-    # Neither our hooks nor another profiler may see this.
-    kept = {k: v for k, v in environment.items() if not k.startswith("STASHTRACE_")}
-    for name in ("LD_PRELOAD", *PROFILER_VARIABLES):
-        kept.pop(name, None)
-    script = Path(__file__).with_name("gpu_probe.py")
+    kept = quiet_environment(environment)
+    script = Path(__file__).parent / "gpu" / "probe.py"
     command = [sys.executable, "-S", "-I", str(script), *nccl_candidates()]
     try:
         done = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=_PROBE_S)
@@ -169,11 +179,33 @@ def _runtime(libraries: Mapping[str, Any]) -> Answer:
 
 def _nvml(libraries: Mapping[str, Any]) -> Answer:
     nvml = libraries.get("nvml") or {}
-    if "devices_count" not in nvml:
+    if nvml.get("init") != 0:
         reason = f"nvmlInit answers {nvml['init']}" if "init" in nvml else "no libnvidia-ml.so.1"
         return "invisible", reason, "no bytes of links, no power, clocks and throttle reasons"
-    detail = f"driver {nvml.get('driver', 'unknown')}, {nvml['devices_count']} devices"
-    return "measured", detail, "which path the bytes took; a field a device lacks is said once"
+    return "measured", "libnvidia-ml.so.1 answers", "which path the bytes took; a field a device lacks is said once"
+
+
+def _inventory(environment: Mapping[str, str]) -> Answer:
+    """Name the devices and their links; a narrow PCIe link and errors of memory are in the words of the device."""
+    inventory = read_inventory(environment)
+    if inventory is None:
+        meaning = f"{INSTALL} names driver, NVLink, PCIe and ECC here and in each run"
+        return "invisible", "nvidia-ml-py is not installed", meaning
+    if "error" in inventory:
+        return "invisible", inventory["error"], "a run does not say what PCIe and NVLink it was made on"
+    alike = same_text(inventory)
+    parts = [f"driver {inventory.get('driver', 'of unknown version')}"]
+    parts += [f"GPU {_numbers(of)}: {text}" if len(alike) > 1 else f"{len(of)} x {text}" for text, of in alike]
+    narrow = narrow_devices(inventory)
+    if narrow:
+        meaning = f"copies of GPU {_numbers(narrow)} are slower: its PCIe link lacks lanes; reseat it, or ask the host"
+        return "partly", "; ".join([*parts, *ways_lines(inventory)]), meaning
+    meaning = "`info` and the report name it for each run"
+    return "measured", "; ".join([*parts, *ways_lines(inventory)]), meaning
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    return ",".join(map(str, indices))
 
 
 _CLOCKS: Answer = (

@@ -93,6 +93,44 @@ def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> i
     return len(local)
 
 
+def read_file(url: str) -> bytes | None:
+    """Return the content of one remote file; None if there is no such file.
+
+    Raises
+    ------
+    UsageError
+        If fsspec, or its plug-in for this kind of URL, is not installed.
+    FormatError
+        If it cannot be read.
+    """
+    files, path = _open(url)
+    try:
+        content: bytes = files.cat_file(path)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # each plug-in has its own errors
+        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+    return content
+
+
+def write_file(url: str, content: bytes) -> None:
+    """Write one remote file, and the folders above it where the file system has any.
+
+    Raises
+    ------
+    UsageError
+        If fsspec, or its plug-in for this kind of URL, is not installed.
+    CaptureError
+        If it cannot be written.
+    """
+    files, path = _open(url)
+    try:
+        files.makedirs(posixpath.dirname(path), exist_ok=True)
+        files.pipe_file(path, content)
+    except Exception as error:  # each plug-in has its own errors
+        raise CaptureError(f"cannot write {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+
+
 def check_url(url: str) -> None:
     """Check that fsspec can open a URL, before a job is started whose run is to go there.
 

@@ -23,6 +23,7 @@ from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import claim_run_file, file_rights, make_scratch, prepare_directory, write_run_file
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
@@ -30,6 +31,7 @@ from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import find_program, preload_obstacle, spawn, without_library
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged import list_for_run
+from stashtrace.run_facts import GPU_INVENTORY
 from stashtrace.scrubbing import scrub_arguments
 
 FORWARDED = (
@@ -48,7 +50,8 @@ _POLL_S = 0.05
 #: A program that began less than this ago may not have mapped our library yet.
 _LOADING_S = 1.0
 #: Control devices of the NVIDIA and AMD drivers.
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+_NVIDIA_DEVICE = "/dev/nvidiactl"
+_GPU_DEVICES = (_NVIDIA_DEVICE, "/dev/kfd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,8 @@ def run_command(
             on_changed(usable_count, changed)
 
     goal = None if options.until_step is None else StepGoal(records)
+    # Beside the job: NVML may take seconds to answer where the driver was not in use before.
+    inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
     try:
         with _Watch(goal) as watch:
             watch.start(program, command, environment)
@@ -182,6 +187,7 @@ def run_command(
             watch.take_pending()
     finally:
         own_list.unlink(missing_ok=True)
+        devices = None if inventory is None else inventory.result()
     status = watch.status or 0
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     code = 128 + number if number else os.waitstatus_to_exitcode(status)
@@ -193,6 +199,8 @@ def run_command(
         content["until_step"] = options.until_step
     content["end_realtime_ns"], content["end_monotonic_ns"] = end_realtime_ns, end_monotonic_ns
     content["exit_code"], content["signal"] = code, number
+    if devices is not None:
+        content[GPU_INVENTORY] = devices
     if survivors:
         content["outlived_by"] = ", ".join(map(str, survivors))
     write_error = None
@@ -469,7 +477,19 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str]) -> di
         "launcher_pid": os.getpid(),
         "place": own_place(),
         "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",
+        "cpu": _cpu(),
+        "cores_count": len(os.sched_getaffinity(0)),
     }
+
+
+def _cpu() -> str:
+    """Return the model of the CPU, or the architecture where the kernel names no model."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    model = next((line for line in text.splitlines() if line.startswith("model name")), "")
+    return model.partition(":")[2].strip() or os.uname().machine
 
 
 def _boot_id() -> str:

@@ -11,6 +11,10 @@
 //   reset 400ms             64-bit counters begin again so long after the first reading
 //   unsupported 138 139     field numbers that answer "not supported"; `gpm 0`: no GPM on this device
 //   sm 80  occupancy 40  tensor 30  dram 50      what GPM tells, in percent
+//   driver 580.65  cuda 13000  name "NVIDIA Double": what nvidia-ml-py reads of the machine and its devices
+//   pcie_generation 5  pcie_width 16  pcie_most_width 16  ecc 1  ecc_errors 0  nvlink_version 4
+//   nvlink_to 1:4 switch:14  where the active links of a device end; without it no link is active
+//   path_0_1 50  level of the topology between two devices, NVML_TOPOLOGY_*; 10 without
 // GPM samples less than 100 ms apart give no data, as the documentation threatens.
 #include <algorithm>
 #include <cmath>
@@ -330,6 +334,145 @@ FAKE_API NvmlReturn nvmlGpmMetricsGet(NvmlGpmMetrics* metrics) {
       default: metric.result = kNvmlInvalidArgument;
     }
   }
+  return kNvmlSuccess;
+}
+
+// What nvidia-ml-py asks for an inventory; our own code does not call these.
+
+namespace {
+
+struct PciInfo {  // nvmlPciInfo_t
+  char bus_id_legacy[16];
+  std::uint32_t domain, bus, device, pci_device_id, pci_subsystem_id;
+  char bus_id[32];
+};
+static_assert(sizeof(PciInfo) == 68);
+
+constexpr int kSwitchEnd = -1;
+constexpr NvmlReturn kNvmlInsufficientSize = 7;
+
+PciInfo pci_info(int device) {
+  PciInfo info{};
+  info.bus = static_cast<std::uint32_t>(0x19 + device);
+  snprintf(info.bus_id, sizeof info.bus_id, "00000000:%02X:00.0", info.bus);
+  snprintf(info.bus_id_legacy, sizeof info.bus_id_legacy, "0000:%02X:00.0", info.bus);
+  return info;
+}
+
+// Where each active link of a device ends: a device or a switch.
+std::vector<int> link_ends(int device) {
+  std::vector<int> ends;
+  std::istringstream words(fake::device_text(device, "nvlink_to", ""));
+  for (std::string word; words >> word;) {
+    const std::size_t colon = word.find(':');
+    const int end = word.compare(0, colon, "switch") == 0 ? kSwitchEnd : std::stoi(word.substr(0, colon));
+    ends.insert(ends.end(), std::stoul(word.substr(colon + 1)), end);
+  }
+  return ends;
+}
+
+NvmlReturn put_text(const std::string& text, char* out, unsigned bytes) {
+  if (text.size() >= bytes) return kNvmlInsufficientSize;
+  memcpy(out, text.c_str(), text.size() + 1);
+  return kNvmlSuccess;
+}
+
+NvmlReturn put_number(NvmlDevice device, const char* key, double otherwise, unsigned* out) {
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  const double value = fake::device_setting(index_of(device), key, otherwise);
+  if (value < 0) return kNvmlNotSupported;
+  *out = static_cast<unsigned>(value);
+  return kNvmlSuccess;
+}
+
+}  // namespace
+
+FAKE_API NvmlReturn nvmlSystemGetDriverVersion(char* version, unsigned bytes) {
+  FAKE_CALL(nvmlSystemGetDriverVersion);
+  return put_text(fake::text_setting("driver", "580.65.06"), version, bytes);
+}
+FAKE_API NvmlReturn nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  FAKE_CALL(nvmlSystemGetCudaDriverVersion_v2);
+  *version = static_cast<int>(fake::setting("cuda", 13000));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetName(NvmlDevice device, char* name, unsigned bytes) {
+  FAKE_CALL(nvmlDeviceGetName);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  return put_text(fake::device_text(index_of(device), "name", "NVIDIA Double"), name, bytes);
+}
+FAKE_API NvmlReturn nvmlDeviceGetPciInfo_v3(NvmlDevice device, PciInfo* info) {
+  FAKE_CALL(nvmlDeviceGetPciInfo_v3);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  *info = pci_info(index_of(device));
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetMaxPcieLinkGeneration(NvmlDevice device, unsigned* generation) {
+  FAKE_CALL(nvmlDeviceGetMaxPcieLinkGeneration);
+  return put_number(device, "pcie_generation", 5, generation);
+}
+FAKE_API NvmlReturn nvmlDeviceGetCurrPcieLinkWidth(NvmlDevice device, unsigned* width) {
+  FAKE_CALL(nvmlDeviceGetCurrPcieLinkWidth);
+  return put_number(device, "pcie_width", 16, width);
+}
+FAKE_API NvmlReturn nvmlDeviceGetMaxPcieLinkWidth(NvmlDevice device, unsigned* width) {
+  FAKE_CALL(nvmlDeviceGetMaxPcieLinkWidth);
+  return put_number(device, "pcie_most_width", 16, width);
+}
+FAKE_API NvmlReturn nvmlDeviceGetEccMode(NvmlDevice device, unsigned* current, unsigned* pending) {
+  FAKE_CALL(nvmlDeviceGetEccMode);
+  const NvmlReturn result = put_number(device, "ecc", 1, current);
+  if (result == kNvmlSuccess) *pending = *current;
+  return result;
+}
+FAKE_API NvmlReturn nvmlDeviceGetTotalEccErrors(NvmlDevice device, unsigned type, unsigned counter,
+                                                unsigned long long* count) {
+  FAKE_CALL(nvmlDeviceGetTotalEccErrors);
+  if (type > 1 || counter > 1) return kNvmlInvalidArgument;
+  unsigned ecc = 0;
+  const NvmlReturn result = put_number(device, "ecc", 1, &ecc);
+  if (result != kNvmlSuccess || ecc == 0) return kNvmlNotSupported;
+  const bool uncorrected = type == 1, since_made = counter == 1;
+  *count = uncorrected && since_made
+               ? static_cast<unsigned long long>(fake::device_setting(index_of(device), "ecc_errors", 0))
+               : 0;
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetNvLinkState(NvmlDevice device, unsigned link, unsigned* active) {
+  FAKE_CALL(nvmlDeviceGetNvLinkState);
+  if (!is_device(device) || link >= kNvmlMostLinks) return kNvmlInvalidArgument;
+  const std::size_t count = link_ends(index_of(device)).size();
+  if (count == 0) return kNvmlNotSupported;
+  *active = link < count;
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetNvLinkVersion(NvmlDevice device, unsigned link, unsigned* version) {
+  FAKE_CALL(nvmlDeviceGetNvLinkVersion);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  if (link >= link_ends(index_of(device)).size()) return kNvmlNotSupported;
+  return put_number(device, "nvlink_version", 4, version);
+}
+FAKE_API NvmlReturn nvmlDeviceGetNvLinkRemoteDeviceType(NvmlDevice device, unsigned link, unsigned* type) {
+  FAKE_CALL(nvmlDeviceGetNvLinkRemoteDeviceType);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  const std::vector<int> ends = link_ends(index_of(device));
+  if (link >= ends.size()) return kNvmlNotSupported;
+  *type = ends[link] == kSwitchEnd ? 2 : 0;  // NVML_NVLINK_DEVICE_TYPE_SWITCH, _GPU
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice device, unsigned link, PciInfo* info) {
+  FAKE_CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2);
+  if (!is_device(device)) return kNvmlInvalidArgument;
+  const std::vector<int> ends = link_ends(index_of(device));
+  if (link >= ends.size() || ends[link] == kSwitchEnd) return kNvmlNotSupported;
+  *info = pci_info(ends[link]);
+  return kNvmlSuccess;
+}
+FAKE_API NvmlReturn nvmlDeviceGetTopologyCommonAncestor(NvmlDevice first, NvmlDevice second, unsigned* level) {
+  FAKE_CALL(nvmlDeviceGetTopologyCommonAncestor);
+  if (!is_device(first) || !is_device(second)) return kNvmlInvalidArgument;
+  const std::string key = "path_" + std::to_string(index_of(first)) + "_" + std::to_string(index_of(second));
+  *level = static_cast<unsigned>(fake::setting(key, 10));
   return kNvmlSuccess;
 }
 

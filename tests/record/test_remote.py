@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, FormatError, UsageError
-from stashtrace.record.remote import deliver, fetch, is_url
+from stashtrace.record.remote import deliver, fetch, is_url, read_file, write_file
 
 fsspec = pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is not installed")
 
@@ -102,3 +102,28 @@ def test_urls_that_nobody_can_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(UsageError, match="needs the package fsspec") as caught:
         fetch("memory://x", tmp_path, wanted=wanted)
     assert "stashtrace[remote]" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("place", ["memory://bucket/lines", "file://{tmp}/lines"])
+def test_one_file_there_and_back(place: str, tmp_path: Path) -> None:
+    url = place.format(tmp=tmp_path) + "/deep/main.json"
+    assert read_file(url) is None
+    write_file(url, b"first, and longer")
+    write_file(url, b"second")
+    assert read_file(url) == b"second"
+
+
+def test_one_file_of_a_web_server(served: str) -> None:
+    pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp")
+    assert read_file(f"{served}node1/node1.11.0.stash") == b"one"
+    assert read_file(f"{served}gone.json") is None
+
+
+def test_one_file_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CaptureError, match="cannot write file://"):
+        write_file(f"file://{tmp_path}/file/main.json", b"")
+    with pytest.raises(FormatError, match="cannot read file://"):
+        read_file(f"file://{tmp_path}/file/main.json")
+    with pytest.raises(UsageError, match="nosuch://"):
+        read_file("nosuch://x/main.json")

@@ -70,16 +70,15 @@ def runtime() -> list[int]:
 
 
 def nvml() -> dict[str, Any]:
-    """Return the error of nvmlInit, the driver's version and the number of devices; empty without the library."""
+    """Return the error of nvmlInit; empty without the library. It says whether our sampler can read counters.
+
+    What NVML knows of the devices is read by nvidia-ml-py; see :mod:`stashtrace.record.gpu.inventory`.
+    """
     library = _load("libnvidia-ml.so.1")
     if library is None:
         return {}
     facts: dict[str, Any] = {"init": int(library.nvmlInit_v2())}
     if facts["init"] == 0:
-        text = ctypes.create_string_buffer(80)
-        if library.nvmlSystemGetDriverVersion(text, len(text)) == 0:
-            facts["driver"] = text.value.decode(errors="replace")
-        facts["devices_count"] = max(0, _number(library, "nvmlDeviceGetCount_v2"))
         library.nvmlShutdown()
     return facts
 
