@@ -5,21 +5,27 @@
 #   truth: injections by amount, the null test, sharpness of clocks and samplers.    bench: every benchmark, one by one.
 #   trust: attacks, kills, fuzzing, and real programs and test suites, each with and without the recorder.
 # native: build both shared objects into stashtrace/, for work from a checkout.
-# changelog: print what changes/ says of the next version.
+# changelog: print what changes/ says of the next version.    docs: the site, into build/site.
+# torch: only what demo and test do about torch.
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
+# PYTHON: the Python to build with. Where it has a torch that works, demo and test take that one; else they say how large
+#   the download is before it begins. TORCH=torch==X installs another version in any case.
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu: another index to install torch from, this one has builds without CUDA.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 DEMO_DIR ?= demo-run
 PYTEST ?= -q
 
 bin := $(VENV)/bin
 workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# ":" cannot stand in a target name; everything else of a requirement can.
-torch_stamp := $(VENV)/.installed-$(subst :,_,$(subst /,_,$(TORCH)))
+# "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
+torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
+torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth trust bench native changelog clean
+.PHONY: demo test truth trust bench native changelog torch docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -52,6 +58,11 @@ trust: $(VENV)/.built $(VENV)/.test-tools $(VENV)/.trust-tools
 bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 	$(bin)/python benchmarks/run_all.py
 
+torch: $(torch_stamp)
+
+docs: $(VENV)/.test-tools
+	$(bin)/python -m mkdocs build --strict
+
 native:
 	$(PYTHON) setup.py build_ext --inplace
 
@@ -67,10 +78,12 @@ $(VENV)/.made:
 	$(bin)/python -m pip install -q "setuptools>=77" wheel "pybind11>=2.13" "cmake>=3.24" ninja
 	touch $@
 
-# Pillow makes the example's images real JPEG files.
+# One stamp at a time: what was installed for another TORCH is no longer there.
 $(torch_stamp): $(VENV)/.made
-	$(bin)/python -m pip install -q "$(TORCH)" numpy pillow
-	touch $@
+	$(PYTHON) tools/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
+	  $(if $(filter file,$(origin TORCH)),,--install)
+	@rm -f $(VENV)/.installed-*
+	@touch $@
 
 # Not isolated: the build tools are in the environment already, and the build folder is kept between calls.
 $(VENV)/.built: $(VENV)/.made $(sources)
@@ -78,10 +91,10 @@ $(VENV)/.built: $(VENV)/.made $(sources)
 	touch $@
 
 $(VENV)/.test-tools: $(VENV)/.built pyproject.toml
-	$(bin)/python -m pip install -q --no-build-isolation -e ".[test]"
+	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs]"
 	touch $@
 
 # Darshan logs are read by their own library.
 $(VENV)/.trust-tools: $(VENV)/.test-tools
-	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,darshan]"
+	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs,darshan]"
 	touch $@

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "view"))
+sys.path.insert(0, str(ROOT / "tests" / "timeline"))
 
 from browser import Browser  # noqa: E402
 

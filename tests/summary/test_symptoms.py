@@ -1,0 +1,120 @@
+"""docs/symptoms.md quotes what summaries say, and its commands can be typed; the gallery has the words of today."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from scenes import verdicts
+from test_device_summary import job as device_job
+from test_progress import hanging
+
+from stashtrace.analysis.registry import ANALYSES
+from stashtrace.cli import COMMANDS
+from stashtrace.replay.changes import Change
+from stashtrace.summary.text import summary
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "architecture"))
+
+from source_tree import docs_script  # noqa: E402
+
+PAGE = (ROOT / "docs/symptoms.md").read_text(encoding="utf-8")
+#: (what a person sees, the text below that heading)
+SYMPTOMS = re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+QUOTES = re.findall(r"^> (.+)$", PAGE, re.MULTILINE)
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+TYPED = re.findall(r"`stashtrace ([^`]+)`", PAGE)
+#: Lines of the tutorial that a reader types: (program, arguments)
+LESSON = re.findall(r"^\$ (\S+) *(.*)$", TUTORIAL, re.MULTILINE)
+
+
+def words(text: str) -> str:
+    """A text without its lines."""
+    return " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def printed() -> str:
+    """What summaries say of the recordings of the gallery, of devices made up, and of a job that hangs."""
+    gallery = docs_script("generate_gallery")
+    shown = [gallery.summary_of(one.name) for one in gallery.GALLERY]
+    build = hanging((2,))
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    shown.append(summary(build.trace("./run")))
+    for trace in (device_job(starved=True, sync=True), device_job(copy_ms=20)):
+        shown += [sentence for found in verdicts(trace) for sentence in (found.text, *found.evidence)]
+    return words(" ".join(shown))
+
+
+def test_summaries_on_pages_are_fresh() -> None:
+    gallery = docs_script("generate_gallery")
+    for path, make in gallery.FILES.items():
+        assert path.read_text(encoding="utf-8") == make(), "run python docs/generate_gallery.py"
+
+
+def test_facts_are_kept_whole_and_shown() -> None:
+    gallery = docs_script("generate_gallery")
+    kept = {path.relative_to(gallery.FACTS).with_suffix("").as_posix() for path in gallery.FACTS.rglob("*.json")}
+    in_tutorial = {name for _, name, _ in gallery.MARK.findall(gallery.TUTORIAL.read_text(encoding="utf-8"))}
+    assert kept == {one.name for one in gallery.GALLERY} | in_tutorial
+    for name in kept:
+        text = (gallery.FACTS / f"{name}.json").read_text(encoding="utf-8")
+        facts = gallery.facts_of(gallery.tables_from(gallery.json.loads(text)))
+        assert gallery.facts_text(facts) == text
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_quoted_sentence_is_one_that_a_summary_prints(quote: str, printed: str) -> None:
+    assert quote in printed
+
+
+def test_page_has_its_parts() -> None:
+    assert len(SYMPTOMS) > 20
+    for title, text in SYMPTOMS:
+        counts = {mark: text.count(mark) for mark in ("\n> ", "- **Look:** ", "- **Do:** ")}
+        assert min(counts.values()) > 0, f"{title}: {counts}"
+        assert len(set(counts.values())) == 1, f"{title}: {counts}"
+
+
+def check_command(command: str) -> None:
+    """Parse a command line of stashtrace as the command does, without running it."""
+    name, *arguments = shlex.split(command)
+    (target,) = [target for command_name, target, _ in COMMANDS if command_name == name]
+    if not arguments:
+        return
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    module = importlib.import_module(target.partition(":")[0])
+    module.parser().read(own)
+    if name == "analyze":
+        assert arguments[0] in {analysis for analysis, _, _ in ANALYSES}
+    for before, value in pairwise(arguments):
+        if before == "--set":
+            assert Change.parse(value).text
+
+
+@pytest.mark.parametrize("command", sorted(set(TYPED)))
+def test_command_can_be_typed(command: str) -> None:
+    check_command(command)
+
+
+@pytest.mark.parametrize(("program", "arguments"), sorted(set(LESSON)))
+def test_line_of_the_tutorial_can_be_typed(program: str, arguments: str) -> None:
+    script = (ROOT / "examples/train_ddp.py").read_text(encoding="utf-8")
+    faults = (ROOT / "examples/plain_clock.py").read_text(encoding="utf-8")
+    known = {*re.findall(r'add\("(--[\w-]+)"', script)}
+    known |= {f"--inject-{name}" for name in re.findall(r'add\("([\w-]+)", \d', faults)}
+    assert {*re.findall(r" (--[\w-]+)", arguments.partition("train_ddp.py")[2])} <= known
+    if program == "stashtrace":
+        check_command(arguments)
+    elif program == "make":
+        assert re.search(rf"^{arguments}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    else:
+        assert program in ("git", "cd", "source", "python")
