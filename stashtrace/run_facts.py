@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+#: Name of the inventory of GPUs among the facts of a launcher.
+GPU_INVENTORY = "gpu_inventory"
 _HIGHEST = (1 << 62) - 1
 #: Process ids of Linux.
 _HIGHEST_PID = (1 << 31) - 1
@@ -49,6 +51,62 @@ def _is_losses(value: Any) -> bool:
     return all(_is_words([row[0], row[1], row[4]]) and _is_whole(row[2]) and _is_whole(row[3]) for row in value)
 
 
+def _is_count(value: Any) -> bool:
+    return _is_whole(value, 0)
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+#: What an inventory of GPUs says of a device, and of the way between two.
+_DEVICE_TYPES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("name", "bus"), _is_text),
+    **dict.fromkeys(
+        (
+            "index",
+            "memory_bytes",
+            "pcie_most_generation",
+            "pcie_width",
+            "pcie_most_width",
+            "ecc_uncorrected_count",
+            "nvlink_version",
+            "nvlinks_count",
+            "nvswitch_links_count",
+        ),
+        _is_count,
+    ),
+    "ecc": _is_truth,
+}
+_WAY_TYPES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("first", "second", "nvlinks_count"), _is_count),
+    "path": _is_text,
+}
+
+
+def _is_inventory(value: Any) -> bool:
+    """Driver, devices and ways between them, or the reason why there are none."""
+    if not isinstance(value, dict):
+        return False
+    if "error" in value:
+        return _is_text(value["error"])
+    return (
+        all(_is_text(value.get(name, "")) for name in ("driver", "cuda"))
+        and _are_facts(value.get("devices"), _DEVICE_TYPES, ("index",))
+        and _are_facts(value.get("ways", []), _WAY_TYPES, ("first", "second"))
+    )
+
+
+def _are_facts(value: Any, types: Mapping[str, Callable[[Any], bool]], needed: tuple[str, ...]) -> bool:
+    """A list of objects, each with the facts that are needed and no fact of a wrong type."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and all(name in one for name in needed)
+        and all(types[name](fact) for name, fact in one.items() if name in types)
+        for one in value
+    )
+
+
 _TYPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
@@ -64,6 +122,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
             "job",
             "working_directory",
             "outlived_by",
+            "cpu",
         ),
         _is_text,
     ),
@@ -82,6 +141,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
             "exit_code",
             "signal",
             "launchers_count",
+            "cores_count",
         ),
         _is_whole,
     ),
@@ -89,6 +149,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "tick_hz": _is_number,
     "env": _is_variables,
     "losses": _is_losses,
+    GPU_INVENTORY: _is_inventory,
 }
 
 

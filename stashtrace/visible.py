@@ -1,4 +1,4 @@
-"""Make text from outside safe for terminals and spreadsheets.
+"""Make values from outside safe for terminals, spreadsheets and JSON.
 
 File names, hosts, functions and arguments may hold any characters. A terminal takes some for commands; others reverse
 the order of letters or are invisible. They are shown as ``\\u202e``, which JSON reads back as the same character. The
@@ -8,6 +8,7 @@ command line passes all its output through here.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, TextIO
 
@@ -50,6 +51,15 @@ def spreadsheet_cell(value: Any) -> Any:
 def _shown(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass").hex()  # JSON writes characters beyond 16 bits as pairs
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def finite(value: Any) -> Any:
+    """Return a document with null in place of numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class VisibleStream:

@@ -41,7 +41,7 @@ _MUST_RUN = {
     "compiler": r"no C(\+\+)? compiler|cmake and ninja are needed|no nm on this machine|readelf",
     "packages": r"could not import '(pyarrow|pandas|matplotlib|dask|distributed|fsspec|viztracer|wasmtime)"
     r"|stores are Parquet files|Dask|fsspec|viztracer|wasmtime|no CUDA headers|no nvml.h|stashtrace\[remote\]"
-    r"|clang-format|towncrier",
+    r"|clang-format|towncrier|mkdocs|markdown-it",
     "chromium": r"no chromium is installed",
 }
 _REQUIRED = os.environ.get("STASHTRACE_MUST_RUN", "").split()

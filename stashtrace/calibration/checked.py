@@ -80,6 +80,8 @@ class CheckedFile:
             content = json.loads(text)
         except ValueError as error:
             raise self.damaged(f"no JSON: {str(error)[:120]}") from error
+        except RecursionError:
+            raise self.damaged("no JSON: brackets inside brackets without end") from None
         if not isinstance(content, dict):
             raise self.damaged("no object stands in it")
         return content

@@ -179,17 +179,16 @@ class Calibration:
         outside = (size > _NEAR * link.fit.max_bytes) | (size * _NEAR < link.fit.min_bytes)
         return Expected(time, error, outside)
 
-    def foreign_to(self, host_names: Iterable[str]) -> str:
-        """One sentence if it was measured on none of these hosts, empty if it fits or the file does not say."""
-        measured = str(self.machine.get("host_hash", ""))
-        names = sorted(set(host_names))
-        if not measured or not names or measured in {host_hash(n) for n in names}:
-            return ""
-        what = ", ".join(str(d) for d in self.machine.get("devices", [])) or self.machine.get("cpu", "unknown CPU")
-        return (
-            f"{self.path or 'the calibration'} was measured on another machine ({what}, {self.date[:10]}) than"
-            f" {', '.join(names)}; its expected times may not hold here"
-        )
+    def is_foreign(self, host_names: Iterable[str]) -> bool:
+        """Whether it was measured on none of these hosts; False if there are none or the file does not say where."""
+        measured, names = str(self.machine.get("host_hash", "")), set(host_names)
+        return bool(measured and names) and measured not in {host_hash(name) for name in names}
+
+    @property
+    def machine_text(self) -> str:
+        """Devices of the machine that was measured, else its CPU."""
+        devices = ", ".join(str(device) for device in self.machine.get("devices", []))
+        return devices or str(self.machine.get("cpu", "unknown CPU"))
 
 
 def host_hash(name: str) -> str:

@@ -66,7 +66,7 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
         If the analysis cannot be loaded, or no options can be made of its signature.
     """
     from stashtrace.analysis.registry import find, plugins
-    from stashtrace.cli.derived_options import add_options, first_sentence
+    from stashtrace.cli.plugin_options import add_options, first_sentence
 
     function = find(name)
     plugin = plugins()[name]
@@ -109,7 +109,7 @@ def analyses_text() -> str:
 def added_text() -> str:
     """Return the list of the analyses of other packages. Imports them all, and warns of those that cannot be loaded."""
     from stashtrace.analysis.registry import find, plugins
-    from stashtrace.cli.derived_options import first_sentence
+    from stashtrace.cli.plugin_options import first_sentence
 
     texts: dict[str, dict[str, str]] = {}
     for name, plugin in plugins().items():

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from stashtrace.visible import finite
 
 
 def print_answer(format_name: str, lines: Sequence[str], content: Any) -> None:
@@ -26,15 +27,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def print_json(content: Any) -> None:
     """Write JSON to stdout; numbers that are not finite are null."""
-    sys.stdout.write(json.dumps(_finite(content), indent=1) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(json.dumps(finite(content), indent=1) + "\n")
 
 
 def check_plot(path: str | None, *, made: Path | None = None) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run
 from stashtrace.errors import DataLossWarning, MissingDataError
+from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
 from stashtrace.units import bytes_text, duration_text, ranks_text
@@ -61,8 +62,9 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     """Return facts about a run that can be written as JSON.
 
     ``ranks`` is the list of global ranks, ``steps`` the number of steps that the ranks have in common order,
-    ``devices`` those of each process with the error of their clocks, ``records`` rows per collector, ``losses`` a list
-    of rows of the losses table.
+    ``devices`` those of each process with the error of their clocks, ``gpu_inventories`` what each host with GPUs
+    recorded of them (see :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of
+    rows of the losses table.
     """
     from stashtrace.analysis.findings.facts import ranks_of_hosts
     from stashtrace.analysis.findings.losses import losses_of
@@ -94,6 +96,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         **_ranks(trace),
         "steps": len(_step_numbers(trace)),
         "devices": _run_devices(trace),
+        "gpu_inventories": inventories_of(Path(path), run),
         "records": dict(sorted(records.items())),
         "losses": losses_of(trace),
     }
@@ -235,6 +238,8 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
         lines += ["launchers"] + [_launcher_line(launcher) for launcher in facts["launchers"]]
     if facts["devices"]:
         lines += ["devices"] + [_device_line(device) for device in facts["devices"]]
+    for host, inventory in facts["gpu_inventories"].items():
+        lines += [f"GPUs of {host}"] + [f"  {line}" for line in inventory_lines(inventory)]
     return [*lines, *_records_lines(facts["records"]), *_losses_lines(facts["losses"])]
 
 

@@ -7,8 +7,10 @@ argparse is imported here, and therefore only once a command has been chosen.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,15 +18,25 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")
 #: Formats of answers that are a table, and of those that are more than one.
 TABLE_FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("table", "json")
+#: What is read where no run is named; see :func:`newest_run`.
+NEWEST = "the newest ./stash-*"
 #: What most commands read.
 RUN_OR_FILES = "run directory, or files of another tool"
-_FORMAT_WORDS = {"table": "text (default)", "text": "text (default)", "json": "JSON", "csv": "CSV"}
+_FORMAT_WORDS = {
+    "table": "text (default)",
+    "text": "text (default)",
+    "html": "HTML (default)",
+    "json": "JSON",
+    "csv": "CSV",
+    "markdown": "Markdown",
+}
 _WIDTH = 79
 
 
@@ -156,7 +168,50 @@ def existing_run(path: str) -> Path:
     """
     run = Path(path)
     if not run.exists():
-        near = sorted(str(p) for p in Path().glob("stash-*") if p.is_dir())
+        near = run_directories()
         hint = f"the newest run here is {near[-1]}" if near else "`stashtrace run -- CMD` makes one"
         raise MissingDataError(f"{path} does not exist", hint=hint)
     return run
+
+
+def run_directories() -> list[Path]:
+    """Return the run directories ``./stash-*``, in the order in which their runs began.
+
+    ``run.json`` says when that was; a directory whose ``run.json`` is lost counts as older than all others.
+    """
+    from stashtrace.record.directory import read_run_file, trace_files
+
+    begun = []
+    for path in Path().glob("stash-*"):
+        with contextlib.suppress(OSError):  # closed to us: no run that we could read
+            begin_ns = read_run_file(path).get("begin_realtime_ns")
+            if begin_ns is not None or trace_files(path):
+                begun.append((begin_ns or 0, str(path), path))
+    return [path for _, _, path in sorted(begun)]
+
+
+def newest_run() -> str:
+    """Return the newest of the run directories ``./stash-*``, and say on stderr which one that is.
+
+    Raises
+    ------
+    MissingDataError
+        If there is none.
+    """
+    from stashtrace.cli.screen import Screen
+    from stashtrace.record.directory import read_run_file
+
+    runs = run_directories()
+    if not runs:
+        raise MissingDataError(
+            "no run is named, and no run directory ./stash-* is here", hint="`stashtrace run -- CMD` makes one"
+        )
+    begin_ns = read_run_file(runs[-1]).get("begin_realtime_ns")
+    begun = time.strftime(", begun %Y-%m-%d %H:%M:%S", time.localtime(begin_ns / 1e9)) if begin_ns else ""
+    Screen().say(f"run: ./{visible_line(str(runs[-1]))}, the newest here{begun}")
+    return str(runs[-1])
+
+
+def runs_or_newest(paths: Sequence[str]) -> list[str]:
+    """Return the runs that were named; if none was, the :func:`newest_run`."""
+    return list(paths) or [newest_run()]

@@ -100,11 +100,13 @@ def write_rows(
     *,
     width: int | None = None,
     notes: TextIO | None = None,
+    keep_all: bool = False,
 ) -> None:
     """Write rows as ``table``, ``json`` or ``csv``.
 
     An aligned table leaves out columns to fit into ``width`` characters, if that is given; which ones is said in one
-    line on ``notes`` (stderr).
+    line on ``notes`` (stderr). It also leaves out columns in which no row says anything, unless ``keep_all``: then
+    somebody asked for just these columns.
     """
     if format_name == "json":
         # One row a line: a list that json.load takes and grep does too.
@@ -115,7 +117,7 @@ def write_rows(
         writer.writeheader()
         writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     else:
-        text, left_out = aligned(rows, columns, width)
+        text, left_out = aligned(rows, columns, width, keep_all)
         stream.write(text)
         if left_out:
             stream.flush()
@@ -125,11 +127,12 @@ def write_rows(
 
 
 def aligned(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], width: int | None = None
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], width: int | None = None, keep_all: bool = False
 ) -> tuple[str, tuple[str, ...]]:
     """(text, columns that it leaves out to fit into ``width`` characters).
 
-    Columns stand under their names, numbers to the right; one in which no row says anything is left out silently.
+    Columns stand under their names, numbers to the right; one in which no row says anything is left out silently,
+    unless ``keep_all``.
     """
     if not rows:
         return "no rows\n", ()
@@ -137,9 +140,9 @@ def aligned(
     parts = []
     for name, title in zip(columns, titles, strict=True):
         cells = [visible_line(_cell(name, row[name])) for row in rows]
-        if any(cell != "-" for cell in cells):
+        if keep_all or any(cell != "-" for cell in cells):
             right = any(isinstance(row[name], int | float) for row in rows)
-            parts.append(_Part(name, right, [title, *cells]))
+            parts.append(_Part(name, right, [visible_line(title), *cells]))
     kept = parts if width is None else _fitting(parts, width)
     padded = [part.padded() for part in kept]
     lines = ["  ".join(cells).rstrip() + "\n" for cells in zip(*padded, strict=True)]

@@ -1,4 +1,4 @@
-"""``stashtrace summary RUN``: say in words what slows a run down; ``stashtrace analyze summary RUN`` is the same."""
+"""``stashtrace summary [RUN]``: say in words what slows a run down; ``stashtrace analyze summary RUN`` is the same."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.loading import load_watched
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, existing_run
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import DataLossWarning
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Return the parser of ``stashtrace summary``."""
     parser = Parser("summary", "Say what slows a run down, in words.")
-    parser.add_argument("paths", metavar="PATH", nargs="+", help=f"{RUN_OR_FILES}; several are parts of one job")
+    text = f"{RUN_OR_FILES} (default: {NEWEST}); several are parts of one job"
+    parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
     parser.add_format(tuple(FORMATS))
     parser.add_run()
     return parser
@@ -29,7 +30,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the summary."""
     arguments = parser().read(argv)
-    return print_summary(arguments.paths, arguments.run, arguments.format)
+    return print_summary(runs_or_newest(arguments.paths), arguments.run, arguments.format)
 
 
 def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:

@@ -71,6 +71,17 @@ def read_length(text: str, option: str) -> float:
     return _number(text, option, text, "a length of time", "1.5")
 
 
+def read_percent(text: str, option: str) -> float:
+    """A number of percent of at least 0: ``2``, ``2.5%``.
+
+    Examples
+    --------
+    >>> read_percent("2.5%", "--allowance")
+    2.5
+    """
+    return _number(text.strip().removesuffix("%"), option, text, "a number of percent", "2.5")
+
+
 def read_count(text: str, option: str) -> float:
     """A positive number of things: ``1281167``, ``1.28M``.
 

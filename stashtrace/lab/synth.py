@@ -52,8 +52,12 @@ class SyntheticJob:
         Who is late in its backward, and by how much; -1 for nobody.
     fetch_ratio : float
         Share of a worker's fetch that is blocked in storage.
+    spread_ratio, run_spread_ratio : float
+        Standard deviation of the lengths of steps within the run, and of its mean from that of other seeds, as parts
+        of ``step_ns``. All ranks compute for longer or shorter together, and neighbouring steps are alike. Without
+        them steps are exact.
     seed : int
-        Of the noise in durations of calls; steps are exact.
+        Of the noise in durations of calls, and of the lengths of steps.
     """
 
     ranks: int = 2
@@ -69,10 +73,27 @@ class SyntheticJob:
     late_ns: int = 0
     fetch_ratio: float = 0.3
     seed: int = 0
+    spread_ratio: float = 0.0
+    run_spread_ratio: float = 0.0
+
+    def extra_ns(self) -> Int64:
+        """By how much longer all ranks compute in each step than is said above; negative where shorter."""
+        random = np.random.default_rng((self.seed, self.steps))
+        of_run, *shocks = random.standard_normal(self.steps + 1).tolist()
+        likeness, extra = 0.5, np.empty(self.steps)
+        level = 0.0
+        for step, shock in enumerate(shocks):  # each depends on the one before
+            level = likeness * level + (1 - likeness**2) ** 0.5 * shock if step else shock
+            extra[step] = self.spread_ratio * level + self.run_spread_ratio * of_run
+        return np.maximum(np.rint(extra * self.step_ns).astype(np.int64), -self.backward_ns)
+
+    def begins_ns(self) -> Int64:
+        """Begin of each step since that of the first, and the end of the last."""
+        return np.concatenate([[0], np.cumsum(self.step_ns + self.extra_ns())]).astype(np.int64)
 
     @property
     def step_ns(self) -> int:
-        """Wall time of a step, the same on every rank because the collective ends together."""
+        """Wall time of a step without its spread, the same on every rank because the collective ends together."""
         late = self.late_ns if 0 <= self.late_rank < self.ranks else 0
         return self.wait_ns + self.forward_ns + self.backward_ns + late + self.transfer_ns + self.optimizer_ns
 
@@ -189,7 +210,7 @@ def write(directory: str | Path, job: SyntheticJob) -> int:
     """Write a run; return the number of events (texts and clock readings do not count)."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    end_ns = START_NS + job.steps * job.step_ns + 1_000_000_000
+    end_ns = START_NS + int(job.begins_ns()[-1]) + 1_000_000_000
     run = {
         "format": 1,
         "run_id": RUN_ID,
@@ -221,7 +242,7 @@ def _pid(job: SyntheticJob, rank: int, worker: int = -1) -> int:
 
 
 def _clock(file: _File, job: SyntheticJob) -> None:
-    moments = np.arange(0, job.steps * job.step_ns + 1_000_000_000, 1_000_000_000, dtype=np.int64)
+    moments = np.arange(0, int(job.begins_ns()[-1]) + 1_000_000_000, 1_000_000_000, dtype=np.int64)
     file.rows(
         "clock_sync",
         len(moments),
@@ -242,13 +263,12 @@ def _rank_rows(file: _File, job: SyntheticJob, rank: int) -> int:
     model, sgd, op, group, backend, main = file.intern("Net", "SGD", "c10d::allreduce_", "default_pg", "gloo", "main")
     members = file.intern(",".join(map(str, range(job.ranks))))[0]
     n = job.steps
-    begin = np.arange(n, dtype=np.int64) * job.step_ns
+    begin, step_end = job.begins_ns()[:-1], job.begins_ns()[1:]
     forward = begin + job.wait_ns
     backward = forward + job.forward_ns
-    own = job.backward_ns + (job.late_ns if rank == job.late_rank else 0)
+    own = job.backward_ns + job.extra_ns() + (job.late_ns if rank == job.late_rank else 0)
     enter = backward + own
-    end = begin + job.step_ns - job.optimizer_ns
-    step_end = begin + job.step_ns
+    end = step_end - job.optimizer_ns
     file.rows("thread_info", 1, ticks=ticks(0), tid=file.pid, name_id=main, role_code=int(ThreadRole.STEP))
     hash_ = 0xFEED
     file.rows(
@@ -330,7 +350,7 @@ def _worker_rows(file: _File, job: SyntheticJob, rank: int, worker: int) -> int:
     file.rows("metadata", 2, ticks=ticks(0), key_id=keys[0::2], value_id=keys[1::2])
     indices = np.arange(worker, job.steps, max(job.workers, 1), dtype=np.int64)
     span = job.step_ns * max(job.workers, 1) * 9 // 10
-    done = indices * job.step_ns + job.wait_ns - HANDOFF_NS
+    done = job.begins_ns()[indices] + job.wait_ns - HANDOFF_NS
     begin = done - np.minimum(span, done)
     file.rows(
         "batch",

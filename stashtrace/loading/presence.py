@@ -16,6 +16,7 @@ from stashtrace.format.reader import RawRun
 from stashtrace.loading.clocks.host import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.identity import Identity, Process
+from stashtrace.run_facts import GPU_INVENTORY
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.strings import StringPool
@@ -124,7 +125,7 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
     }
     for raw in run.runs:
         for key, value in raw.run.items():
-            if key == "parts":  # one launcher per host; `stashtrace info` shows each of them
+            if key in ("parts", GPU_INVENTORY):  # of each host; `stashtrace info` shows them
                 continue
             facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
     own = {

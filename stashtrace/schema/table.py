@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.schema.columns import Schema
+from stashtrace.schema.notebook import lazy_function, table_html
 from stashtrace.units import shortened
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
 #: Characters of a line and of a cell of the preview.
@@ -143,6 +145,26 @@ class Table:
         rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
         title = f"Table({self.schema.name}: {rows} x {len(self._columns)} columns)"
         return "\n".join([title, *self._preview()]) if len(self) else title
+
+    def _repr_html_(self) -> str:
+        """First rows as a notebook shows them; see :mod:`stashtrace.schema.notebook`."""
+        return table_html(self.schema, self._columns, len(self))
+
+    def plot(self) -> Figure:
+        """Draw the table, if it is one of the analysis ``stalls``; see :func:`stashtrace.summary.plot.plot_stalls`.
+
+        Returns
+        -------
+        matplotlib Figure
+            A notebook shows it; ``savefig("stalls.png")`` writes it.
+
+        Raises
+        ------
+        UsageError
+            If there is no picture of this table, or matplotlib is not installed.
+        """
+        figure: Figure = lazy_function("stashtrace.summary.plot:plot_table")(self)
+        return figure
 
     def _preview(self) -> list[str]:
         """Names and first rows, aligned, as many columns as fit; then what is not shown."""

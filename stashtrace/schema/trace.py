@@ -3,19 +3,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.notebook import Heading, Words, lazy_function, rows_html
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.units import ranks_text
 from stashtrace.visible import visible_line
+
+if TYPE_CHECKING:
+    import duckdb
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 Result = TypeVar("Result")
 
@@ -167,8 +173,9 @@ class Trace(_Tables):
         Texts behind every ``*_code`` column that is not an enumeration.
     path : str
         Where it was loaded from.
-    processes, tracks, spans, phases, batches, io, waits, collectives, collective_waits, groups,
-    counters, flows, losses, alignment, metadata : Table
+    processes, tracks, spans, phases, batches, io, waits : Table
+        See ``stashtrace/schema/events.py``.
+    collectives, collective_waits, groups, counters, flows, losses, alignment, metadata : Table
         See ``stashtrace/schema/events.py``.
     devices, streams, device_clocks, device_brackets, device_calls, kernels, collective_details : Table
         See ``stashtrace/schema/events.py``.
@@ -197,6 +204,23 @@ class Trace(_Tables):
 
     def __repr__(self) -> str:
         """Path, ranks and rows of the tables that have any; computes no analysis and leaves calls on disk there."""
+        about, counts = self._outline()
+        lines = [f"Trace({visible_line(self.path) or 'in memory'}: {', '.join(about)})"]
+        for name, count in counts.items():
+            lines.append(f"  {name:<22} {count:>13,}{'  ' * bool(self._remark(name))}{self._remark(name)}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same as a notebook shows it, with the meaning of each table."""
+        about, counts = self._outline()
+        headings = [Heading("table"), Heading("rows", is_number=True), Heading("meaning")]
+        rows = [
+            (name, f"{count:,}", f"{TABLES[name].doc} {self._remark(name)}".rstrip()) for name, count in counts.items()
+        ]
+        return rows_html("Trace", f"{self.path or 'in memory'}: {', '.join(about)}", headings, rows)
+
+    def _outline(self) -> tuple[list[str], dict[str, int]]:
+        """Ranks and steps in words, and the rows of the tables that have any."""
         ranks = self.ranks.tolist()
         about = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ({ranks_text(ranks)})" if ranks else "no ranks"]
         numbered = len(np.unique(self.numbered_steps["step"]))
@@ -204,13 +228,10 @@ class Trace(_Tables):
             about.append(f"{numbered} numbered step{'s' * (numbered > 1)}")
         counts = {name: self.io_rows_count if name == "io" else len(self.table(name)) for name in TABLES}
         counts = {name: count for name, count in counts.items() if count}
-        if not counts:
-            about.append("no rows")
-        lines = [f"Trace({visible_line(self.path) or 'in memory'}: {', '.join(about)})"]
-        for name, count in counts.items():
-            on_disk = "  (on disk until used)" if name == "io" and self.streamed_io is not None else ""
-            lines.append(f"  {name:<22} {count:>13,}{on_disk}")
-        return "\n".join(lines)
+        return about if counts else [*about, "no rows"], counts
+
+    def _remark(self, name: str) -> str:
+        return "(on disk until used)" if name == "io" and self.streamed_io is not None else ""
 
     def table(self, name: str) -> Table:
         """Table by name, empty if nothing filled it; ``io`` of a large run is read now."""
@@ -224,6 +245,12 @@ class Trace(_Tables):
         """Global ranks present, ascending."""
         ranks = np.unique(self.processes["rank"])
         return ranks[ranks >= 0]
+
+    @property
+    def origin_ns(self) -> int:
+        """When the first process began: the moment that the seconds of ``--window`` count from; 0 without processes."""
+        begins = self.processes["begin_ns"]
+        return int(begins.min()) if len(begins) else 0
 
     @property
     def io_outline(self) -> IoOutline | None:
@@ -272,6 +299,74 @@ class Trace(_Tables):
     def text(self, code: int) -> str:
         """Text of a ``*_code`` value."""
         return self.strings.text(int(code))
+
+    def summary(self) -> Words:
+        """Say in words what slows the run down, as at the end of ``stashtrace run``; a notebook shows the lines."""
+        return Words(lazy_function("stashtrace.summary.text:summary")(self))
+
+    def sql(self, query: str, *others: Trace) -> duckdb.DuckDBPyRelation:
+        """Answer a query in SQL about this run, or this and others.
+
+        Parameters
+        ----------
+        query : str
+            One statement that reads, in DuckDB's SQL. It names tables and analyses; units end the names of columns, and
+            ``"describe NAME"`` explains those of a table.
+        *others : Trace
+            Further runs: each table then has a first column ``run``.
+
+        Returns
+        -------
+        DuckDBPyRelation
+            Computed when it is used: ``.df()``, ``.arrow()``, ``.fetchall()``, ``.show()``.
+
+        Raises
+        ------
+        StashtraceError
+            If DuckDB is not installed.
+        UsageError
+            If the query is wrong, or does more than read.
+        MissingDataError
+            If the run lacks what an analysis of the query needs.
+        """
+        relation: duckdb.DuckDBPyRelation = lazy_function("stashtrace.sql.query:sql")(self, query, *others)
+        return relation
+
+    def perfetto(
+        self,
+        *,
+        bin_path: str | os.PathLike[str] | None = None,
+        config: TraceProcessorConfig | None = None,
+        **options: Any,
+    ) -> TraceProcessor:
+        """Start Perfetto's trace processor on the timeline.
+
+        Parameters
+        ----------
+        bin_path : path, optional
+            File of ``trace_processor_shell``; by default the one that the package ``perfetto`` downloads and keeps.
+        config : TraceProcessorConfig, optional
+            All settings of the processor, in place of ``bin_path``.
+        **options
+            Of the timeline: ``ranks``, ``steps``, ``window_ns``, ``budget_slices``.
+
+        Returns
+        -------
+        TraceProcessor
+            ``query("select ...")`` asks it; ``close()``, or the end of a ``with`` block, ends its program.
+
+        Raises
+        ------
+        StashtraceError
+            If the package ``perfetto`` cannot be used, or the program cannot be had or does not start.
+        UsageError
+            If ``bin_path`` is no file, is given beside ``config``, or the timeline does not know an option.
+        MissingDataError
+            If the trace has no times.
+        """
+        start = lazy_function("stashtrace.timeline.processor:trace_processor")
+        processor: TraceProcessor = start(self, bin_path=bin_path, config=config, **options)
+        return processor
 
 
 def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:

@@ -12,9 +12,10 @@ import os
 import shutil
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from stashtrace.store.layout import (
     is_store,
     parquet_options,
     partition,
+    partition_of,
     read_facts,
     require_pyarrow,
     to_arrow,
@@ -46,8 +48,10 @@ from stashtrace.store.reinstating import Reinstated, add_losses
 if TYPE_CHECKING:
     import pyarrow
 
-#: Files that are decoded at the same time, and decoded files that may wait to become tables.
-_READERS, _FILES_AHEAD = 2, 16
+#: Threads that decode files, and packets of files that may wait to become tables.
+_READERS, _PACKETS_AHEAD = 2, 4
+#: Most files and, beyond one file, most bytes of a packet: what is done once per packet is long for one small file.
+_PACKET_FILES, _PACKET_BYTES = 64, 1 << 20
 
 #: Tables that are always read.
 _ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
@@ -99,14 +103,14 @@ def load_store(
     for name, schema in TABLES.items():
         if tables is not None and name not in tables and name not in _ALWAYS:
             continue
-        parts = read_partitions(folder, name, wanted, strings)
+        packets = _read_packets(folder, name, wanted, strings)
         if name == "collectives":
-            parts = _counted(parts, counts)  # keys are places among all rows of a partition
-        joined[name] = _joined(schema, _unique(name, parts, counts))
+            packets = _counted(packets, counts)  # keys are places among all rows of a partition
+        joined[name] = _joined(schema, _unique(name, packets, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
             again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
-            joined[name] = _joined(schema, _unique(name, sound, counts))
+            joined[name] = _joined(schema, _unique(name, (_Packet(part, [len(part)]) for part in sound), counts))
         reinstated.note(name, joined[name])
     _release_arrow()
     reinstated.complete(joined)
@@ -136,11 +140,18 @@ def _release_arrow() -> None:
     pyarrow.default_memory_pool().release_unused()
 
 
-def _counted(parts: Iterable[Table], counts: list[int]) -> Iterator[Table]:
-    """Pass the parts on, and append the number of rows of each to ``counts``."""
-    for part in parts:
-        counts.append(len(part))
-        yield part
+class _Packet(NamedTuple):
+    """Rows of several partitions of a table, one partition after another, and the number of rows of each."""
+
+    table: Table
+    counts: list[int]
+
+
+def _counted(packets: Iterable[_Packet], counts: list[int]) -> Iterator[_Packet]:
+    """Pass the packets on, and append the number of rows of each partition to ``counts``."""
+    for packet in packets:
+        counts += packet.counts
+        yield packet
 
 
 def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
@@ -167,33 +178,99 @@ def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
 
 
 def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
-    """One table for each of these ranks, in their order; texts get their codes in this order.
+    """One table for each of these ranks, in their order; texts get their codes in this order."""
+    for packet in _read_packets(folder, name, ranks, strings):
+        begin = 0
+        for count in packet.counts:
+            yield packet.table.take(slice(begin, begin + count))
+            begin += count
 
-    Threads read files ahead, since Parquet is decoded without the GIL.
+
+def _read_packets(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[_Packet]:
+    """Rows of these ranks, in their order, in packets of bounded size.
+
+    Threads read packets ahead, since Parquet is decoded without the GIL.
     """
+    if not (folder / name).is_dir():
+        yield _Packet(Table.empty(TABLES[name]), [0] * len(ranks))
+        return
+    with ThreadPoolExecutor(_READERS) as pool:
+        ahead: deque[tuple[list[int], Future[list[pyarrow.Table | None]]]] = deque()
+        for some in _in_packets(folder / name, ranks):
+            ahead.append((some, pool.submit(_decoded, folder, name, some)))
+            if len(ahead) > _PACKETS_AHEAD:
+                yield _packet_of(folder, name, *ahead.popleft(), strings)
+        while ahead:
+            yield _packet_of(folder, name, *ahead.popleft(), strings)
+
+
+def _in_packets(folder: Path, ranks: Sequence[int]) -> Iterator[list[int]]:
+    """The ranks, so many at a time that their files make one packet."""
+    some: list[int] = []
+    whole = 0
+    for rank in ranks:
+        try:
+            size = os.stat(partition_of(folder, rank)).st_size
+        except OSError:
+            size = 0  # a rank without this table; what else is wrong is seen when the file is read
+        if some and (whole + size > _PACKET_BYTES or len(some) == _PACKET_FILES):
+            yield some
+            some, whole = [], 0
+        some.append(rank)
+        whole += size
+    if some:
+        yield some
+
+
+def _packet_of(
+    folder: Path, name: str, ranks: list[int], decoded: Future[list[pyarrow.Table | None]], strings: StringPool
+) -> _Packet:
+    """The packet of some decoded files."""
     import pyarrow
 
-    if not (folder / name).is_dir():
-        yield from (Table.empty(TABLES[name]) for _ in ranks)
-        return
-    files = [str(partition(folder, name, rank)) for rank in ranks]
-    with ThreadPoolExecutor(_READERS) as pool:
-        ahead = deque(pool.submit(_arrow_of, file) for file in files[:_FILES_AHEAD])
-        for at, (file, rank) in enumerate(zip(files, ranks, strict=True)):
-            try:
-                content = ahead.popleft().result()
-                if at + _FILES_AHEAD < len(files):
-                    ahead.append(pool.submit(_arrow_of, files[at + _FILES_AHEAD]))
-                table = _table_of(content, name, rank, strings)
-            except (OSError, pyarrow.ArrowException) as error:
-                reason = str(error).partition("\n")[0]
-                raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
-            yield table
+    contents = decoded.result()
+    counts = [0 if content is None else len(content) for content in contents]
+    there = [content for content in contents if content is not None and len(content)]
+    if not there:
+        return _Packet(Table.empty(TABLES[name]), counts)
+    try:
+        whole = pyarrow.concat_tables(there).unify_dictionaries()
+        of_rank = np.repeat(np.array(ranks, dtype=np.int64), counts)
+        return _Packet(from_arrow(whole, TABLES[name], of_rank, strings), counts)
+    except pyarrow.ArrowException:
+        return _Packet(_one_by_one(folder, name, dict(zip(ranks, contents, strict=True)), strings), counts)
 
 
-def _table_of(content: pyarrow.Table | None, name: str, rank: int, strings: StringPool) -> Table:
-    schema = TABLES[name]
-    return Table.empty(schema) if content is None else from_arrow(content, schema, rank, strings)
+def _one_by_one(folder: Path, name: str, contents: Mapping[int, pyarrow.Table | None], strings: StringPool) -> Table:
+    """Rows of files whose columns are not alike, or that hold what cannot be read: then the error names the file."""
+    parts = []
+    for rank, content in contents.items():
+        if content is not None and len(content):
+            with _naming(folder, name, rank):
+                parts.append(from_arrow(content, TABLES[name], np.full(len(content), rank), strings))
+    return Table.concat(TABLES[name], parts)
+
+
+def _decoded(folder: Path, name: str, ranks: Sequence[int]) -> list[pyarrow.Table | None]:
+    """Content of the files of one table, None for ranks that have none."""
+    found = []
+    for rank in ranks:
+        with _naming(folder, name, rank):
+            found.append(_arrow_of(partition_of(folder / name, rank)))
+    return found
+
+
+@contextmanager
+def _naming(folder: Path, name: str, rank: int) -> Iterator[None]:
+    """Turn errors of the system and of Arrow into one that names the file."""
+    import pyarrow
+
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        file = partition(folder, name, rank)
+        raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
 
 
 def _arrow_of(file: str) -> pyarrow.Table | None:
@@ -267,21 +344,26 @@ def _count_lost(
     add_losses(tables, lost, strings)
 
 
-def _unique(name: str, parts: Iterable[Table], counts: Sequence[int]) -> Iterator[Table]:
-    """Make the keys of the partitions unique; ``collectives`` comes before the tables that refer to it.
+def _unique(name: str, packets: Iterable[_Packet], counts: Sequence[int]) -> Iterator[Table]:
+    """Rows of the packets; keys of the partitions are made unique.
 
-    ``counts`` is the number of keys of each part; for ``collectives`` it grows while the parts are read.
+    ``collectives`` comes before the tables that refer to it. ``counts`` is the number of keys of each partition; for
+    ``collectives`` it grows while the packets are read.
     """
     keyed = [column for column, key in TABLES[name].keys.items() if key == _COUNTED]
-    first = 0
-    for at, part in enumerate(parts):
+    at = first = 0
+    for table, rows in packets:
         changed = {}
-        if len(part) and counts:
+        if keyed and len(table) and counts:
+            keys = np.array(counts[at : at + len(rows)], dtype=np.int64)
+            begin, size = np.repeat(first + np.cumsum(keys) - keys, rows), np.repeat(keys, rows)
+            at, first = at + len(rows), first + int(keys.sum())
             for column in keyed:
-                known = (part[column] >= 0) & (part[column] < counts[at])
-                changed[column] = np.where(known, part[column], -first - 1) + first
-        yield part.replace(**changed) if changed else part
-        first += counts[at] if counts else 0
+                known = (table[column] >= 0) & (table[column] < size)
+                changed[column] = np.where(known, table[column] + begin, -1)
+        elif counts:
+            first, at = first + sum(counts[at : at + len(rows)]), at + len(rows)
+        yield table.replace(**changed) if changed else table
 
 
 def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:

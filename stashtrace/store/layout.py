@@ -28,7 +28,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
 from stashtrace.schema.strings import StringPool
-from stashtrace.schema.table import Table
+from stashtrace.schema.table import Array, Table
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,7 +76,12 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def partition(path: Path, table: str, rank: int) -> Path:
     """File of one table of one rank."""
-    return path / table / f"rank={rank}" / PART_FILE
+    return Path(partition_of(path / table, rank))
+
+
+def partition_of(folder: str | Path, rank: int) -> str:
+    """File of one rank in the folder of a table; as text, since a store of many ranks has very many."""
+    return f"{folder}{os.sep}rank={rank}{os.sep}{PART_FILE}"
 
 
 def require_pyarrow() -> None:
@@ -108,8 +113,10 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     )
 
 
-def from_arrow(content: pyarrow.Table, schema: Schema, rank: int, strings: StringPool) -> Table:
-    """Table from its Arrow form; a column that the file lacks gets its missing value, an unknown one is left out.
+def from_arrow(content: pyarrow.Table, schema: Schema, rank: Array, strings: StringPool) -> Table:
+    """Table from its Arrow form, with the rank of each row.
+
+    A column that the file lacks gets its missing value, an unknown one is left out.
 
     Raises
     ------
@@ -121,7 +128,7 @@ def from_arrow(content: pyarrow.Table, schema: Schema, rank: int, strings: Strin
     for name, arrow, dtype, missing, kind in _arrow_columns(schema.name):
         values = given.get(arrow)
         if name == "rank":
-            columns["rank"] = np.full(len(content), rank, dtype=dtype)
+            columns["rank"] = rank.astype(dtype)
         elif values is None:
             columns[name] = np.full(len(content), missing, dtype=dtype)
         elif kind is None:

@@ -1,13 +1,17 @@
-"""Which of two runs is faster, and why, in words; the numbers are those of ``diff`` and ``kernel_diff``."""
+"""Two jobs in words: what differs, which is faster, and why; the numbers are those of ``diff`` and ``kernel_diff``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL
+from stashtrace.analysis.compare.facts import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.schema.table import Table
+from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text, percent_text, shortened
+from stashtrace.visible import visible_line
 
 #: From this ratio on a change is no longer worded as percent.
 _TIMES_RATIO = 9
@@ -15,6 +19,54 @@ _TIMES_RATIO = 9
 _NAMED_AT_MOST = 3
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 48
+#: Waits for a CPU are named from this part of the step on.
+_WORTH_NAMING = 0.02
+#: Facts that a line about alike jobs names, and how.
+_TOLD_OF_ALIKE = ("ranks", "batch", "device", "torch")
+#: Widest value of a fact, and words of a command line that are shown.
+_FACT_WIDTH, _WORDS_AT_MOST = 48, 4
+
+
+def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[str]:
+    """Say what differs between two jobs by what their recordings tell; also if nothing does.
+
+    Parameters
+    ----------
+    before, after : mapping of str to fact
+        As of :func:`stashtrace.analysis.compare.facts.job_facts`.
+    """
+    found = differences(before, after)
+    if not found:
+        words = {field.name: field.words for field in FIELDS}
+        told = [f"{words[name]}: {_fact(after[name])}" for name in _TOLD_OF_ALIKE if after.get(name) is not None]
+        return [f"jobs: nothing that was recorded differs ({', '.join(told) or 'little was recorded'})"]
+    known = [one for one in found if one.is_known]
+    lines = ["jobs: no difference is known"]
+    if known:
+        lines = [f"jobs: {len(known)} of what was recorded differ{'s' * (len(known) == 1)}"]
+        lines += table_lines([(one.field.words, " -> ".join(difference_texts(one))) for one in known], left=2)
+    unknown = [one for one in found if not one.is_known]
+    if unknown:
+        lines.append(f"  recorded on one side alone: {', '.join(one.field.words for one in unknown)}")
+    return lines
+
+
+def difference_texts(difference: Difference) -> tuple[str, str]:
+    """Return the two values of a field; of command lines, the words that the other one does not have."""
+    if difference.field.name == "command" and difference.is_known:
+        sides = changed_words(str(difference.before), str(difference.after))
+        first, second = (_some(words) for words in sides)
+        return (first, second) if first != second else ("the same words", "in another order")
+    return _fact(difference.before), _fact(difference.after)
+
+
+def _some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _WORDS_AT_MOST} more" if len(words) > _WORDS_AT_MOST else ""
+    return " ".join(_fact(word) for word in words[:_WORDS_AT_MOST]) + more or "nothing"
+
+
+def _fact(value: Fact) -> str:
+    return "not recorded" if value is None else shortened(visible_line(str(value)), _FACT_WIDTH)
 
 
 def verdict(table: Table, before: str, after: str) -> list[str]:
@@ -48,7 +100,50 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     if fewest < 20:
         were = "step was" if fewest == 1 else "steps were"
         lines.append(f"only {fewest} {were} compared; more would tell smaller changes from noise")
+    return [*lines, *_certainty(step)]
+
+
+def cpu_wait_lines(before_ns: float | None, after_ns: float | None, step_ns: float) -> list[str]:
+    """Say that ranks waited for a CPU longer or shorter than before, if that is worth a part of the step.
+
+    Parameters
+    ----------
+    before_ns, after_ns : float or None
+        Mean wait of a step; None if unknown.
+    step_ns : float
+        The step before.
+    """
+    if before_ns is None or after_ns is None or abs(after_ns - before_ns) < _WORTH_NAMING * step_ns:
+        return []
+    first, second = (duration_text(ns) for ns in (before_ns, after_ns))
+    return [
+        f"ranks waited for a CPU for {second} of a step, before for {first}: other work on the machine does that, and"
+        " so do more threads of the job"
+    ]
+
+
+def _certainty(step: Mapping[str, Any]) -> list[str]:
+    """Say between which bounds the change of the step lies, and which change could have been seen."""
+    if step["detectable_ns"] < 0:
+        return ["a run has a single step, so nothing is known of the spread of steps"]
+    runs = step["before_runs_count"], step["after_runs_count"]
+    told = max(runs) >= RUNS_THAT_TELL
+    low, high = (_signed(step[name]) for name in ("low_ns", "high_ns"))
+    seen = duration_text(step["detectable_ns"])
+    share = percent_text(step["detectable_ns"] / step["before_ns"]) if step["before_ns"] else "-"
+    lines = [
+        f"by the spread of {'runs' if told else 'steps'} the step changed by {low} to {high} (95 %);"
+        f" in four of five such comparisons a change of {seen} ({share}) would have been seen"
+    ]
+    if not told:
+        each = "one run" if max(runs) == 1 else "fewer than three runs"
+        usual = percent_text(RUN_TO_RUN_RATIO)
+        lines.append(f"{each} a side: equal runs may differ by {usual} of the step more than their steps show")
     return lines
+
+
+def _signed(ns: float) -> str:
+    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{duration_text(abs(ns))}"
 
 
 def _than(step: dict[str, Any]) -> str:

@@ -258,7 +258,7 @@ def _flow(parts: Sequence[str], look: Look) -> list[str]:
 
 
 def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
-    lines = [f"timeline   stashtrace view {path}"]
+    lines = [f"timeline   stashtrace view {path}", f"report     stashtrace report {path}"]
     lines.append(
         f"details    stashtrace analyze stalls {path} --by step" if steps else f"details    stashtrace info {path}"
     )

@@ -19,7 +19,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.rows import TraceRows
+from stashtrace.timeline.rows import TraceRows, Window
 from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered, value_where
 
 KINDS = [kind.name.lower() for kind in StallKind]
@@ -138,15 +138,17 @@ def _largest(keys: Ints, amount: Ints) -> tuple[int, int]:
     return int(groups.values[at]), int(sums[at])
 
 
-def worst_step(budget: Budget, ranks: list[int]) -> tuple[int, int, int] | None:
+def worst_step(budget: Budget, ranks: list[int], window: Window | None = None) -> tuple[int, int, int] | None:
     """Return (begin_ns, end_ns, rank) of the step that lost most, which a viewer should show first.
 
-    Steps of the warm-up count only if there are no others. The rank is the one that made the others wait, if a
-    straggler is the largest stall, else the one that lost most.
+    Steps of the warm-up count only if there are no others, and with a window only steps that touch it. The rank is the
+    one that made the others wait, if a straggler is the largest stall, else the one that lost most.
     """
     if budget.steps is None or budget.intervals is None:
         return None
     table = budget.steps.take(np.isin(budget.steps["rank"], ranks))
+    if window is not None:
+        table = table.take(window.touches(table["begin_ns"], table["end_ns"]))
     table = table.take(table["warmup"] == 0) if (table["warmup"] == 0).any() else table
     if not len(table):
         return None

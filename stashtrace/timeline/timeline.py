@@ -75,7 +75,8 @@ def export_perfetto(
     MissingDataError
         If the trace has no times, or no steps to cut by.
     UsageError
-        If a rank or a step is not in the trace, or steps and window have no time in common.
+        If a rank or a step is not in the trace, the window is after its end, or steps and window have no time in
+        common.
     """
     _require_times(trace)
     overlay = Budget(trace)
@@ -134,8 +135,13 @@ def _window(
 ) -> Window | None:
     begin, end = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     if window_ns is not None:
-        origin = int(trace.processes["begin_ns"].min(initial=np.iinfo(np.int64).max)) if len(trace.processes) else 0
-        begin, end = origin + window_ns[0], origin + window_ns[1]
+        begin, end = trace.origin_ns + window_ns[0], trace.origin_ns + window_ns[1]
+        last = int(trace.processes["end_ns"].max(initial=trace.origin_ns))
+        if begin >= last:
+            lasts = f"{(last - trace.origin_ns) / 1e9:g} s"
+            raise UsageError(
+                f"the window begins after the end of the run, which lasts {lasts}", hint="as in --window 0:1"
+            )
     if steps is not None:
         if overlay.steps is None:
             raise MissingDataError("the trace has no steps to cut by", hint="cut by time instead: --window A:B")
@@ -154,18 +160,20 @@ def _window(
 def _first_view(
     encoder: _native.perfetto.Encoder, overlay: Budget, trace: Trace, ranks: list[int], window: Window | None
 ) -> None:
-    """Write into the file what `stashtrace view` shows first: the worst step with a margin, and the rank to look at."""
-    worst = worst_step(overlay, ranks)
+    """Write into the file what `stashtrace view` shows first: the window, else the worst step with a margin.
+
+    With it stands the rank to look at: that of the worst step, or of the worst one that touches the window.
+    """
+    worst = worst_step(overlay, ranks, window)
     if worst is None:
         return
     begin, end, rank = worst
-    if window is not None and not (window.begin_ns <= begin and end <= window.end_ns):
-        return
     margin, steps = (end - begin) // 4, overlay.steps
     assert steps is not None  # there is a worst step
+    begin, end = (begin - margin, end + margin) if window is None else (window.begin_ns, window.end_ns)
     # Viewers ignore a range that is not inside the trace. The steps certainly are.
     low, high = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
-    encoder.view(max(begin - margin, low), min(end + margin, high), _name(trace, rank))
+    encoder.view(max(begin, low), min(end, high), _name(trace, rank))
 
 
 def _process(tree: TrackTree, own: RankRows, order: int) -> int:

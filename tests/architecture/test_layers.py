@@ -17,6 +17,8 @@ FLOORS = {
     "cli": 10,
     "lab": 9,
     "plugins": 8,
+    "sql": 8,
+    "report": 8,
     "timeline": 8,
     "exporters": 7,
     "fleet": 7,
@@ -51,6 +53,7 @@ QUESTIONS = {
     "graph": 6,
     "io": 5,
     "late": 5,
+    "compare": 4,
     "links": 4,
     "stalls": 3,
     "collectives": 2,
@@ -68,7 +71,10 @@ ROOMS = {
 GROUND_ONLY = {"record"}
 # The guest runs inside the user's process: standard library, the recorder, itself.
 GUEST = "probes"
-HEAVY = {"torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "perfetto", "viztracer", "wasmtime", "google"}
+HEAVY = {
+    *("torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "duckdb"),
+    *("perfetto", "viztracer", "wasmtime", "google", "pynvml"),
+}
 PACKAGE = ROOT / "stashtrace"
 
 

@@ -47,8 +47,9 @@ def test_nothing_is_there(run: Run, tmp_path: Path, command: str) -> None:
 
 
 def test_a_path_not_found_names_the_newest_run(run: Run, tmp_path: Path) -> None:
-    for name in ("stash-0411-080000", "stash-0412-090000"):
+    for begin_ns, name in enumerate(("stash-0411-080000", "stash-0412-090000"), 1):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(f'{{"begin_realtime_ns": {begin_ns}}}', encoding="utf-8")
     answer = run("info", "stash-0413")
     assert answer.err == "error: stash-0413 does not exist\n\nhint: the newest run here is stash-0412-090000\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def test_the_pages_show_what_is_printed() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for page in module.PAGES:
+        if page.name == "sql.md" and find_spec("duckdb") is None:
+            continue
         assert module.refreshed(page) == page.read_text(encoding="utf-8"), "run python docs/generate_guides.py"
 
 

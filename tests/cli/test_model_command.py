@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.test_communication_model import ALPHA, APART, SIZES, job
 from command_line import stashtrace
 from lab.test_layer_study import resnets, study
+from replay.test_communication_model import ALPHA, APART, SIZES, job
 
 from stashtrace.cli import main
 

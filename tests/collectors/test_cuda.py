@@ -51,8 +51,10 @@ def _compile_doubles(common: Sequence[str | Path], folder: Path) -> None:
     runtime = sorted(FAKES.glob("fake_cudart*.cpp"))
     driver = [path for path in sorted(FAKES.glob("fake_cuda*.cpp")) if path not in runtime]
     version = f"-Wl,--version-script={FAKES / 'cudart_13.map'}"
+    whole = folder / "whole_driver.cpp"  # as one file: most of the time of many is their headers
+    whole.write_text("".join(f'#include "{path}"\n' for path in driver), encoding="utf-8")
     for name, sources, extra in (
-        ("libcuda.so.1", driver, []),
+        ("libcuda.so.1", [whole], []),
         ("libcudart.so.13", runtime, ["-DFAKE_CUDART_MAJOR=13", version]),
     ):
         subprocess.run(

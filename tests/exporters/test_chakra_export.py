@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
-from analysis.device_simulation import Job as SimulatedJob
+from analysis.devices.device_simulation import Job as SimulatedJob
 from builders import MS, TraceBuilder, trace_from_text
 from chakra_traces import COLL, COMP, RECV, SEND, Traces, feeder_problems, simulate, step_ends_us
 from corpus import corpus

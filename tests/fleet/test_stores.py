@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("pyarrow", reason="stores are Parquet files")
 pytest.importorskip("dask", reason="ranks are shared out by Dask")
 
-from analysis.test_device_identity import traces as device_traces
-from analysis.test_stall_identity import traces as host_traces
+from analysis.devices.test_device_identity import traces as device_traces
+from analysis.stalls.test_stall_identity import traces as host_traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kineto_job import write_job
@@ -246,3 +246,47 @@ def test_an_older_store_lacks_columns(run: Path, tmp_path: Path) -> None:
     found = stashtrace.load(path).collectives
     assert set(found["device_begin_ns"].tolist()) == {-1}
     assert set(found["name_code"].tolist()) == {0}
+
+
+@pytest.mark.parametrize("packet_files", [1, 3, 64])
+def test_some_ranks_of_an_older_store(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packet_files: int
+) -> None:
+    """Files of several ranks are read together; that one has other columns changes nothing for its neighbours."""
+    import pyarrow.parquet
+
+    monkeypatch.setattr("stashtrace.store.files._PACKET_FILES", packet_files)
+    path = tmp_path / "mixed.store"
+    store_run(run, path)
+    whole = stashtrace.load(path)
+    for column in ("device_begin_ns", "name"):
+        file = partition(path, "collectives", 1)
+        table = pyarrow.parquet.ParquetFile(file).read()
+        pyarrow.parquet.write_table(table.drop_columns([column]), file)
+    mixed = stashtrace.load(path)
+    former = np.flatnonzero(whole.processes["rank"] == 1)
+    of_rank = np.isin(mixed.collectives["process_id"], former)
+    assert of_rank.any()
+    assert set(mixed.collectives["name_code"][of_rank].tolist()) == {0}
+    others = [
+        texts(trace.collectives.take(~np.isin(trace.collectives["process_id"], former)), trace.strings)
+        for trace in (whole, mixed)
+    ]
+    assert others[0]
+    assert others[0] == others[1]
+    for name in ("collective_waits", "phases", "batches"):
+        assert texts(getattr(whole, name), whole.strings) == texts(getattr(mixed, name), mixed.strings)
+
+
+def test_the_file_among_many_that_cannot_be_read_is_named(run: Path, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "bad.store"
+    store_run(run, path)
+    file = partition(path, "batches", 2)
+    table = pyarrow.parquet.ParquetFile(file).read()
+    words = pyarrow.array(["soon"] * len(table))
+    pyarrow.parquet.write_table(table.set_column(table.column_names.index("begin_ns"), "begin_ns", words), file)
+    with pytest.raises(FormatError, match=r"batches/rank=2/part-0\.parquet cannot be read"):
+        stashtrace.load(path)

@@ -19,23 +19,29 @@ import stashtrace
 
 torch = pytest.importorskip("torch", reason="the example trains with torch")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+EXAMPLE = ROOT / "examples" / "sharded_adam.py"
+BOTH = Path(__file__).parent / "programs" / "both_adams.py"
+sys.path.insert(0, str(EXAMPLE.parent))
 example = importlib.import_module("sharded_adam")
 
 
-def launched(ranks: int, *arguments: str, tracer: Sequence[str] = ()) -> None:
-    """Run the example."""
+def launched(ranks: int, script: Path, *arguments: str, tracer: Sequence[str] = ()) -> None:
+    """Run the example, or the script that runs it twice."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    job = [*tracer, *launcher, str(ROOT / "examples" / "sharded_adam.py"), *arguments]
+    job = [*tracer, *launcher, str(script), *arguments]
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def trained(folder: Path, ranks: int, *arguments: str) -> list[torch.Tensor]:
-    """Final parameters of each rank after ten steps of a network of 5,933, which neither two nor three divide."""
-    launched(ranks, "--width", "33", "--hidden", "50", "--steps", "10", "--save", str(folder), *arguments)
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(ranks)]
+def trained(folder: Path, ranks: int) -> list[list[torch.Tensor]]:
+    """Each rank's final parameters after ten steps of a network of 5,933, which neither two nor three divide.
+
+    Of the optimizer that is on every rank, then of the sharded one.
+    """
+    launched(ranks, BOTH, str(folder), "--width", "33", "--hidden", "50", "--steps", "10")
+    names = ("replicated", "sharded")
+    return [[torch.load(folder / name / f"rank-{rank}.pt") for rank in range(ranks)] for name in names]
 
 
 def first_parameters() -> torch.Tensor:
@@ -46,8 +52,7 @@ def first_parameters() -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: int) -> None:
-    whole = trained(tmp_path / "whole", ranks, "--optimizer", "replicated")
-    shared = trained(tmp_path / "shared", ranks, "--optimizer", "sharded")
+    whole, shared = trained(tmp_path, ranks)
     for mine, other in zip(whole, shared, strict=True):
         assert torch.equal(mine, whole[0])
         assert torch.equal(other, shared[0])  # every rank has gathered what every owner computed
@@ -62,7 +67,8 @@ def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: i
 def advised(folder: Path) -> tuple[dict[str, Any], float]:
     """What the advice says of a recording with 2.1 M parameters, and the script's own lap of its optimizer, in ns."""
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--"]
-    launched(2, "--hidden", "768", "--steps", "20", "--truth", str(folder / "truth"), tracer=tracer)
+    words = ("--hidden", "768", "--steps", "20", "--truth", str(folder / "truth"))
+    launched(2, EXAMPLE, *words, tracer=tracer)
     table = stashtrace.analyze(stashtrace.load(folder / "run"), "overlap_advice")
     (split,) = (row for row in table.rows() if row["transformation"] == "split_reorder")
     laps = [

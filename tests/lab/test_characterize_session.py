@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from stashtrace.analysis.steps.samples import JobSamples
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize import run as session
 from stashtrace.lab.characterize.answer import Characterization, RunInvalidError
 from stashtrace.lab.characterize.data import DataStates
-from stashtrace.lab.characterize.figures import Figures, JobSamples
+from stashtrace.lab.characterize.figures import Figures
 from stashtrace.lab.characterize.hosts import HostTask, RunFailedError
 from stashtrace.lab.characterize.network import Shape
 from stashtrace.lab.characterize.plan import CharacterizationRequest

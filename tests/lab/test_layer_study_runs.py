@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.test_communication_model import APART, SIZES, STEP_NS, cost, job
 from builders import MS
+from replay.test_communication_model import APART, SIZES, STEP_NS, cost, job
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UsageError
 from stashtrace.lab.processes import cores_of_ranks

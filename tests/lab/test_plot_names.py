@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from stashtrace.lab.plot import Name, new_figure, place_names
+from stashtrace.lab.plot import Name, place_names
+from stashtrace.summary.pictures import new_figure
 
 
 def placed(points: list[tuple[float, float]], lines: Any = (), *, log: bool = False) -> tuple[Any, list[Any]]:

@@ -194,7 +194,6 @@ def test_trace_tables_are_there_even_if_empty() -> None:
         trace.table("steps")
     with pytest.raises(KeyError, match="table tracks has no column 'rank'; it has track_id, process_id"):
         _ = trace.tracks["rank"]
-    assert not hasattr(trace, "_repr_html_")
     with pytest.raises(ValueError, match="unknown"):
         EventTables(StringPool(), {"nonsense": Table.empty(IO)})
 

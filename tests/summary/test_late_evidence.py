@@ -16,7 +16,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.schema.events import STEPS
 from stashtrace.schema.table import Table
-from stashtrace.summary.words import evidence_texts
+from stashtrace.summary.words import evidence_texts, wait_text
 from stashtrace.summary.words.parts import Finding
 
 ROW: dict[str, Any] = {
@@ -51,6 +51,19 @@ def test_the_worker_and_the_file() -> None:
         "the costliest wait: ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
         " its worker 5 spent 41.0 ms reading shard-0117"
     )
+
+
+def test_in_a_list_of_waits_none_is_called_the_costliest() -> None:
+    whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | ROW | {"cause_kind": "unknown"}
+    evidence = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
+    assert wait_text(evidence) == (
+        "ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late; the recording does not show why"
+    )
+
+
+def test_a_list_of_ranks_too_long_to_read_is_cut() -> None:
+    every_other = ",".join(map(str, range(0, 1024, 2)))
+    assert "ranks 0, 2, 4 … 1022 waited up to" in sentence(ROW | {"waiting_ranks": every_other})
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,9 @@ def test_the_end_says_what_to_trust_and_what_to_type() -> None:
     assert end[0].startswith(": data, link, late")
     assert "invisible here: GPU" in " ".join(end[:2])
     assert any("lost records 0" in line for line in end[:3])
-    assert end[-2:] == [
+    assert end[-3:] == [
         "  timeline   stashtrace view ./stash-0412",
+        "  report     stashtrace report ./stash-0412",
         "  details    stashtrace analyze stalls ./stash-0412 --by step",
     ]
 

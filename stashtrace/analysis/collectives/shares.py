@@ -139,14 +139,14 @@ def _calibration(trace: Trace) -> Calibration | None:
         calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:
         return None
-    return None if calibration is None or foreign_warning(trace, calibration) else calibration
+    return None if calibration is None or calibration.is_foreign(host_names(trace)) else calibration
 
 
-def foreign_warning(trace: Trace, calibration: Calibration) -> str:
-    """Return a warning if the calibration was measured on none of the run's hosts; empty if it fits."""
+def host_names(trace: Trace) -> list[str]:
+    """Return the names of the hosts of all ranks, sorted."""
     processes = trace.processes
     hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
-    return calibration.foreign_to(trace.text(code) for code in hosts.tolist())
+    return sorted({trace.text(code) for code in hosts.tolist()})
 
 
 def _calibrated(

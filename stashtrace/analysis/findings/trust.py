@@ -268,11 +268,13 @@ def left_out_claims(trace: Trace) -> list[Claim]:
 def _other_trainers(trace: Trace) -> list[Claim]:
     """Return a claim about processes beside the ranks that made updates: a second job, or a restarted rank."""
     phases, processes = trace.phases, trace.processes
-    updates = phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))]
+    updates = GroupBy(phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))])
+    counts = dict(zip(updates.values.tolist(), updates.sizes.tolist(), strict=True))
     trainers = []
-    for number, row in enumerate(processes.rows()):
-        count = int(np.count_nonzero(updates == row["process_id"]))
-        if count and row["role_code"] != ProcessRole.RANK:
+    numbers = np.flatnonzero(processes["role_code"] != ProcessRole.RANK)
+    for number, row in zip(numbers.tolist(), processes.take(numbers).rows(), strict=True):
+        count = counts.get(row["process_id"], 0)
+        if count:
             name = trace.text(row["name_code"])
             trainers.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
     return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []

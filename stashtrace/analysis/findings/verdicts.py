@@ -161,7 +161,8 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         if each_other and late is not None and late in left:
             own_ns, other_ns = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
             alike = [worst, late] if min(own_ns, other_ns) > _ALIKE_RATIO * max(own_ns, other_ns) else alike
-        left = [r for r in left if r not in alike]
+        taken = {r.rank for r in alike}
+        left = [r for r in left if r.rank not in taken]
         claims.append(_late_claim(facts, alike, cause))
     return claims
 

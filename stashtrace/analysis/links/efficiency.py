@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.collectives.shares import backends_of_rows, foreign_warning
+from stashtrace.analysis.collectives.shares import backends_of_rows, host_names
 from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
@@ -139,9 +139,14 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
         measured = calibration
     else:
         measured = load_calibration(calibration)
-    foreign = foreign_warning(trace, measured) if measured is not None else ""
-    if foreign:
-        warnings.warn(foreign, ForeignCalibrationWarning, stacklevel=3)
+    names = host_names(trace)
+    if measured is not None and measured.is_foreign(names):
+        warnings.warn(
+            f"{measured.path or 'the calibration'} was measured on another machine ({measured.machine_text},"
+            f" {measured.date[:10]}) than {', '.join(names)}; its expected times may not hold here",
+            ForeignCalibrationWarning,
+            stacklevel=3,
+        )
     return measured
 
 

@@ -16,9 +16,10 @@ from stashtrace.lab.cache.model import (
     storage_without_fetch_stall,
     workers_without_prep_stall,
 )
-from stashtrace.lab.plot import FAINT, KIND_COLOURS, check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.plot import check_plot_file, save_figure
 from stashtrace.lab.wording import aligned, counted, wrapped
 from stashtrace.schema.table import Table
+from stashtrace.summary.pictures import FAINT, KIND_COLOURS, new_figure, plain_axes
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 #: Names and order of the inputs on the page; the rest of the quantities speak through the notes.

@@ -10,8 +10,9 @@ import numpy as np
 
 from stashtrace.calibration.file import Calibration, Link
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.lab.plot import FAINT, check_plot_file, draw_link, new_figure, plain_axes, save_figure, scale_links
+from stashtrace.lab.plot import check_plot_file, draw_link, save_figure, scale_links
 from stashtrace.lab.wording import counted, wrapped
+from stashtrace.summary.pictures import FAINT, new_figure, plain_axes
 from stashtrace.units import bytes_text, percent_text
 
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))

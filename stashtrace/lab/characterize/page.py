@@ -21,8 +21,9 @@ from stashtrace.lab.characterize.report import (
     time_text,
     title,
 )
-from stashtrace.lab.plot import KIND_COLOURS, check_plot_file, new_figure, plain_axes, save_figure
+from stashtrace.lab.plot import check_plot_file, save_figure
 from stashtrace.lab.wording import signed_duration
+from stashtrace.summary.pictures import KIND_COLOURS, new_figure, plain_axes
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }

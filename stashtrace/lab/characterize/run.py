@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stashtrace.analysis.steps.samples import job_samples
 from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.lab.characterize.answer import (
     FAILED,
@@ -31,7 +32,7 @@ from stashtrace.lab.characterize.answer import (
 )
 from stashtrace.lab.characterize.data import DataStates
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
-from stashtrace.lab.characterize.figures import Figures, job_samples, step_figures, synthetic_data
+from stashtrace.lab.characterize.figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.plan import CharacterizationRequest, open_characterization

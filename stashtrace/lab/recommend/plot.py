@@ -8,18 +8,10 @@ from typing import Any
 
 from stashtrace.errors import UsageError
 from stashtrace.lab.intervals import Interval
-from stashtrace.lab.plot import (
-    FAINT,
-    KIND_COLOURS,
-    Name,
-    check_plot_file,
-    new_figure,
-    place_names,
-    plain_axes,
-    save_figure,
-)
+from stashtrace.lab.plot import Name, check_plot_file, place_names, save_figure
 from stashtrace.lab.recommend.candidates import UNKNOWN, Candidate, faster
 from stashtrace.lab.recommend.recommend import Recommendation
+from stashtrace.summary.pictures import FAINT, KIND_COLOURS, new_figure, plain_axes
 
 _COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 

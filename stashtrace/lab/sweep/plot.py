@@ -10,22 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.lab.plot import (
-    COLOURS,
-    FAINT,
-    Name,
-    bytes_axis,
-    check_plot_file,
-    draw_link,
-    duration_axis,
-    new_figure,
-    place_names,
-    plain_axes,
-    save_figure,
-    scale_links,
-)
+from stashtrace.lab.plot import Name, check_plot_file, draw_link, place_names, save_figure, scale_links
 from stashtrace.lab.sweep.fit import LayersStudy
 from stashtrace.replay.communication.model import CommunicationModel, LinkFit
+from stashtrace.summary.pictures import COLOURS, FAINT, bytes_axis, duration_axis, new_figure, plain_axes
 from stashtrace.units import bytes_text, duration_text
 
 _BYTES_AXIS = "gradient bytes of a step"

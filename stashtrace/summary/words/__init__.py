@@ -7,8 +7,12 @@ than a row does. How certain a verb is follows from ``confidence`` and the bound
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.summary.words.claims import CLAIMS, loss, verdict_text
-from stashtrace.summary.words.evidence import EVIDENCE, JOINERS
+from stashtrace.summary.words.evidence import COSTLIEST, EVIDENCE, JOINERS
 from stashtrace.summary.words.parts import Finding
 
 
@@ -34,3 +38,9 @@ def evidence_texts(finding: Finding) -> list[str]:
         else:
             sentences.append(text)
     return sentences
+
+
+def wait_text(evidence: Sequence[Evidence]) -> str:
+    """Word a wait in a collective and its reason, given the rows of ``findings.lateness.wait_evidence``."""
+    said = evidence_texts(Finding({}, tuple(asdict(row) for row in evidence)))
+    return "; ".join(said).removeprefix(COSTLIEST)

@@ -11,6 +11,7 @@ from stashtrace.summary.words.parts import (
     Finding,
     Row,
     counted,
+    few_ranks,
     filled,
     last_called,
     number,
@@ -24,6 +25,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: How a sentence about a wait in a collective begins; a list of several leaves it out (``words.wait_text``).
+COSTLIEST = "the costliest wait: "
 #: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {
     "asleep": "asleep (time.sleep, usleep or the like)",
@@ -222,13 +225,14 @@ def _is_several(ranks: str) -> bool:
 
 def _worst_wait(row: Row, f: Finding) -> str:
     where = f"in {operation(row['kind'])} {row['items_count']}"
+    waiting = few_ranks(row["name"])
     if row["code"].startswith("hung"):
-        hanging = f"the costliest wait: {ranks_named(row['name'], ('hangs', 'hang'))} {where}"
+        hanging = f"{COSTLIEST}{ranks_named(waiting, ('hangs', 'hang'))} {where}"
         if row["code"] == "hung_wait":
             return f"{hanging}, which rank {row['rank']} never entered"
         return f"{hanging}; ranks that left no record here may never have entered it"
     length = f"{'up to ' if _is_several(row['name']) else ''}{duration_text(row['amount_ns'])}"
-    waited = f"the costliest wait: {ranks_named(row['name'], ('waited', 'waited'))} {length} {where}"
+    waited = f"{COSTLIEST}{ranks_named(waiting, ('waited', 'waited'))} {length} {where}"
     if row["code"] == "worst_wait_unknown":
         return f"{waited}; the clocks cannot tell for whom"
     return f"{waited}; rank {row['rank']} was late"

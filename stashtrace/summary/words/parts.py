@@ -74,9 +74,16 @@ def lost(row: Row) -> str:
 def ranks(row: Row) -> str:
     """Name the ranks: ``ranks 0-3,7``; a list too long to read becomes a count with the first and last ones."""
     if len(row["ranks"]) > _RANKS_WIDTH:
-        named = row["ranks"].split(",")
-        return f"{row['items_count']} ranks ({', '.join(named[:3])} … {named[-1]})"
+        return f"{row['items_count']} ranks ({few_ranks(row['ranks'])})"
     return f"rank{'s' if row['items_count'] > 1 else ''} {row['ranks']}"
+
+
+def few_ranks(ranks: str) -> str:
+    """Cut a list of ranks that is too long to read: ``0, 2, 4 … 1022``."""
+    if len(ranks) <= _RANKS_WIDTH:
+        return ranks
+    named = ranks.split(",")
+    return f"{', '.join(named[:3])} … {named[-1]}"
 
 
 def verb(row: Row, one: str, many: str) -> str:
