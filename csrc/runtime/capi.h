@@ -50,7 +50,7 @@ STASHTRACE_API uint32_t stashtrace_intern(const char* text, size_t bytes) noexce
 STASHTRACE_API int stashtrace_emit(uint32_t record_id, const void* row, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
-// Tells where the code of the Python interpreter is: a condition variable that it waits on is its GIL.
+// Tells where the code of the Python interpreter is: a condition variable or a mutex that it waits on is its GIL's.
 STASHTRACE_API void stashtrace_interpreter_code(const void* begin, const void* end) noexcept;
 STASHTRACE_API int stashtrace_start_drainer() noexcept;
 STASHTRACE_API int stashtrace_flush() noexcept;
