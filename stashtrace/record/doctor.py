@@ -1,7 +1,7 @@
 """The checks of ``stashtrace doctor``: what is measured, inferred or invisible on this machine, and what that means.
 
 The checks of GPUs are in ``doctor_gpu``. Nothing here changes a setting or imports torch or a GPU library. What a job's
-own environment has is asked of the Python that the command starts (``job_python``).
+own environment has is asked of the Python that the command starts (``program``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,11 +20,9 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from stashtrace.errors import StashtraceError
-from stashtrace.record import job_python
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
-from stashtrace.record.job_python import JobPython
-from stashtrace.record.program import loader_takes_library, preload_obstacle
+from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
 _READS_COUNT = 20_000
 _PT_INTERP = 3
@@ -37,7 +35,7 @@ _COUNTERS = {"tsc": "TSC invariant", "cntvct": "CNTVCT_EL0"}
 def checks(command: Sequence[str] = ()) -> list[Check]:
     """Check this machine, and ``command`` if one is given."""
     program = python_of(command) if command else sys.executable
-    python = job_python.ask(program) if program is not None else None
+    python = ask_python(program) if program is not None else None
     job = [Check(name, *check()) for name, check in _JOB_CHECKS.items()]
     job += [Check(name, *ask(python, program)) for name, ask in _PYTHON_CHECKS.items()]
     machine = [Check(name, *check()) for name, check in _MACHINE_CHECKS.items()]
@@ -110,7 +108,7 @@ def python_of(command: Sequence[str]) -> str | None:
     path = shutil.which(command[0]) if command else None
     if path is None:
         return None
-    if job_python.is_python(path):
+    if is_python(path):
         return path
     if started := _command_behind(Path(path).name, command[1:]):
         return python_of(started)

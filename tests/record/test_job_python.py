@@ -13,7 +13,7 @@ import pytest
 
 from stashtrace.record.doctor import Check, checks, python_of
 from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.job_python import JobPython, ask, is_python
+from stashtrace.record.program import JobPython, ask_python, is_python
 
 NAMES = ("Python", "DataLoader", "collectives")
 
@@ -35,7 +35,7 @@ def answers(*command: str) -> list[Check]:
 
 
 def test_what_this_python_says() -> None:
-    told = ask(sys.executable)
+    told = ask_python(sys.executable)
     assert told is not None
     assert (told.implementation, told.version) == ("CPython", sys.version_info[:3])
     assert (told.has_ctypes, told.without_gil, told.obstacle()) == (True, False, None)
@@ -50,7 +50,7 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a shadow')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    told = ask(sys.executable)
+    told = ask_python(sys.executable)
     assert told is not None
     assert told.stashtrace is None or tmp_path not in Path(told.stashtrace).parents
 
@@ -58,7 +58,7 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("text", ["exit 1", "echo no json", "echo '[1, 2]'", "true"])
 def test_a_python_that_does_not_answer(tmp_path: Path, text: str) -> None:
     name = program(tmp_path / "python3", f"#!/bin/sh\n{text}\n")
-    assert ask(name) is None
+    assert ask_python(name) is None
     python, loader, _ = answers(name, "train.py")
     assert (python.state, loader.state) == ("partly", "invisible")
     assert "does not answer" in python.detail
