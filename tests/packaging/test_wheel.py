@@ -3,9 +3,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import base64
 import configparser
+import csv
 import email
+import hashlib
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -43,6 +49,12 @@ def stashtrace(programs: Path, *words: str, cwd: Path) -> subprocess.CompletedPr
     environment = {"PATH": str(programs), "HOME": str(cwd), "LC_ALL": "C.UTF-8"}
     command = [str(programs / "stashtrace"), *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def release_tool(name: str, wheel: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script of ci/ on the wheel."""
+    command = [sys.executable, str(ROOT / "ci" / name), str(wheel)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def metadata(wheel: Path) -> Message:
@@ -136,3 +148,40 @@ def test_a_program_is_recorded(programs: Path, tmp_path: Path) -> None:
     assert table.returncode == 0, table.stderr
     (row,) = [line for line in table.stdout.splitlines() if "batch.bin" in line]
     assert "1000" in row.split(","), f"20 reads of 50 bytes: {row}"
+
+
+def test_libraries_of_the_wheel(wheel: Path) -> None:
+    """Nothing grafted, nothing shown. The oldest glibc is another compiler's matter (ci/old_glibc_wheel.py)."""
+    pytest.importorskip("elftools")
+    done = release_tool("check_libraries.py", wheel)
+    assert [line for line in done.stdout.splitlines() if not re.search(r": needs (GLIBC|GLIBCXX|CXXABI)_", line)] == []
+
+
+def test_list_of_parts(wheel: Path, tmp_path: Path) -> None:
+    for module in ("cyclonedx", "elftools"):
+        pytest.importorskip(module)
+    listed = Path(shutil.copy(wheel, tmp_path))
+    done = release_tool("sbom.py", listed)
+    assert (done.returncode, done.stderr) == (0, "")
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(listed) as after:
+        (added,) = set(after.namelist()) - set(before.namelist())
+        assert added.endswith(".dist-info/sboms/stashtrace.cdx.json")
+        bom = json.loads(after.read(added))
+        (record,) = (name for name in after.namelist() if name.endswith("/RECORD"))
+        rows = {row[0]: row[1:] for row in csv.reader(after.read(record).decode().splitlines())}
+        assert set(rows) == set(after.namelist())
+        for name, (digest, size) in rows.items():
+            content = after.read(name)
+            hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            assert name == record or (digest, int(size)) == (f"sha256={hashed}", len(content)), name
+        libraries = {Path(n).name: hashlib.sha256(after.read(n)).hexdigest() for n in rows if n.endswith(".so")}
+    parts = {part["name"]: part for part in bom["components"]}
+    assert {n: p["hashes"][0]["content"] for n, p in parts.items() if p["type"] == "file"} == libraries
+    import pybind11
+
+    assert parts["pybind11"]["version"] == pybind11.__version__
+    assert {"libstdc++", "libgcc"} <= parts.keys()
+    assert set(parts) == {*libraries, "pybind11", "libstdc++", "libgcc"}
+    content = listed.read_bytes()
+    assert release_tool("sbom.py", listed).returncode == 0
+    assert listed.read_bytes() == content, "what is listed already is left alone"
