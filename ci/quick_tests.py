@@ -4,8 +4,8 @@
 
 The quick half needs neither a compiler nor torch nor Parquet and is not marked slow: files, clocks, importers, the
 attribution of steps, summaries, timelines, and the commands on recordings of plain programs. It runs in a copy of the
-project without the package, so that no test can take the sources for what was installed. Needs pytest, pytest-xdist and
-hypothesis; a test that needs more says so and skips.
+project without the package, so that no test can take the sources for what was installed. Needs pytest, pytest-xdist,
+hypothesis and pandas; a test that needs more says so and skips.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -40,6 +40,7 @@ CHOSEN = (
 NEED_MORE = (
     "importers/test_chakra.py",
     "importers/test_straggler.py",
+    "loading/test_immutable_tables.py",
     "loading/test_lost_rows.py",
     "record/test_options.py",
 )

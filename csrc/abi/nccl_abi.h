@@ -26,7 +26,7 @@ struct WaitSignalDesc {        // ncclWaitSignalDesc_t, 2.29.2
 };
 
 inline constexpr std::size_t kUniqueIdBytes = 128;
-struct UniqueId {  // passed by value: on the stack by the x86-64 convention, like every structure of more than 16 bytes
+struct UniqueId {  // passed by value: x86-64 copies it onto the stack, aarch64 passes the address of a copy
   char bytes[kUniqueIdBytes];
 };
 static_assert(sizeof(UniqueId) == kUniqueIdBytes && sizeof(WaitSignalDesc) == 16);

@@ -56,6 +56,7 @@ STASHTRACE_UNSEEN_MEMORY void thread_main(void* memory) noexcept {
     for (int fd = 0; fd < kMostInherited; ++fd) raw::close(fd);
   }
   self->work(self->argument);
+  std::atomic_thread_fence(std::memory_order_release);  // the kernel clears `alive` by a plain store
 }
 
 // Clones a thread that calls thread_main(memory) on `stack_top` and ends. Returns its id, or minus errno.

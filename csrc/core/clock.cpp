@@ -22,11 +22,11 @@ bool counter_is_invariant() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
 #else
-  return true;  // the architecture guarantees it for cntvct
+  return true;  // the architecture guarantees it for CNTVCT_EL0
 #endif
 }
 
-// The kernel falls back to one of these when it has seen the TSCs of two sockets drift apart.
+// Linux falls back to one of these when it has seen the TSCs of two sockets drift apart.
 bool kernel_gave_up_on_it() noexcept {
   char name[32];
   const int fd = raw::open("/sys/devices/system/clocksource/clocksource0/current_clocksource", O_RDONLY | O_CLOEXEC);
@@ -42,7 +42,14 @@ bool kernel_gave_up_on_it() noexcept {
 
 void init_clock() noexcept { clock_detail::counter_trusted = counter_is_invariant() && !kernel_gave_up_on_it(); }
 
-const char* clock_name() noexcept { return clock_detail::counter_trusted ? "tsc" : "monotonic"; }
+const char* clock_name() noexcept {
+#if defined(__x86_64__)
+  constexpr const char* kCounter = "tsc";
+#else
+  constexpr const char* kCounter = "cntvct";
+#endif
+  return clock_detail::counter_trusted ? kCounter : "monotonic";
+}
 
 ClockReading read_clocks(int attempts) noexcept {
   ClockReading best{};

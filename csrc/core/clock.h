@@ -1,6 +1,6 @@
 // The clock of all records: raw ticks, and what they are worth. SPDX-License-Identifier: Apache-2.0
 //
-// Ticks are the TSC (cntvct on aarch64) where it runs at one rate on all cores, else CLOCK_MONOTONIC in ns.
+// Ticks are the TSC (CNTVCT_EL0 on aarch64) where it runs at one rate on all cores, else CLOCK_MONOTONIC in ns.
 // Conversion happens offline: clock_sync rows pair ticks with the kernel's clocks. Any thread, any time.
 #pragma once
 
@@ -31,8 +31,10 @@ inline std::uint64_t counter_ticks() noexcept {
 #if defined(__x86_64__)
   return __rdtsc();
 #else
+  // aarch64 reads its counter early and in any order. Behind isb it is read when all before it is done, so the end of a
+  // call that makes no system call is not before its begin. The vDSO of Linux reads it the same way.
   std::uint64_t value;
-  __asm__ volatile("mrs %0, cntvct_el0" : "=r"(value));
+  __asm__ volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(value) : : "memory");
   return value;
 #endif
 }
@@ -44,7 +46,7 @@ inline std::uint64_t now_ticks() noexcept {
 
 // Chooses the clock. Idempotent; every process of a host makes the same choice, since it depends on the host only.
 void init_clock() noexcept;
-const char* clock_name() noexcept;  // "tsc" or "monotonic"
+const char* clock_name() noexcept;  // "tsc", "cntvct" or "monotonic"
 
 struct ClockReading {
   std::uint64_t ticks;

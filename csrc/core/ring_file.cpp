@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/apart.h"
+#include "core/pages.h"
 #include "core/raw_syscall.h"
 #include "core/ring.h"
 
@@ -19,9 +20,12 @@ using container::RingHeader;
 
 namespace {
 
-// Bytes of a lane's header page and rows, from its start, that have space in the file.
+// Whole pages: where a page has space in part, a store to it may need blocks that a full disk does not have.
+std::uint64_t first_space_bytes() noexcept { return whole_pages(kPageBytes + RingFile::kFirstSpaceBytes); }
+
+// Bytes of a lane's header and rows, from its start, that have space in the file.
 std::uint64_t space_bytes(const LaneHeader* lane) noexcept {
-  return lane->space_end != 0 ? kPageBytes + RingFile::kFirstSpaceBytes : lane->lane_bytes;
+  return lane->space_end != 0 ? first_space_bytes() : lane->lane_bytes;
 }
 
 int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
@@ -53,8 +57,9 @@ int move_into(int fd, void* start, std::uint64_t space_bytes, std::uint64_t byte
 Status RingFile::create(std::uint32_t pid) noexcept {
   const int fd = file_.create();
   if (fd < 0) return Status::failed("ring_not_created", "", fd);
-  const int error = allocate(fd, 0, kPageBytes);
-  void* page = error == 0 ? raw::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : nullptr;
+  const std::uint64_t bytes = page_bytes();
+  const int error = allocate(fd, 0, bytes);
+  void* page = error == 0 ? raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : nullptr;
   raw::close(fd);
   if (page == nullptr) {
     remove();
@@ -65,8 +70,8 @@ Status RingFile::create(std::uint32_t pid) noexcept {
   header_->container_minor = container::kContainerMinor;
   header_->pid = pid;
   header_->lost_lanes = 0;
-  used_bytes_.store(kPageBytes, std::memory_order_relaxed);
-  header_->used_bytes = kPageBytes;
+  used_bytes_.store(bytes, std::memory_order_relaxed);
+  header_->used_bytes = bytes;
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header_->magic, container::kRingMagic, sizeof header_->magic);
   return Status::ok();
@@ -88,12 +93,11 @@ void* RingFile::map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64
 LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
                                std::uint32_t lane_id, std::uint32_t tid) noexcept {
   const std::uint32_t capacity = ring::capacity_rows(lane_bytes, row_bytes);
-  const std::uint64_t row_space = (std::uint64_t{capacity} * row_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  const std::uint64_t bytes = kPageBytes + row_space;
+  const std::uint64_t bytes = whole_pages(kPageBytes + std::uint64_t{capacity} * row_bytes);
   const std::uint64_t offset = used_bytes();
   if (!is_intact() || offset + bytes > kMostBytes) return nullptr;
-  const bool all = row_space <= kFirstSpaceBytes;
-  void* start = map(offset, all ? bytes : kPageBytes + kFirstSpaceBytes, bytes);
+  const bool all = bytes <= first_space_bytes();
+  void* start = map(offset, all ? bytes : first_space_bytes(), bytes);
   if (start == nullptr) return nullptr;
   auto* lane = static_cast<LaneHeader*>(start);
   lane->lane_magic = container::kLaneMagic;
@@ -149,7 +153,7 @@ Status RingFile::put_back(LaneHeader* const* lanes, std::size_t count) noexcept 
   int error = 0;
   const int refused = apart([&]() noexcept {
     const int fd = file_.create();
-    error = fd < 0 ? fd : move_into(fd, header_, kPageBytes, kPageBytes, 0);
+    error = fd < 0 ? fd : move_into(fd, header_, page_bytes(), page_bytes(), 0);
     for (std::size_t i = 0; i < count && error == 0; ++i) {
       LaneHeader* lane = lanes[i];
       const std::uint64_t offset = lane->offset_bytes, bytes = lane->lane_bytes;
@@ -165,7 +169,7 @@ Status RingFile::put_back(LaneHeader* const* lanes, std::size_t count) noexcept 
 }
 
 void RingFile::forget() noexcept {
-  if (is_intact()) replace_mapping(header_, kPageBytes);
+  if (is_intact()) replace_mapping(header_, page_bytes());
   header_ = nullptr;
   without_file_ = false;
   used_bytes_.store(0, std::memory_order_relaxed);

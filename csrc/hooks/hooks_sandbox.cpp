@@ -33,7 +33,7 @@ void seal(bool kills) noexcept {
     return;
   }
   if (kills) killing.store(true, std::memory_order_relaxed);
-  forbidden.store(true, std::memory_order_relaxed);
+  forbidden.store(true, std::memory_order_release);
 }
 
 // Programs ask for a filter without giving one, to learn whether the kernel has filters: that is refused. A second
@@ -58,7 +58,7 @@ void before_prctl(int option, unsigned long argument, unsigned long program) noe
 
 namespace stashtrace {
 bool sandboxed() noexcept {
-  return forbidden.load(std::memory_order_relaxed) || detail::thread_state.child_filter != detail::kNoFilter;
+  return forbidden.load(std::memory_order_acquire) || detail::thread_state.child_filter != detail::kNoFilter;
 }
 bool sandbox_kills() noexcept {
   return killing.load(std::memory_order_relaxed) || detail::thread_state.child_filter == detail::kKillingFilter;

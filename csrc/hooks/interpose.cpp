@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cerrno>
+#include <concepts>
 #include <type_traits>
 
 #include "core/raw_syscall.h"
@@ -18,10 +19,15 @@ struct Version {
   const char* name;
   const char* version;
 };
-// Functions of which libc has an incompatible older version. dlsym alone gave that one in glibc before 2.36.
+// Functions of which libc has an incompatible older version on x86-64. dlsym alone gave that one in glibc before 2.36.
+#if defined(__x86_64__)
+constexpr const char* kConditions = "GLIBC_2.3.2";
+#else
+constexpr const char* kConditions = "GLIBC_2.17";
+#endif
 constexpr Version kVersions[] = {
-    {"pthread_cond_wait", "GLIBC_2.3.2"},
-    {"pthread_cond_timedwait", "GLIBC_2.3.2"},
+    {"pthread_cond_wait", kConditions},
+    {"pthread_cond_timedwait", kConditions},
 };
 
 constexpr bool same_text(const char* a, const char* b) {
@@ -56,9 +62,56 @@ R missing(A...) {
   return failed<R>(ENOSYS);
 }
 
-template <class R, long number, class... A>
+// Functions that libc makes of other system calls where the architecture is younger than these calls.
+namespace by_number {
+using raw::address;
+long open(const char* path, int flags, mode_t mode) {
+  return raw::call(SYS_openat, AT_FDCWD, address(path), flags, static_cast<long>(mode));
+}
+long open_2(const char* path, int flags) { return open(path, flags, 0); }
+long creat(const char* path, mode_t mode) { return open(path, O_CREAT | O_WRONLY | O_TRUNC, mode); }
+long dup2(int from, int to) {
+  if (from != to) return raw::call(SYS_dup3, from, to, 0);
+  const long known = raw::call(SYS_fcntl, from, F_GETFD);
+  return known < 0 ? known : to;
+}
+long pipe(int* ends) { return raw::call(SYS_pipe2, address(ends), 0); }
+long stat(const char* path, struct ::stat* out) {
+  return raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(out), 0);
+}
+long lstat(const char* path, struct ::stat* out) {
+  return raw::call(SYS_newfstatat, AT_FDCWD, address(path), address(out), AT_SYMLINK_NOFOLLOW);
+}
+long unlink(const char* path) { return raw::call(SYS_unlinkat, AT_FDCWD, address(path), 0); }
+long rmdir(const char* path) { return raw::call(SYS_unlinkat, AT_FDCWD, address(path), AT_REMOVEDIR); }
+long rename(const char* from, const char* to) {
+  return raw::call(SYS_renameat, AT_FDCWD, address(from), AT_FDCWD, address(to));
+}
+long mkdir(const char* path, mode_t mode) {
+  return raw::call(SYS_mkdirat, AT_FDCWD, address(path), static_cast<long>(mode));
+}
+long poll(pollfd* descriptors, nfds_t count, int timeout_ms) {
+  timespec limit{timeout_ms / 1'000, timeout_ms % 1'000 * 1'000'000L};
+  return raw::call(SYS_ppoll, address(descriptors), static_cast<long>(count), timeout_ms < 0 ? 0 : address(&limit));
+}
+long select(int count, fd_set* reading, fd_set* writing, fd_set* failing, timeval* timeout) {
+  timespec left{};
+  if (timeout != nullptr) left = {timeout->tv_sec, timeout->tv_usec * 1'000};
+  const long result = raw::call(SYS_pselect6, count, address(reading), address(writing), address(failing),
+                                timeout != nullptr ? address(&left) : 0);
+  if (timeout != nullptr) *timeout = {left.tv_sec, left.tv_nsec / 1'000};
+  return result;
+}
+long epoll_wait(int fd, epoll_event* events, int room, int timeout_ms) {
+  return raw::call(SYS_epoll_pwait, fd, address(events), room, timeout_ms, 0, sizeof(raw::SignalMask));
+}
+}  // namespace by_number
+
+template <class R, auto system_call, class... A>
 R by_system_call(A... arguments) {
-  const long result = raw::call(number, (long)arguments...);
+  long result;
+  if constexpr (std::integral<decltype(system_call)>) result = raw::call(system_call, (long)arguments...);
+  else result = system_call(arguments...);
   if (result < 0 && result >= -4095) {
     errno = static_cast<int>(-result);
     return (R)(-1L);
@@ -66,8 +119,10 @@ R by_system_call(A... arguments) {
   return (R)result;
 }
 
+using None = std::integral_constant<int, -1>;
+
 // What real::fn points to at first. Slot is real::fn itself, name(...) says how to find its target.
-template <auto& Slot, class Name, long number, class R, class... A>
+template <auto& Slot, class Name, auto system_call, class R, class... A>
 struct Stub {
   static void resolve() {
     void* found = find_next(Name::text);
@@ -75,8 +130,9 @@ struct Stub {
   }
   static R call(A... arguments) {
     if (resolving) {
-      if constexpr (number >= 0) return by_system_call<R, number, A...>(arguments...);
-      else return missing<R, A...>(arguments...);
+      if constexpr (std::is_same_v<std::integral_constant<decltype(system_call), system_call>, None>)
+        return missing<R, A...>(arguments...);
+      else return by_system_call<R, system_call, A...>(arguments...);
     }
     resolve();
     return Slot(arguments...);

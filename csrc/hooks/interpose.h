@@ -32,8 +32,8 @@
 
 #include "hooks/behind.h"
 
-#if !defined(__x86_64__)
-#error "hooks know the x86-64 calling convention and its system calls only"
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#error "hooks know the calling conventions of x86-64 and aarch64, which pass the arguments of variadic functions alike"
 #endif
 static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
               "one declaration stands for the plain and the 64-bit variant of a function");

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "importers/json_text.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
-#include <bit>
 #include <cstdint>
 
 namespace stashtrace::importers {
@@ -13,50 +8,6 @@ namespace stashtrace::importers {
 namespace {
 
 constexpr std::uint32_t kReplacement = 0xFFFD;
-
-#ifdef __SSE2__
-constexpr int kBlock = 16;
-
-__m128i load(Position at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
-
-// Positions of quotes and backslashes in the next block.
-unsigned string_marks(Position at) {
-  const __m128i block = load(at);
-  const __m128i hit =
-      _mm_or_si128(_mm_cmpeq_epi8(block, _mm_set1_epi8('"')), _mm_cmpeq_epi8(block, _mm_set1_epi8('\\')));
-  return static_cast<unsigned>(_mm_movemask_epi8(hit));
-}
-
-// Positions of quotes and brackets: both kinds of bracket differ in one bit.
-unsigned nesting_marks(Position at) {
-  const __m128i block = load(at);
-  const __m128i folded = _mm_or_si128(block, _mm_set1_epi8(0x20));
-  const __m128i brackets =
-      _mm_or_si128(_mm_cmpeq_epi8(folded, _mm_set1_epi8('{')), _mm_cmpeq_epi8(folded, _mm_set1_epi8('}')));
-  return static_cast<unsigned>(_mm_movemask_epi8(_mm_or_si128(brackets, _mm_cmpeq_epi8(block, _mm_set1_epi8('"')))));
-}
-#endif
-
-// Next quote or backslash.
-Position find_string_mark(Position at, Position end) {
-#ifdef __SSE2__
-  for (; end - at >= kBlock; at += kBlock) {
-    if (const unsigned marks = string_marks(at)) return at + std::countr_zero(marks);
-  }
-#endif
-  while (at < end && *at != '"' && *at != '\\') ++at;
-  return at;
-}
-
-Position find_nesting_mark(Position at, Position end) {
-#ifdef __SSE2__
-  for (; end - at >= kBlock; at += kBlock) {
-    if (const unsigned marks = nesting_marks(at)) return at + std::countr_zero(marks);
-  }
-#endif
-  while (at < end && *at != '"' && (*at | 0x20) != '{' && (*at | 0x20) != '}') ++at;
-  return at;
-}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';

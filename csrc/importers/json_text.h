@@ -7,10 +7,11 @@
 #include <string>
 #include <string_view>
 
+#include "importers/text_marks.h"
+
 namespace stashtrace::importers {
 
 // Every step below returns the first position after what it passed, or null if the text ended earlier.
-using Position = const char*;
 
 [[nodiscard]] inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 

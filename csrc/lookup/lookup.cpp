@@ -8,15 +8,20 @@
 
 #include <initializer_list>
 
-#if !defined(__x86_64__)
-#error "the look-up hook knows the x86-64 calling convention only"
-#endif
-
 extern "C" {
 
 void* stashtrace_lookup(const char* name, void* real) noexcept;  // runtime/capi.h
 
 using Dlsym = void* (*)(void*, const char*);
+
+// Since 2.34 dlsym is in libc.so.6; before, it was in libdl.so.2 under the first version of the architecture.
+#if defined(__x86_64__)
+constexpr const char* kFirstVersion = "GLIBC_2.2.5";
+#elif defined(__aarch64__)
+constexpr const char* kFirstVersion = "GLIBC_2.17";
+#else
+#error "the look-up hook knows the calling conventions of x86-64 and aarch64"
+#endif
 
 // The assembler below reads both under these names.
 __attribute__((visibility("hidden"))) Dlsym stashtrace_lookup_real = nullptr;
@@ -24,7 +29,7 @@ __attribute__((visibility("hidden"))) Dlsym stashtrace_lookup_real = nullptr;
 // What to answer in place of dlsym, null: let dlsym answer.
 __attribute__((visibility("hidden"), used)) void* stashtrace_lookup_answer(void* handle, const char* name) {
   if (stashtrace_lookup_real == nullptr) {
-    for (const char* version : {"GLIBC_2.34", "GLIBC_2.2.5"})
+    for (const char* version : {"GLIBC_2.34", kFirstVersion})
       if (stashtrace_lookup_real == nullptr)
         stashtrace_lookup_real = reinterpret_cast<Dlsym>(dlvsym(RTLD_NEXT, "dlsym", version));
   }
@@ -37,6 +42,7 @@ __attribute__((visibility("hidden"), used)) void* stashtrace_lookup_answer(void*
 
 }  // extern "C"
 
+#if defined(__x86_64__)
 __asm__(R"(
   .text
   .globl dlsym
@@ -66,3 +72,37 @@ dlsym:
   .cfi_endproc
   .size dlsym, . - dlsym
 )");
+#else
+// The frame keeps both arguments and the caller's return address; "hint 34" is bti c, a landing pad for indirect calls.
+__asm__(R"(
+  .text
+  .balign 4
+  .globl dlsym
+  .type dlsym, %function
+dlsym:
+  .cfi_startproc
+  hint 34
+  stp x29, x30, [sp, -32]!
+  .cfi_def_cfa_offset 32
+  .cfi_offset 29, -32
+  .cfi_offset 30, -24
+  mov x29, sp
+  stp x0, x1, [sp, 16]
+  bl stashtrace_lookup_answer
+  mov x16, x0
+  ldp x0, x1, [sp, 16]
+  ldp x29, x30, [sp], 32
+  .cfi_restore 30
+  .cfi_restore 29
+  .cfi_def_cfa_offset 0
+  cbnz x16, 1f
+  adrp x16, stashtrace_lookup_real
+  ldr x16, [x16, :lo12:stashtrace_lookup_real]
+  br x16
+1:
+  mov x0, x16
+  ret
+  .cfi_endproc
+  .size dlsym, . - dlsym
+)");
+#endif

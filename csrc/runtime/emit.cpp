@@ -51,6 +51,8 @@ bool revive() noexcept {
 }
 
 bool emit_slowly(std::size_t index, const void* row) noexcept {
+  // Who was sent here by the mark that the end of recording left sees the state that was stored before it.
+  std::atomic_thread_fence(std::memory_order_acquire);
   const std::uint32_t state = state_page.word.load(std::memory_order_acquire);
   if (state == kForked || state == kReviving) revive();
   if (state_page.word.load(std::memory_order_relaxed) == kInert) return false;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/clock.h"
+#include "core/pages.h"
 #include "core/ring.h"
 #include "schema/schema.h"
 
@@ -23,7 +24,7 @@ namespace detail {
 // Lies in a page of its own, which the kernel empties in a forked child (MADV_WIPEONFORK), so that a child made by a
 // raw system call, which runs no atfork handler, reads kForked before it can touch its parent's lanes.
 enum ProcessState : std::uint32_t { kForked = 0, kRecording = 1, kPaused = 2, kInert = 3, kReviving = 4 };
-struct alignas(container::kPageBytes) StatePage {
+struct alignas(kLargestPageBytes) StatePage {
   std::atomic<std::uint32_t> word;
 };
 extern constinit StatePage state_page;
@@ -48,9 +49,10 @@ bool emit_slowly(std::size_t index, const void* row) noexcept;
 }  // namespace detail
 #pragma GCC visibility pop
 
-// Should hooks record now? One relaxed load; false in a process that is not traced and outside STASHTRACE_STEPS.
+// Should hooks record now? One load; false in a process that is not traced and outside STASHTRACE_STEPS. Acquire, which
+// x86-64 has for nothing: who sees kRecording sees what the collectors had prepared before, also when we are attached.
 inline bool recording() noexcept {
-  const std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
+  const std::uint32_t state = detail::state_page.word.load(std::memory_order_acquire);
   if (state == detail::kRecording) [[likely]]
     return true;
   return state == detail::kForked && detail::revive();
@@ -58,7 +60,7 @@ inline bool recording() noexcept {
 
 // The same in one test, for the plain path of a hot hook: also false in a forked child, which recording() revives.
 inline bool recording_already() noexcept {
-  return detail::state_page.word.load(std::memory_order_relaxed) == detail::kRecording;
+  return detail::state_page.word.load(std::memory_order_acquire) == detail::kRecording;
 }
 
 // Is this thread one whose blocking waits are recorded? (stashtrace._native.watch_waits)

@@ -53,7 +53,10 @@ LaneHeader* LaneTable::acquire(RingFile& file, Drainer& drainer, std::size_t ind
     // A thread that ended without its key's destructor (raw clone, no key left) is found by its dead id; one with
     // our own id is dead as well, for this thread has no such lane yet.
     const std::uint32_t owner = ring::relaxed(lane->tid);
-    if (!is_free(lane) && (owner == tid || raw::tgkill(pid, static_cast<int>(owner), 0) == -ESRCH)) release(lane);
+    if (!is_free(lane) && (owner == tid || raw::tgkill(pid, static_cast<int>(owner), 0) == -ESRCH)) {
+      std::atomic_thread_fence(std::memory_order_acquire);  // its last rows, which it released to nobody
+      release(lane);
+    }
     if (is_free(lane) && (is_drained(lane) || drainer.drain(lane, 0))) return take_over(lane, tid);
   }
   if (count == kMostLanes) return nullptr;

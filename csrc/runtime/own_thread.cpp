@@ -51,12 +51,13 @@ void* OwnThread::main(void* self) noexcept {
 }
 
 void OwnThread::wake() noexcept {
-  wakes_.fetch_add(1, std::memory_order_release);
-  if (sleeping_.load(std::memory_order_acquire)) raw::futex_wake(&wakes_, 1);
+  // Each side stores its own word before it looks at the other's: with less than this order both might miss the other.
+  wakes_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleeping_.load(std::memory_order_seq_cst)) raw::futex_wake(&wakes_, 1);
 }
 
 void OwnThread::sleep(std::uint32_t seen, std::int64_t limit_ns) noexcept {
-  sleeping_.store(true, std::memory_order_release);
+  sleeping_.store(true, std::memory_order_seq_cst);
   raw::futex_wait(&wakes_, seen, limit_ns);
   sleeping_.store(false, std::memory_order_relaxed);
 }
@@ -70,8 +71,8 @@ void OwnThread::stop(std::int64_t wait_ns) noexcept {
     if (state_.load(std::memory_order_acquire) == kStopped) break;
     raw::futex_wait(&state_, kStopping, kSlice);
   }
-  const int thread = thread_id_.load(std::memory_order_relaxed);
-  if (state_.load(std::memory_order_acquire) == kStopped) raw::wait_until_gone(raw::getpid(), thread, wait_ns);
+  if (state_.load(std::memory_order_acquire) == kStopped)
+    raw::wait_until_gone(raw::getpid(), thread_id_.load(std::memory_order_relaxed), wait_ns);
 }
 
 void OwnThread::reset_after_fork() noexcept {

@@ -185,9 +185,10 @@ bool Runtime::begin_end() noexcept {
 void Runtime::close_files() noexcept {
   gave_up_ = true;
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
-  // From here on, a row that was not checked by recording() takes the slow path too, which refuses it.
+  // From here on, a row that was not checked by recording() takes the slow path too, which refuses it: it must not see
+  // the mark before the state.
   for (std::size_t i = 0; i < lanes_.count(); ++i)
-    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_relaxed);
+    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_release);
   if (opened_ && nothing_left()) ring_.remove();
 }
 

@@ -3,8 +3,8 @@
 //
 //   X.stash   FileHeader | field table | metadata JSON | segment | segment | ...
 //             segment = SegmentHeader | payload (row_count rows, or codec 1 columns)
-//   X.ring    RingHeader (one page) | lane | lane | ...      exists while X is written, or after a crash
-//             lane = LaneHeader (one page) | capacity_rows rows
+//   X.ring    RingHeader | lane | lane | ...      exists while X is written, or after a crash
+//             lane = LaneHeader (kPageBytes) | capacity_rows rows
 //
 // A row of a lane has a number that only grows (its sequence); row n lies at index n % capacity.
 // Rows [consumed, committed) of a lane are not yet in X.stash. A segment names its lane and the
@@ -27,6 +27,8 @@ inline constexpr std::uint64_t kSyncWord = 0xd15c0b5e9a7e5eedULL;
 inline constexpr std::uint16_t kContainerMajor = 1;  // increase when the framing changes
 inline constexpr std::uint16_t kContainerMinor = 0;
 inline constexpr std::uint16_t kOldestMajor = 1;
+// Lanes begin at multiples of it, rows of a lane this far behind its begin, on every machine. Where pages are larger
+// (core/pages.h), lanes begin at multiples of those, with zeros between.
 inline constexpr std::uint32_t kPageBytes = 4096;
 
 struct FileHeader {
@@ -46,7 +48,7 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 // Field table: {"records": [{"name", "id", "version", "collector", "row_bytes",
 //   "fields": [{"name", "type": "u16|i32|u32|i64|u64|f64|text56", "offset"}]}]}
 // Metadata: {"run_id", "host", "boot_id", "netns", "pidns", "pid", "ppid", "incarnation", "parent_incarnation", "argv",
-//   "exe", "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"monotonic", "tick_hz", "start_ticks",
+//   "exe", "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"cntvct"|"monotonic", "tick_hz", "start_ticks",
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
 // recorded process): look up an id that its own file does not define in the parent's file.
@@ -75,22 +77,22 @@ struct SegmentHeader {
 static_assert(sizeof(SegmentHeader) == 48 && offsetof(SegmentHeader, header_crc32) == 40);
 // Payloads are padded with zeros to a multiple of 8; payload_bytes counts without padding.
 
-struct RingHeader {  // first page of X.ring
+struct RingHeader {  // the begin of X.ring, a page of the machine
   char magic[8];
   std::uint16_t container_major;
   std::uint16_t container_minor;
   std::uint32_t pid;
-  std::uint64_t used_bytes;  // lanes lie in [kPageBytes, used_bytes); grows, release-stored
+  std::uint64_t used_bytes;  // lanes lie behind this page, up to here; grows, release-stored
   std::uint64_t lost_lanes;  // rows lost because no lane could be made, not yet reported in a loss row
 };
 
-struct LaneHeader {  // first page of a lane
+struct LaneHeader {  // the first kPageBytes of a lane
   std::uint32_t lane_magic;
   std::uint16_t record_id;
   std::uint16_t row_bytes;
   std::uint32_t lane_id;
   std::uint32_t capacity_rows;         // a power of two
-  std::uint64_t lane_bytes;            // header page + rows, rounded up to pages
+  std::uint64_t lane_bytes;            // header + rows, rounded up to pages of the machine
   std::uint32_t tid;                   // current owner; it wrote all rows in [consumed, committed)
   std::uint32_t state;                 // 0 in use, 1 free (owner ended), may be taken once drained
   alignas(64) std::uint64_t reserved;  // producer: rows claimed
@@ -99,7 +101,7 @@ struct LaneHeader {  // first page of a lane
   std::uint64_t mark;                  // producer only: it leaves its fast path when reserved reaches this
   std::uint64_t row_mask;              // producer only: capacity_rows - 1
   std::uint64_t space_end;             // producer only: rows from this one on have no file space yet; 0: all have it
-  std::uint64_t offset_bytes;          // of this page in the file
+  std::uint64_t offset_bytes;          // of this header in the file
   alignas(64) std::uint64_t consumed;  // drainer: rows that are in X.stash
 };
 static_assert(sizeof(LaneHeader) == 192 && std::is_standard_layout_v<LaneHeader>);

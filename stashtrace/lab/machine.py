@@ -12,12 +12,13 @@ from typing import Any
 
 from stashtrace.calibration.file import host_hash
 from stashtrace.loading.foreign_files import free_bytes
+from stashtrace.record.processor import processor_name
 
 
 def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:
     """The ``[machine]`` table of a calibration file; holds no host name."""
     return {
-        "cpu": _first("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.machine(),
+        "cpu": processor_name(),
         "cores_count": len(os.sched_getaffinity(0)),
         "memory_bytes": int(_first("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0) * 1024,
         "kernel": platform.release().split("-")[0],

@@ -29,6 +29,10 @@ _READS_COUNT = 20_000
 _PT_INTERP = 3
 
 
+#: Counters that the recorder stamps rows with, by its name for them; it has looked whether they can be trusted.
+_COUNTERS = {"tsc": "TSC invariant", "cntvct": "CNTVCT_EL0"}
+
+
 def checks(command: Sequence[str] = ()) -> list[Check]:
     """Check this machine, and ``command`` if one is given."""
     job = [Check(name, *check()) for name, check in _JOB_CHECKS.items()]
@@ -42,13 +46,13 @@ def _record_path() -> Answer:
     except ImportError as error:
         failure = native_failure(error)
         return "broken", str(failure), f"nothing can be recorded or read; {failure.hint}"
-    steady = {"constant_tsc", "nonstop_tsc"} <= _cpu_flags()
+    counter = _COUNTERS.get(_native.clock_name())
     lane_bytes = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
-    clock = "TSC invariant" if steady else "CLOCK_MONOTONIC (TSC not invariant)"
+    clock = counter or "CLOCK_MONOTONIC (the processor's counter cannot be trusted)"
     added_ns = record_cost_ns()
     cost = f"{added_ns:.0f} ns added to a read here" if added_ns is not None else "cost could not be measured"
     state = "ok" if added_ns is not None else "broken"
-    meaning = "what a killed process recorded is kept" if steady else "the same, at twice the cost"
+    meaning = "what a killed process recorded is kept" if counter else "the same, at twice the cost"
     return state, f"{clock}, ring {lane_bytes >> 20} MiB per thread, {cost}", meaning
 
 
@@ -267,11 +271,6 @@ def _torch_version() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_flags() -> set[str]:
-    lines = (_read("/proc/cpuinfo") or "").splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def _read(path: str) -> str | None:

@@ -28,6 +28,7 @@ from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
+from stashtrace.record.processor import processor_name
 from stashtrace.record.program import find_program, preload_obstacle, spawn, without_library
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged import list_for_run
@@ -477,19 +478,9 @@ def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str]) -> di
         "launcher_pid": os.getpid(),
         "place": own_place(),
         "gpu_driver": "present" if any(map(os.path.exists, _GPU_DEVICES)) else "none",
-        "cpu": _cpu(),
+        "cpu": processor_name(),
         "cores_count": len(os.sched_getaffinity(0)),
     }
-
-
-def _cpu() -> str:
-    """Return the model of the CPU, or the architecture where the kernel names no model."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    model = next((line for line in text.splitlines() if line.startswith("model name")), "")
-    return model.partition(":")[2].strip() or os.uname().machine
 
 
 def _boot_id() -> str:

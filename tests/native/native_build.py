@@ -1,7 +1,7 @@
 """Builds of the native code other than the shipped one: for its own tests and actors, for sanitizers, for gcov.
 
-Called by test_native.py, test_rooms_sanitized.py, line_coverage.py, device.py and the fixture of the actor. Folders are
-kept between runs, so that only what changed is compiled.
+Called by test_native.py, test_aarch64.py, test_rooms_sanitized.py, line_coverage.py, device.py and the fixture of the
+actor. Folders are kept between runs, so that only what changed is compiled.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -38,7 +38,7 @@ def tool(name: str) -> str | None:
 
 
 def build(folder: Path, target: str, kind: str = "") -> Path:
-    """Configure into `folder` and build a target; kind is address, thread, coverage or nothing.
+    """Configure into `folder` and build targets; kind is address, thread, coverage, aarch64 or nothing.
 
     Raises
     ------
@@ -62,18 +62,20 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
         "-DSTASHTRACE_BUILD_TESTS=ON",
         f"-DSTASHTRACE_PRECOMPILE={'OFF' if kind == 'coverage' else 'ON'}",
         f"-DSTASHTRACE_SANITIZE={sanitize}",
-        f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() else ''}",
+        f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() and kind != 'aarch64' else ''}",
     ]
     if sanitize:  # half the time of -O2, and lines as they are written
         configure += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
     elif kind == "coverage":
         flags = "-O0 -g --coverage -fprofile-update=atomic"
         configure += ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DCMAKE_CXX_COMPILER_LAUNCHER="]
+    elif kind == "aarch64":
+        configure += ["--toolchain", str(ROOT / "ci/aarch64.cmake"), "-DSTASHTRACE_WERROR=ON"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # tests that run side by side share a folder
         fcntl.flock(lock, fcntl.LOCK_EX)
         _call(configure)
-        _call([cmake, "--build", str(folder), "--target", target, "-j", str(os.cpu_count() or 1)])
+        _call([cmake, "--build", str(folder), "--target", *target.split(), "-j", str(os.cpu_count() or 1)])
     return folder
 
 

@@ -7,7 +7,12 @@
 using namespace stashtrace;
 
 int main() {
-  CHECK_EQUAL(std::string_view(clock_name()), std::string_view(clock_detail::counter_trusted ? "tsc" : "monotonic"));
+#if defined(__x86_64__)
+  constexpr std::string_view kCounter = "tsc";
+#else
+  constexpr std::string_view kCounter = "cntvct";
+#endif
+  CHECK_EQUAL(std::string_view(clock_name()), clock_detail::counter_trusted ? kCounter : "monotonic");
   const ClockReading first = read_clocks();
   usleep(50'000);
   const ClockReading second = read_clocks();

@@ -20,6 +20,11 @@ namespace {
 
 constexpr std::uint32_t kAllow = SECCOMP_RET_ALLOW, kKill = SECCOMP_RET_KILL_PROCESS;
 constexpr std::uint32_t kNumber = offsetof(seccomp_data, nr), kArchitecture = offsetof(seccomp_data, arch);
+#if defined(__x86_64__)
+constexpr std::uint32_t kOurArchitecture = AUDIT_ARCH_X86_64;
+#else
+constexpr std::uint32_t kOurArchitecture = AUDIT_ARCH_AARCH64;
+#endif
 constexpr std::uint32_t kFirstArgument = offsetof(seccomp_data, args);
 
 sock_filter load(std::uint32_t offset) { return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offset); }
@@ -32,6 +37,9 @@ sock_filter calculate(unsigned operation, std::uint32_t value) {
 }
 
 bool kills(const Filter& filter) { return filter_kills(filter.data(), static_cast<unsigned>(filter.size())); }
+
+// qemu-user has no filters: there our reading alone is tested.
+bool kernel_has_filters() { return prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == 0; }
 
 // Whether a child under the filter dies of getppid, as the kernel sees it.
 bool kernel_kills(Filter filter) {
@@ -64,9 +72,9 @@ void test_kinds_of_filters() {
   CHECK(kills({answer(kKill)}));
   CHECK(kills({answer(SECCOMP_RET_KILL_THREAD)}));
   CHECK(kills({answer(SECCOMP_RET_TRAP)}));
-  CHECK(kills({load(kNumber), jump(BPF_JEQ, 39, 0, 1), answer(kKill), answer(kAllow)}));
+  CHECK(kills({load(kNumber), jump(BPF_JEQ, SYS_getpid, 0, 1), answer(kKill), answer(kAllow)}));
   // As libseccomp begins: another architecture, or another table of calls, kills; ours does not.
-  CHECK(!kills({load(kArchitecture), jump(BPF_JEQ, AUDIT_ARCH_X86_64, 1, 0), answer(kKill), load(kNumber),
+  CHECK(!kills({load(kArchitecture), jump(BPF_JEQ, kOurArchitecture, 1, 0), answer(kKill), load(kNumber),
                 jump(BPF_JGE, 0x40000000, 0, 1), answer(kKill), answer(SECCOMP_RET_ERRNO | 1)}));
   // An argument of which some bit is set.
   CHECK(kills({load(kFirstArgument), jump(BPF_JSET, 0x7e020000, 0, 1), answer(kKill), answer(kAllow)}));
@@ -92,17 +100,18 @@ void test_instructions_as_the_kernel_runs_them() {
       after({jump(BPF_JGT, n - 1, 0, 1), calculate(BPF_ADD, 1)}, n + 1),
       after({to_x, BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_X, 0, 0, 1), calculate(BPF_ADD, 1)}, n + 1),
   };
+  const bool asked = kernel_has_filters();
   for (const Filter& filter : filters) {
-    CHECK(kernel_kills(filter));
+    CHECK(!asked || kernel_kills(filter));
     CHECK(kills(filter));
     Filter other = filter;  // the same, and made to be something else: nobody dies
     other[other.size() - 3].k += 1;
-    CHECK(!kernel_kills(other));
+    CHECK(!asked || !kernel_kills(other));
     CHECK(!kills(other));
   }
   const Filter by_accumulator = {load(kNumber), jump(BPF_JEQ, n, 0, 1), BPF_STMT(BPF_LD | BPF_IMM, kKill),
                                  jump(BPF_JEQ, kKill, 1, 0), BPF_STMT(BPF_LD | BPF_IMM, kAllow), BPF_STMT(BPF_RET | BPF_A, 0)};
-  CHECK(kernel_kills(by_accumulator));
+  CHECK(!asked || kernel_kills(by_accumulator));
   CHECK(kills(by_accumulator));
 }
 

@@ -107,7 +107,7 @@ void cpus_are_shared() {
     }
     const std::vector<double> plenty = {64, 64}, few = {1, 1.5};
     const auto replay = [&](const std::vector<double>& cpus) {
-      return graph::replay_shared(order, given.edges(), given.release, given.duration, {busy, host, cpus});
+      return graph::replay_shared(order, given.edges(), given.release, given.duration, {busy, host, cpus, {}});
     };
     const graph::SharedReplay free = replay(plenty), crowded = replay(few);
     CHECK(free.begin_ns == alone.begin_ns);
@@ -134,7 +134,7 @@ void two_on_one_cpu() {
   const std::vector<double> cpus = {1};
   const graph::Edges edges{2, none, none, no_lag};
   const graph::Order order = graph::order(edges, release, {});
-  const graph::SharedReplay found = graph::replay_shared(order, edges, release, duration, {busy, host, cpus});
+  const graph::SharedReplay found = graph::replay_shared(order, edges, release, duration, {busy, host, cpus, {}});
   CHECK((found.end_ns == std::vector<std::int64_t>{16, 20}));
   CHECK((found.binding == std::vector<std::int32_t>{-1, -1}));
 }
@@ -214,7 +214,7 @@ void numbers_of_damaged_files() {
     CHECK_EQUAL(graph::slack(order, given.edges(), replayed, given.duration, sinks, -1).size(), given.nodes);
     const std::vector<std::int32_t> host = {0, 0, -1};
     const std::vector<double> cpus = {0.5};
-    const auto shared = graph::replay_shared(order, given.edges(), given.release, given.duration, {given.begin, host, cpus});
+    const auto shared = graph::replay_shared(order, given.edges(), given.release, given.duration, {given.begin, host, cpus, {}});
     CHECK_EQUAL(shared.end_ns.size(), given.nodes);
     const std::vector<std::int32_t> links_first = {0, 1, 2, 3}, ids = {0, 0, 0};
     const std::vector<std::int32_t> no_host = {-1, -1, -1};

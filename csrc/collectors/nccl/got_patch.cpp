@@ -45,6 +45,13 @@ const Hook kHooks[] = {
 };
 static_assert(sizeof kHooks / sizeof kHooks[0] == kHookedCount, "each hooked function is exported or hidden");
 
+// Relocations that put the address of a function into a word.
+#if defined(__x86_64__)
+constexpr auto kJumpSlot = R_X86_64_JUMP_SLOT, kGlobalData = R_X86_64_GLOB_DAT, kPointer = R_X86_64_64;
+#else
+constexpr auto kJumpSlot = R_AARCH64_JUMP_SLOT, kGlobalData = R_AARCH64_GLOB_DAT, kPointer = R_AARCH64_ABS64;
+#endif
+
 constinit FutexLock g_lock;
 constinit std::atomic<unsigned long long> g_seen_loads{0};
 constinit unsigned g_unfinished = 0;  // passes in a row, under g_lock
@@ -175,14 +182,14 @@ int patch_object(dl_phdr_info* info, std::size_t, void* argument) noexcept {
     for (std::size_t i = 0; object.tables[t] != nullptr && i < object.counts[t]; ++i) {
       const ElfW(Rela) & entry = object.tables[t][i];
       const auto type = ELF64_R_TYPE(entry.r_info);
-      if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
+      if (type != kJumpSlot && type != kGlobalData && type != kPointer) continue;
       const auto symbol = ELF64_R_SYM(entry.r_info);
       if (symbol == 0 || object.symbols[symbol].st_shndx != SHN_UNDEF) continue;
       const Hook* hook = hook_named(object.names + object.symbols[symbol].st_name);
       if (hook == nullptr) continue;
       auto** slot = reinterpret_cast<void**>(info->dlpi_addr + entry.r_offset);
-      // R_X86_64_64: a function pointer in data. With an addend it is not a plain address.
-      if (entry.r_addend != 0 && type == R_X86_64_64) continue;
+      // A function pointer in data: with an addend it is not a plain address.
+      if (entry.r_addend != 0 && type == kPointer) continue;
       if (may_write(object, *hook, __atomic_load_n(slot, __ATOMIC_ACQUIRE), pass) &&
           write_slot(object, slot, hook->hook, pass))
         ++pass.changed;

@@ -204,7 +204,8 @@ void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elem
     entry.stamps.store(kStampsDistrusted, std::memory_order_relaxed);
   if (version() != 4) return;  // later versions tell the call by its API event
   RecentCall& recent = entry.recent[entry.recent_at.fetch_add(1, std::memory_order_relaxed) % kRecentCalls];
-  recent.call_id.store(0, std::memory_order_release);
+  recent.call_id.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // nobody may take the old id with new words
   recent.op = row.op_code;
   recent.flags = row.nccl_flags;
   recent.elements = elements;

@@ -184,9 +184,10 @@ void sweep_tasks(std::uint64_t now, bool all, std::uint64_t tick_hz) noexcept {
     if (all || now - kernel.begin_ticks > kUntimedSeconds * tick_hz) stop_kernel(kernel, handle);
   });
   pools.tasks.each([&](void* handle, Task& task) {
-    const std::uint64_t last = task.end_ticks.load(std::memory_order_relaxed);
+    const bool stopped = task.stopped.load(std::memory_order_acquire);
+    const std::uint64_t last = task.end_ticks.load(std::memory_order_relaxed);  // 0: being stopped right now
     const std::uint64_t limit = task.timed.load(std::memory_order_relaxed) > 0 ? kPartlyTimedSeconds : kUntimedSeconds;
-    const bool old = task.stopped.load(std::memory_order_relaxed) && now > last && now - last > limit * tick_hz;
+    const bool old = stopped && last != 0 && now > last && now - last > limit * tick_hz;
     if (all || old) write_task(task, handle);
   });
 }

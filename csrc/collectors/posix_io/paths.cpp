@@ -73,8 +73,7 @@ std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcep
   link.add("/proc/self/fd/");
   link.add_number(static_cast<unsigned>(fd));
   link.add({"\0", 1});
-  const long length =
-      raw::call(SYS_readlink, raw::address(link.view().data()), raw::address(target), static_cast<long>(size));
+  const long length = raw::readlink(link.view().data(), target, size);
   return length > 0 ? static_cast<std::size_t>(length) : 0;
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "collectors/collector.h"
+#include "core/pages.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
 #include "runtime/emit.h"
@@ -42,7 +43,7 @@ class TemplateRoom final : public Collector, public TickListener {
   // Names are interned when needed, not in start(), which runs in every process, also in those that record nothing.
   void tick(std::uint64_t now) noexcept override {
     if (!on_ || !recording()) return;
-    const double bytes = static_cast<double>(resident_pages() * container::kPageBytes);
+    const double bytes = static_cast<double>(resident_pages()) * static_cast<double>(page_bytes());
     emit(schema::Counter{now, bytes, intern("resident_bytes"), 0});
   }
 

@@ -24,10 +24,11 @@ namespace {
 
 // A free mutex costs one trylock and no clock. Every result but EBUSY is pthread_mutex_lock's own (EOWNERDEAD of a
 // robust mutex means: locked); EBUSY goes on to the real call, which also finds EDEADLK.
-[[gnu::noinline, gnu::cold]] int watched_lock(pthread_mutex_t* mutex) {
+[[gnu::noinline, gnu::cold]] int watched_lock(pthread_mutex_t* mutex, const void* caller) {
   const int tried = pthread_mutex_trylock(mutex);
   if (tried != EBUSY) return tried;
-  return watched_wait(code::mutex_lock, mutex, [=] { return real::pthread_mutex_lock(mutex); });
+  const std::uint16_t kind = from_interpreter(caller) ? code::gil : code::mutex_lock;
+  return watched_wait(kind, mutex, [=] { return real::pthread_mutex_lock(mutex); });
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ namespace {
 STASHTRACE_HOOK(int, pthread_mutex_lock, pthread_mutex_t* mutex) {
   if (!stashtrace::watches_waits()) [[likely]]
     return real::pthread_mutex_lock(mutex);
-  return watched_lock(mutex);
+  return watched_lock(mutex, __builtin_return_address(0));
 }
 
 STASHTRACE_HOOK(int, sem_wait, sem_t* semaphore) {
@@ -124,6 +125,7 @@ extern decltype(&real::syscall) const real_syscall_slot __asm__("stashtrace_real
 [[gnu::used]] constinit decltype(&real::syscall) const real_syscall_slot = &real::syscall;
 }  // namespace stashtrace::waits
 
+#if defined(__x86_64__)
 __asm__(R"(
   .text
   .globl syscall
@@ -143,3 +145,32 @@ syscall:
   .size syscall, . - syscall
 )");
 static_assert(SYS_futex == 202 && SYS_prctl == 157 && SYS_seccomp == 317);
+#elif defined(__aarch64__)
+// x16 and x17 are free at the entry of a function; "hint 34" is bti c, a landing pad for indirect calls.
+__asm__(R"(
+  .text
+  .balign 4
+  .globl syscall
+  .type syscall, %function
+syscall:
+  .cfi_startproc
+  hint 34
+  cmp x0, 98
+  b.eq 1f
+  cmp x0, 167
+  b.eq 2f
+  cmp x0, 277
+  b.eq 2f
+  adrp x16, stashtrace_real_syscall_slot
+  ldr x16, [x16, :lo12:stashtrace_real_syscall_slot]
+  ldr x16, [x16]
+  br x16
+1:
+  b stashtrace_futex_hook
+2:
+  b stashtrace_sandbox_hook
+  .cfi_endproc
+  .size syscall, . - syscall
+)");
+static_assert(SYS_futex == 98 && SYS_prctl == 167 && SYS_seccomp == 277);
+#endif

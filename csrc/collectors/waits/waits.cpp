@@ -40,8 +40,8 @@ constinit Waits collector;
 }  // namespace
 
 bool from_interpreter(const void* caller) noexcept {
-  return caller >= interpreter_begin.load(std::memory_order_relaxed) &&
-         caller < interpreter_end.load(std::memory_order_relaxed);
+  const void* end = interpreter_end.load(std::memory_order_acquire);  // stored last
+  return caller < end && caller >= interpreter_begin.load(std::memory_order_relaxed);
 }
 
 void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept {
@@ -60,7 +60,7 @@ void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begi
 
 void stashtrace_interpreter_code(const void* begin, const void* end) noexcept {
   stashtrace::waits::interpreter_begin.store(begin, std::memory_order_relaxed);
-  stashtrace::waits::interpreter_end.store(end, std::memory_order_relaxed);
+  stashtrace::waits::interpreter_end.store(end, std::memory_order_release);
 }
 
 namespace stashtrace::rooms {
