@@ -75,7 +75,6 @@ clean:
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install -q "setuptools>=77" wheel "pybind11>=2.13" "cmake>=3.24" ninja
 	touch $@
 
 # One stamp at a time: what was installed for another TORCH is no longer there.
@@ -85,8 +84,9 @@ $(torch_stamp): $(VENV)/.made
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-# Not isolated: the build tools are in the environment already, and the build folder is kept between calls.
+# Not isolated: the build tools stay in the environment, and the build folder is kept between calls.
 $(VENV)/.built: $(VENV)/.made $(sources)
+	$(bin)/python -m pip install -q "setuptools>=77" wheel "scikit-build-core[setuptools]>=1.0,<2" "pybind11>=2.13" "cmake>=3.24" ninja
 	$(bin)/python -m pip install -q --no-build-isolation -e .
 	touch $@
 

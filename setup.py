@@ -1,74 +1,51 @@
-"""Build hook: one extension, made by CMake and Ninja; everything else about the package is in pyproject.toml."""
+"""Build hook: CMake builds the native half, through scikit-build-core; everything else is in pyproject.toml."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
+from setuptools import setup
+
+try:
+    from packaging.version import Version
+    from scikit_build_core.builder.builder import Builder
+    from scikit_build_core.cmake import CMake, CMaker
+    from scikit_build_core.settings.skbuild_read_settings import SettingsReader
+    from scikit_build_core.setuptools.build_cmake import BuildCMake
+except ModuleNotFoundError as missing:
+    hint = 'pip install "scikit-build-core[setuptools]>=1.0" pybind11 cmake ninja'
+    raise SystemExit(f"error: cannot build: {missing}\nhint: {hint}") from None
 
 SOURCE = Path(__file__).resolve().parent
 
 
-def _tool(name: str) -> str:
-    """Find a build tool on PATH, else beside the interpreter (an environment that is not activated)."""
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise SystemExit(f"error: {name} not found\nhint: pip install {name}")
-    return found
+class BuildInTree(BuildCMake):
+    """The plugin's command, which empties its build folder first; a build into the checkout keeps its folder here.
 
-
-class CMakeBuild(build_ext):  # type: ignore[misc]
-    """Configure and build `_native` and the shared libraries straight into the package folder."""
+    `make native` and editable installs compile only what changed. Wheels are left to the plugin.
+    """
 
     def run(self) -> None:
-        try:
-            import pybind11
-        except ModuleNotFoundError:
-            raise SystemExit("error: pybind11 not found\nhint: pip install pybind11 cmake ninja") from None
-
-        in_source = self.inplace or getattr(self, "editable_mode", False)
-        output = SOURCE / "stashtrace" if in_source else Path(self.build_lib).resolve() / "stashtrace"
-        kept = SOURCE / "build" / f"native-{sys.implementation.cache_tag}"
-        work = kept if in_source else Path(self.build_temp).resolve()
-        work.mkdir(parents=True, exist_ok=True)
-        # --fresh: a cache left by an isolated build names the ninja of an environment that is gone.
-        configure = [
-            _tool("cmake"),
-            "--fresh",
-            "-G",
-            "Ninja",
-            "-S",
-            str(SOURCE),
-            "-B",
-            str(work),
-            f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
-            f"-DSTASHTRACE_OUTPUT_DIR={output}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-        ]
-        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-        subprocess.run(configure, check=True)
-        subprocess.run([_tool("cmake"), "--build", str(work), "-j", jobs], check=True)
-
-    def _built(self) -> list[Path]:
-        libraries = ("libstashtrace.so", "libstashtrace_lookup.so")
-        return [Path("stashtrace") / name for name in (Path(self.get_ext_filename("_native")).name, *libraries)]
-
-    def get_outputs(self) -> list[str]:
-        return [str(Path(self.build_lib) / path) for path in self._built()]
-
-    def get_output_mapping(self) -> dict[str, str]:
-        return {str(Path(self.build_lib) / path): str(path) for path in self._built()}
+        build_ext = self.distribution.get_command_obj("build_ext")
+        if not (self.editable_mode or build_ext.editable_mode or build_ext.inplace):
+            super().run()
+            return
+        settings = SettingsReader.from_file(str(SOURCE / "pyproject.toml"), {}, state="editable").settings
+        # CMaker forgets what it found where the environment of an earlier call is gone.
+        folder = SOURCE / "build" / f"native-{sys.implementation.cache_tag}{sys.abiflags}"
+        config = CMaker(CMake.default_search(), source_dir=SOURCE, build_dir=folder, build_type="Release")
+        builder = Builder(settings=settings, config=config)
+        version = self.distribution.get_version()
+        builder.configure(defines={"CMAKE_INSTALL_PREFIX": SOURCE}, name="stashtrace", version=Version(version))
+        builder.build(build_args=[])
+        builder.install(install_dir=SOURCE)
+        self._record_installed_files(folder, SOURCE)
 
 
 setup(
     license="Apache-2.0",
-    ext_modules=[Extension("stashtrace._native", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmake_source_dir=".",
+    cmdclass={"build_cmake": BuildInTree},
 )

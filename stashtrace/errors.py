@@ -3,6 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import sys
+
+BUILD_HINT = "build it with `make native`, or install the package again"
+
 
 class StashtraceError(Exception):
     """Base of all errors raised on purpose.
@@ -64,3 +69,45 @@ class ForeignCalibrationWarning(UserWarning):
 
 class DataLossWarning(UserWarning):
     """Something is missing from the trace; details are in its ``losses`` table."""
+
+
+def is_native_failure(error: BaseException) -> bool:
+    """Return True if an import failed because ``stashtrace._native`` is missing or cannot be loaded."""
+    if not isinstance(error, ImportError):
+        return False
+    if (
+        error.path is not None and error.name != "stashtrace"
+    ):  # the loader refused it; its name may be the last part alone
+        return os.path.dirname(error.path) == os.path.dirname(__file__) and "_native" in str(error.name)
+    return error.name == "stashtrace._native" or (error.name == "stashtrace" and "'_native'" in str(error))
+
+
+def native_failure(error: Exception) -> CaptureError:
+    """Return what to tell a person whose Python cannot load the native half, by what the loader said.
+
+    Parameters
+    ----------
+    error : Exception
+        ImportError of ``stashtrace._native``, or OSError of ``libstashtrace.so``.
+    """
+    try:
+        libc = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"
+    except (OSError, ValueError):
+        libc = None
+    if not libc:
+        return CaptureError(
+            "the recorder cannot be loaded: the C library of this Python is not glibc (musl, as on Alpine?)",
+            hint="stashtrace needs Linux with glibc 2.28 or newer: "
+            "take an image such as python:3.12-slim in place of python:3.12-alpine",
+        )
+    if "version `GLIBC_" in str(error):
+        return CaptureError(
+            f"the recorder cannot be loaded: it was built for a newer glibc than this system's {libc}",
+            hint="wheels need glibc 2.28 or newer; `pip install --no-binary stashtrace stashtrace` builds it here",
+        )
+    if "cannot import name" in str(error):
+        python = f"{sys.implementation.cache_tag}{sys.abiflags}"
+        return CaptureError(
+            f"the recorder cannot be loaded: it is not built for this Python ({python})", hint=BUILD_HINT
+        )
+    return CaptureError(f"the recorder cannot be loaded: {error}", hint=BUILD_HINT)

@@ -10,6 +10,12 @@
 
 namespace py = pybind11;
 
+// Headers leave no name in a binary. The list of parts that a wheel carries is read from the binaries (ci/sbom.py).
+#define STASHTRACE_TEXT_OF(token) #token
+#define STASHTRACE_TEXT(token) STASHTRACE_TEXT_OF(token)
+__asm__(".ident \"pybind11 " STASHTRACE_TEXT(PYBIND11_VERSION_MAJOR) "." STASHTRACE_TEXT(
+    PYBIND11_VERSION_MINOR) "." STASHTRACE_TEXT(PYBIND11_VERSION_PATCH) "\"");
+
 #define STASHTRACE_DECLARE(name) void name(py::module_& module);
 STASHTRACE_BINDERS(STASHTRACE_DECLARE)
 #undef STASHTRACE_DECLARE

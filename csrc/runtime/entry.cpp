@@ -3,6 +3,7 @@
 // The constructor runs in every process of a traced job, also in `ls`: it reads the environment and the clocks and
 // makes one page of memory. Hooks may be called before it; they then see a process that is not traced.
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>

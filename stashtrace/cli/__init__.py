@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO, cast
 
-from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.errors import StashtraceError, UsageError, is_native_failure, native_failure
 
 #: (name, "module:function", one-line help), in the order in which a new user needs them.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -140,6 +140,10 @@ def _answer(arguments: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if is_native_failure(error):
+            failure = native_failure(error)
+            say_error(str(failure), failure.hint)
+            return failure.exit_code
         say_error(
             f"this is a bug in stashtrace: {type(error).__name__}: {error}",
             "the same command with --debug shows where; the recording is unchanged",

@@ -7,6 +7,7 @@ own environment has is asked of the Python that the command starts (``program``)
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from stashtrace.errors import StashtraceError
+from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
@@ -46,7 +47,8 @@ def _record_path() -> Answer:
     try:
         from stashtrace import _native
     except ImportError as error:
-        return "broken", str(error), "nothing can be recorded; `make native` or install again"
+        failure = native_failure(error)
+        return "broken", str(failure), f"nothing can be recorded or read; {failure.hint}"
     counter = _COUNTERS.get(_native.clock_name())
     lane_bytes = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
     clock = counter or "CLOCK_MONOTONIC (the processor's counter cannot be trusted)"
@@ -92,8 +94,12 @@ def record_cost_ns() -> float | None:
 def _preload() -> Answer:
     try:
         traced_environment({}, run_dir=".", run_id="0")
+        ctypes.CDLL(str(LIBRARY_PATH))  # its constructor does nothing in a process that is not traced
     except StashtraceError as error:
         return "broken", str(error), error.hint or "nothing native can be recorded"
+    except OSError as error:
+        failure = native_failure(error)
+        return "broken", str(failure), failure.hint or "nothing native can be recorded"
     return "ok", LIBRARY_PATH.name, "dynamically linked programs are traced without an edit"
 
 

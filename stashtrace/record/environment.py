@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from stashtrace.errors import CaptureError
-from stashtrace.record.options import BUILD_HINT, DEFAULT_OPTIONS, RecordOptions
+from stashtrace.errors import BUILD_HINT, CaptureError
+from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.errors import CaptureError, UsageError
+from stashtrace.errors import UsageError, native_failure
 from stashtrace.record.staged import check_staged_list
 
 if TYPE_CHECKING:
     import argparse
 
-BUILD_HINT = "build it with `make native`, or install the package again"
 #: Deep mode: recorded with ``kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
 #: Steps of deep mode unless others are given.
@@ -46,7 +45,7 @@ def default_collectors() -> tuple[str, ...]:
     try:
         from stashtrace import _native
     except ImportError as error:
-        raise CaptureError(f"the recorder cannot be loaded: {error}", hint=BUILD_HINT) from error
+        raise native_failure(error) from error
     named = [c for c in _native.schema()["collectors"] if c["name"] not in ("core", KERNEL_COLLECTOR)]
     named.sort(key=lambda c: (not c["native"], c["name"] == "annotations"))
     return tuple(c["name"] for c in named)
