@@ -18,6 +18,9 @@ TORCH_INDEX ?=
 DEMO_DIR ?= demo-run
 PYTEST ?= -q
 
+# Tests start our command more than a thousand times, and Python compiles its modules each time if it may not keep them.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin := $(VENV)/bin
 workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.

@@ -23,6 +23,16 @@ def _tool(name: str) -> str:
     return found
 
 
+def _forget_tools(work: Path) -> None:
+    """Remove what CMake has found out before: an isolated build leaves the ninja of an environment that is gone.
+
+    Unlike ``cmake --fresh`` this keeps the objects, so that a second build compiles nothing again.
+    """
+    (work / "CMakeCache.txt").unlink(missing_ok=True)
+    for found in (work / "CMakeFiles").glob("[0-9]*"):  # by version of CMake: the compiler and the system
+        shutil.rmtree(found)
+
+
 class CMakeBuild(build_ext):  # type: ignore[misc]
     """Configure and build `_native` and the shared libraries straight into the package folder."""
 
@@ -37,10 +47,9 @@ class CMakeBuild(build_ext):  # type: ignore[misc]
         kept = SOURCE / "build" / f"native-{sys.implementation.cache_tag}"
         work = kept if in_source else Path(self.build_temp).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        # --fresh: a cache left by an isolated build names the ninja of an environment that is gone.
+        _forget_tools(work)
         configure = [
             _tool("cmake"),
-            "--fresh",
             "-G",
             "Ninja",
             "-S",
