@@ -1,4 +1,4 @@
-// Deep mode: what the probes report to it, and what the decoder needs for names. SPDX-License-Identifier: Apache-2.0
+// Names of kernels as text, for the decoder of deep mode. SPDX-License-Identifier: Apache-2.0
 #include <cxxabi.h>
 #include <pybind11/pybind11.h>
 
@@ -6,7 +6,6 @@
 #include <string>
 
 #include "bindings/binders.h"
-#include "runtime/capi.h"
 
 namespace py = pybind11;
 
@@ -24,11 +23,5 @@ py::str demangle(const std::string& name) {
 }  // namespace
 
 void bind_kernels(py::module_& module) {
-  module.def(
-      "kernels_step", [](std::uint64_t step) { stashtrace_kernels_step(step); }, py::arg("step"),
-      "Deep mode: this many steps have ended.");
-  module.def(
-      "kernels_step_aside", [](const std::string& who) { stashtrace_kernels_step_aside(who.c_str()); }, py::arg("who"),
-      "Deep mode: gives CUPTI back before another profiler takes it.");
   module.def("demangle", &demangle, py::arg("name"), "A C++ symbol as text; anything else as it is.");
 }

@@ -5,18 +5,11 @@
 #pragma once
 
 #define STASHTRACE_BINDERS(BINDER) \
-  BINDER(bind_schema)              \
-  BINDER(bind_runtime)             \
-  BINDER(bind_calls)               \
-  BINDER(bind_probes)              \
-  BINDER(bind_device)              \
   BINDER(bind_intervals)           \
   BINDER(bind_graph)               \
   BINDER(bind_perfetto)            \
   BINDER(bind_codec)               \
   BINDER(bind_clock)               \
   BINDER(bind_kernels)             \
-  BINDER(bind_nccl)                \
   BINDER(bind_importers)           \
-  BINDER(bind_sockets)             \
   // end of list

@@ -1,9 +1,8 @@
-// stashtrace._native: the Python face of the schema, the recorder and the kernels.
-// SPDX-License-Identifier: Apache-2.0
+// stashtrace._native: the kernels for offline code, and the recorder's functions. SPDX-License-Identifier: Apache-2.0
 //
-// Not declared to run without the GIL (py::mod_gil_not_used): bind_calls.cpp replaces the slot of a function that other
-// threads may be calling, scanners and encoders are objects without a lock, and no test runs on a free-threaded Python.
-// In such a job the probes do not load this module (probes/bootstrap.py).
+// Not declared to run without the GIL (py::mod_gil_not_used): scanners and encoders are objects without a lock, and no test
+// runs on a free-threaded Python. No probe loads this module: they have the recorder's functions from the library itself,
+// so that the job's Python may be another than ours (stashtrace/probes/native.py).
 #include <pybind11/pybind11.h>
 
 #include "bindings/binders.h"
@@ -18,6 +17,12 @@ STASHTRACE_BINDERS(STASHTRACE_DECLARE)
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Native half of stashtrace: schema, recorder, kernels.";
   module.attr("__version__") = stashtrace_version();
+  const auto functions = py::reinterpret_steal<py::dict>(static_cast<PyObject*>(stashtrace_python_functions()));
+  if (!functions) {
+    if (PyErr_Occurred() == nullptr) throw py::import_error("this Python lacks a function of the stable ABI");
+    throw py::error_already_set();
+  }
+  for (const auto& [name, function] : functions) module.attr(name) = function;
 #define STASHTRACE_CALL(name) name(module);
   STASHTRACE_BINDERS(STASHTRACE_CALL)
 #undef STASHTRACE_CALL

@@ -80,6 +80,11 @@ void stashtrace_report_loss(uint32_t collector_code, const char* reason, uint64_
   report_loss(static_cast<std::uint16_t>(collector_code), reason, count, detail, static_cast<std::uint16_t>(severity));
 }
 
+void stashtrace_report_no_probes(const char* detail) noexcept {
+  constexpr std::uint16_t core = 0;
+  report_loss(core, "probes_not_loaded", 0, detail, schema::codes::Severity::error);
+}
+
 void stashtrace_stats(stashtrace_stats_t* out) noexcept {
   const RuntimeStats stats = runtime().stats();
   *out = {stats.rows_count,    stats.written_rows_count, stats.dropped_rows_count, stats.lanes_count,

@@ -1,7 +1,7 @@
-// C interface of the recorder: what libstashtrace.so offers, to stashtrace._native only.
-// SPDX-License-Identifier: Apache-2.0
+// C interface of the recorder: what libstashtrace.so offers. SPDX-License-Identifier: Apache-2.0
 //
-// Plain C types, so that the Python extension and the recorder may be built by different compilers. No function
+// Callers: csrc/python, the extension, and through ctypes the probes. Plain C types, so that the Python extension and the
+// recorder may be built by different compilers. No function
 // throws; all may be called from any thread, and all are harmless when the process is not traced.
 #pragma once
 
@@ -50,7 +50,7 @@ STASHTRACE_API uint32_t stashtrace_intern(const char* text, size_t bytes) noexce
 STASHTRACE_API int stashtrace_emit(uint32_t record_id, const void* row, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
-// Tells where the code of the Python interpreter is: a condition variable that it waits on is its GIL.
+// Tells where the code of the Python interpreter is: a condition variable or a mutex that it waits on is its GIL's.
 STASHTRACE_API void stashtrace_interpreter_code(const void* begin, const void* end) noexcept;
 STASHTRACE_API int stashtrace_start_drainer() noexcept;
 STASHTRACE_API int stashtrace_flush() noexcept;
@@ -69,6 +69,12 @@ STASHTRACE_API void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint6
 // Deep mode (collectors/cupti). The probes report the number of ended steps, at each step and before its first forward.
 STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
 STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
+
+// The functions that Python calls, as a new dict of the CPython in this process (3.10 and later). The caller has the GIL.
+// Null if there is no CPython or it lacks something, or with a Python exception set. csrc/python/functions.cpp.
+STASHTRACE_API void* stashtrace_python_functions() noexcept;
+// For a Python that is too old for the probes: reports that they are absent, with a sentence for the user.
+STASHTRACE_API void stashtrace_report_no_probes(const char* detail) noexcept;
 
 // Returns how many import-table slots of the process lead to the hooks of NCCL now and did not before; -1 if that
 // collector is off. For a process without LD_PRELOAD. collectors/nccl/room.cpp.

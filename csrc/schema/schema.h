@@ -1,7 +1,7 @@
 // Expands records.def into C++: structs, layout checks, field and code tables.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers: everything that records or writes (emit.h, segment_writer), and bind_schema.cpp, which
+// Callers: everything that records or writes (emit.h, segment_writer), and csrc/python/facts.cpp, which
 // hands the same tables to Python. No state, no thread rule.
 #pragma once
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, existing_run, runs_or_newest
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_value, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import DataLossWarning, UsageError
 from stashtrace.units import bytes_text
@@ -29,6 +29,8 @@ def parser() -> Parser:
     parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
     parser.add_out("FILE", f"file to write (default: {REPORT_FILE} here); an older one is replaced")
     parser.add_format(("html", "markdown"))
+    calibration = "file of `stashtrace calibrate` (default: calibration.toml in the run directory)"
+    add_value(parser, "--calibration", "FILE", calibration)
     parser.add_run()
     return parser
 
@@ -40,15 +42,18 @@ def main(argv: Sequence[str]) -> int:
     sources = [str(existing_run(path)) for path in paths]
     target = _target(arguments.out, arguments.format)
 
+    from stashtrace.calibration.file import load_calibration
     from stashtrace.cli.loading import load_watched
     from stashtrace.output_files import complete_file
     from stashtrace.report.facts import report_facts
     from stashtrace.report.page import markdown, page
 
+    if arguments.calibration:
+        load_calibration(arguments.calibration)  # refused before a large run is read
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)  # the page says what is missing
         trace = load_watched(sources if len(sources) > 1 else sources[0], run_id=arguments.run)
-    facts = report_facts(trace, paths)
+    facts = report_facts(trace, paths, run_id=arguments.run, calibration=arguments.calibration)
     screen = Screen()
     if facts["budget"]["missing"]:
         screen.say(f"{facts['budget']['missing']}: {facts['budget']['hint']}")

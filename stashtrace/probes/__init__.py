@@ -1,6 +1,3 @@
-"""Code inside the job: Python's half of the recorder. Standard library alone."""
-
-# SPDX-License-Identifier: Apache-2.0
-"""What runs inside the user's Python processes: standard library and ``stashtrace._native`` only."""
+"""Code inside the job: Python's half of the recorder. Needs the standard library and ``libstashtrace.so`` alone."""
 
 # SPDX-License-Identifier: Apache-2.0

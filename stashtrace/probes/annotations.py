@@ -2,6 +2,9 @@
 
 Outside a traced run they do nothing and load nothing; inside they cost about a microsecond. They never raise, whatever
 they are given.
+
+In a traced job these are the functions of the tracer's version, also for a ``stashtrace`` of another version that the
+job's environment has: its ``__init__`` finds them here, by the names of this module and its functions, which stay.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -119,13 +122,9 @@ def _find_backend() -> _Backend | None:
         _decided = True
         if os.environ.get("STASHTRACE_DIR"):
             try:
-                from stashtrace.probes.bootstrap import switches_the_gil_on
+                from stashtrace.probes import native
 
-                if switches_the_gil_on():
-                    return None
-                from stashtrace import _native
-
-                if _native.active() and "annotations" in _native.config()["collectors"]:
+                if native.active() and "annotations" in native.config()["collectors"]:
                     _backend = _Backend()
             except Exception as error:
                 sys.stderr.write(
@@ -173,6 +172,6 @@ def step() -> None:
 def flush() -> None:
     """Write all that has been recorded so far to the run directory."""
     if (_backend if _decided else _find_backend()) is not None:
-        from stashtrace import _native
+        from stashtrace.probes import native
 
-        _native.flush()
+        native.flush()

@@ -53,28 +53,10 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     ):
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
+#: The package that these probes are part of, which a job may import for its annotations.
+_PACKAGE = "stashtrace"
+
 _process: _Process | None = None
-_gil_reported = False
-
-
-def switches_the_gil_on() -> bool:
-    """Return True if loading the recorder's extension would switch on the GIL of a free-threaded interpreter.
-
-    The extension does not declare that it runs without a GIL, and the job must run as it does untraced. The first call
-    that returns True says so on stderr.
-    """
-    global _gil_reported
-    is_enabled = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
-    if is_enabled is None or is_enabled():
-        return False
-    if not _gil_reported:
-        _gil_reported = True
-        rank = os.environ.get("RANK", "-")
-        sys.stderr.write(
-            f"stashtrace[{rank} {os.getpid()}] error: Python probes are off: they would switch the GIL of this "
-            "free-threaded interpreter on; steps, batches and torch's collectives are not recorded\n"
-        )
-    return True
 
 
 class _Process:
@@ -84,19 +66,19 @@ class _Process:
         self.prepared = False
 
     def prepare(self) -> bool:
-        """Load the recorder on first use; return False if this process is not traced, or tracing would harm it."""
-        if switches_the_gil_on():
-            return False
+        """Load the recorder on first use; return False if this process is not traced."""
         if not self.prepared:
             self.prepared = True
             _prepare_process()
-        from stashtrace import _native
+        from stashtrace.probes import native
 
-        return bool(_native.active())
+        return native.active()
 
 
 class ImportHook:
-    """Meta path finder that finds nothing itself, and calls back after the import of a watched module.
+    """Meta path finder that calls back after the import of a watched module.
+
+    It finds nothing itself, but for this package in a job whose environment has none.
 
     Parameters
     ----------
@@ -114,16 +96,24 @@ class ImportHook:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Ask the other finders, and have their loader call back."""
+        if name == _PACKAGE:
+            found = self._others(name, path, target)
+            # A folder of this name, with no module in it, is no package.
+            return found if found is not None and found.origin is not None else _own_package()
         if name not in self._waiting:
             return None
+        spec = self._others(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._follow(name, spec.loader)
+        return spec
+
+    def _others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is self or find is None:
                 continue
             spec: ModuleSpec | None = find(name, path, target)
             if spec is not None:
-                if spec.loader is not None:
-                    self._follow(name, spec.loader)
                 return spec
         return None
 
@@ -141,6 +131,13 @@ class ImportHook:
             loader.exec_module = exec_module
         except AttributeError as error:
             _report("torch_step", f"{name}_not_followed", str(error))
+
+
+def _own_package() -> ModuleSpec | None:
+    from importlib.machinery import PathFinder
+
+    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    return PathFinder.find_spec(_PACKAGE, [os.path.dirname(package)])
 
 
 def install() -> None:
@@ -174,9 +171,9 @@ def _imported(name: str, module: ModuleType) -> None:
 
 
 def _is_on(collector: str) -> bool:
-    from stashtrace import _native
+    from stashtrace.probes import native
 
-    return collector in _native.config()["collectors"]
+    return collector in native.config()["collectors"]
 
 
 def _prepare_process() -> None:

@@ -11,8 +11,7 @@ import signal
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.recorder import failed
 
 #: Metadata key: this and the pid; the same in ``analysis/findings/killed.py``.
@@ -44,14 +43,14 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
     name = _name(-exit_code)
     recorder.record_fact(f"{FACT}{pid}", f"{name} {sender} {role}")
     if sender == "unknown":
-        _native.report_loss(
+        native.report_loss(
             recorder.collector_code(collector),
             "child_killed",
             1,
             f"{role} (pid {pid}) was killed by {name}",
             recorder.code("Severity", "error"),
         )
-    _native.flush()  # the parent may be the next to be killed
+    native.flush()  # the parent may be the next to be killed
 
 
 def _name(number: int) -> str:

@@ -23,8 +23,7 @@ import threading
 import time
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import recorder
+from stashtrace.probes import native, recorder
 from stashtrace.probes.recorder import cost, failed, now_ticks
 
 COLLECTOR = "torch_distributed"
@@ -235,7 +234,7 @@ class _Ping:
 
     def _serve(self) -> None:
         try:
-            _native.set_thread_role(recorder.code("ThreadRole", "tracer"), "stashtrace-clock")
+            native.set_thread_role(recorder.code("ThreadRole", "tracer"), "stashtrace-clock")
             poll = select.poll()
             listener = self._listener
             assert listener is not None

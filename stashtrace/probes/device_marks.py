@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import process, recorder
+from stashtrace.probes import native, process, recorder
 from stashtrace.probes.process import window
 
 COLLECTOR = "cuda"
@@ -37,7 +36,7 @@ class DeviceMarks:
     def __init__(self) -> None:
         self.marked_step = -1
         self._stream: Callable[[], int] | None = None
-        self._off = "cuda" not in _native.config()["collectors"]
+        self._off = "cuda" not in native.config()["collectors"]
 
     def forget(self) -> None:
         """Forget the device, in a forked child: the parent's context does not work there."""
@@ -49,7 +48,7 @@ class DeviceMarks:
             return None
         if self._stream is None:
             try:
-                if not _native.device_active():
+                if not native.device_active():
                     return None
                 self._stream = _torch_stream() or _cupy_stream()
             except Exception as error:
@@ -76,7 +75,7 @@ class DeviceMarks:
         if self.marked_step < window.step:
             self._mark(stream, window.step)
         else:
-            _native.device_mark(_MARK, stream(), 0)
+            native.device_mark(_MARK, stream(), 0)
 
     def wait_begins(self) -> int:
         """The loader is asked for a batch; pass the result to :meth:`wait_ends`."""
@@ -85,15 +84,15 @@ class DeviceMarks:
             return 0
         if self.marked_step < window.step:
             self._mark(stream, window.step)
-        return _native.device_bracket_begin(_BATCH_WAIT, stream(), 0)
+        return native.device_bracket_begin(_BATCH_WAIT, stream(), 0)
 
     def wait_ends(self, token: int, batch_index: int) -> None:
         """The batch has come; its index is -1 if the loader had none left."""
         if token:
-            _native.device_bracket_end(token, batch_index & 0xFFFF_FFFF_FFFF_FFFF)
+            native.device_bracket_end(token, batch_index & 0xFFFF_FFFF_FFFF_FFFF)
 
     def _mark(self, stream: Callable[[], int], number: int) -> None:
-        _native.device_mark(_STEP, stream(), number)
+        native.device_mark(_STEP, stream(), number)
         self.marked_step = max(self.marked_step, number)
 
 

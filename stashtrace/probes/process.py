@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import recorder
+from stashtrace.probes import native, recorder
 
 _before_end: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
@@ -34,7 +33,7 @@ def begin(*, ends_itself: bool = False) -> None:
         return
     first = _pid == 0
     _pid = os.getpid()
-    _native.start_drainer()
+    native.start_drainer()
     recorder.cost.calibrate()
     if first:
         atexit.register(end)
@@ -66,7 +65,7 @@ def end() -> None:
         except Exception as error:
             recorder.failed("core", "end_of_process", error)
     recorder.record_cost()
-    _native.flush()
+    native.flush()
 
 
 def _forked() -> None:
@@ -135,13 +134,13 @@ def mark_step_thread() -> None:
     """Make this thread the step thread, whose blocking waits are recorded: it drives the optimizer or marks steps."""
     if not thread_state.is_step_thread:
         thread_state.is_step_thread = True
-        _native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
-        _native.watch_waits(True)
+        native.set_thread_role(recorder.code("ThreadRole", "step"), threading.current_thread().name)
+        native.watch_waits(True)
 
 
 def _forget() -> None:
     thread_state.__dict__.clear()
-    _native.forget_outermost_call()
+    native.forget_outermost_call()
     thread_state.open_updates = []
 
 
@@ -186,7 +185,7 @@ class StepWindow:
         open_now = self._first <= self.step and (self._last is None or self.step < self._last)
         if open_now != self.open:
             self.open = open_now
-            _native.set_recording(open_now)
+            native.set_recording(open_now)
 
     def always(self) -> None:
         """Record everything from now on; for workers, which do not know the steps that their batches belong to."""
@@ -217,7 +216,7 @@ class StepWindow:
     def _tell(self) -> None:
         """Tell deep mode, and the launcher if it waits for this step, which step has begun."""
         self._told = self.step
-        _native.kernels_step(self.step)
+        native.kernels_step(self.step)
         if self._goal is not None and self.step >= self._goal:
             self._goal = None
             self._report_goal()
@@ -232,4 +231,4 @@ class StepWindow:
             recorder.failed("torch_step", "until_step", error)
 
 
-window = StepWindow(_native.config().get("steps") or "")
+window = StepWindow(native.config().get("steps") or "")

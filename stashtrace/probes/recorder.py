@@ -12,22 +12,22 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace import _native
+from stashtrace.probes import native
 
 _FORMATS = {"u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d", "text56": "56s"}
 
-now_ticks = _native.now_ticks
-intern = _native.intern
-probe_begins = _native.probe_begins
-phase_ends = _native.phase_ends
-batch_ends = _native.batch_ends
+now_ticks = native.now_ticks
+intern = native.intern
+probe_begins = native.probe_begins
+phase_ends = native.phase_ends
+batch_ends = native.batch_ends
 #: What ``probe_begins`` reads: ticks; CLOCKS: also CPU and run-queue time of the thread; USAGE: also its faults, reads.
 TICKS, CLOCKS, USAGE = 0, 1, 2
 
 
 @functools.lru_cache(maxsize=1)
 def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = _native.schema()
+    schema: dict[str, Any] = native.schema()
     return schema
 
 
@@ -66,7 +66,7 @@ class RecordWriter:
             raise ValueError(f"record {name}: {packer.size} bytes packed, {record['row_bytes']} declared")
         self._pack = packer.pack
         self._id = int(record["id"])
-        self._emit: Callable[[int, bytes], bool] = _native.emit
+        self._emit: Callable[[int, bytes], bool] = native.emit
 
     def emit(self, *values: Any) -> bool:
         """Record one row; return False if it was dropped or recording is paused."""
@@ -88,7 +88,7 @@ class Failures:
             power *= 10
         if power == count:
             new = count - count // 10
-            _native.report_loss(collector_code(collector), reason, new, detail, code("Severity", "data_loss"))
+            native.report_loss(collector_code(collector), reason, new, detail, code("Severity", "data_loss"))
 
 
 failures = Failures()
@@ -104,10 +104,10 @@ def failed(collector: str, where: str, error: BaseException) -> None:
 
 def unavailable(collector: str, reason: str, detail: str) -> None:
     """Report that something of this torch cannot be observed; the job goes on as it is."""
-    _native.report_loss(collector_code(collector), reason, 0, detail[:300], code("Severity", "error"))
+    native.report_loss(collector_code(collector), reason, 0, detail[:300], code("Severity", "error"))
 
 
-_LONGEST_TICKS = _native.tick_hz() * 300 // 1_000_000  # 300 us
+_LONGEST_TICKS = native.tick_hz() * 300 // 1_000_000  # 300 us
 
 
 class Cost:
@@ -134,7 +134,7 @@ class Cost:
     def forget(self) -> None:
         """Start again at zero, in a forked child."""
         self.calls = self.ticks = 0
-        _native.forget_probe_account()
+        native.forget_probe_account()
 
     def add(self, ticks: int) -> None:
         """Add one call of a probe that measured itself."""
@@ -144,13 +144,13 @@ class Cost:
 
     def total(self) -> tuple[int, int]:
         """Return ticks and recorded calls, of Python and native code."""
-        native_ticks, native_calls = _native.probe_account()
+        native_ticks, native_calls = native.probe_account()
         calls = self.calls + native_calls
         return self.ticks + native_ticks + calls * self.glue_ticks, calls
 
     def as_ns(self) -> int:
         """Return the sum in nanoseconds."""
-        return self.total()[0] * 1_000_000_000 // max(1, _native.tick_hz())
+        return self.total()[0] * 1_000_000_000 // max(1, native.tick_hz())
 
 
 def _elapsed(function: Callable[..., Any], *args: Any) -> int:

@@ -42,28 +42,34 @@ class Commands:
         The paths of the run as a person would type them.
     origin_ns : int
         From where ``--window`` counts.
+    run_id : str
+        Which run of a directory that holds several; empty where there was nothing to choose.
     """
 
     shown: tuple[str, ...]
     origin_ns: int
+    run_id: str = ""
 
     @property
     def note(self) -> str:
         """What stands for the run in commands that take one path; empty if it is that path."""
         if len(self.shown) == 1:
             return ""
-        return (
-            f"RUN stands for one directory of all parts: `{shlex.join(['stashtrace', 'merge', *self.shown])}` makes it."
-        )
+        merge = shlex.join(["stashtrace", "merge", *self.shown, *self._choice])
+        return f"RUN stands for one directory of all parts: `{merge}` makes it."
 
     def command(self, *words: str) -> str:
         """Return a command about the run: ``stashtrace WORDS RUN``."""
-        return shlex.join(["stashtrace", *words, *self.shown])
+        return shlex.join(["stashtrace", *words, *self.shown, *self._choice])
+
+    @property
+    def _choice(self) -> list[str]:
+        return ["--run", self.run_id] if self.run_id else []
 
     def view(self, begin_ns: int = 0, end_ns: int = 0, ranks: Iterable[int] = ()) -> str:
         """Return the command that shows a window of some ranks; without a window the whole run."""
         # The viewer opens one path; the parts of a job are first brought together.
-        path = [self.shown[0]] if len(self.shown) == 1 else ["RUN"]
+        path = [self.shown[0], *self._choice] if len(self.shown) == 1 else ["RUN"]
         words = ["stashtrace", "view", *path]
         if end_ns > begin_ns:
             words += ["--window", self.window(begin_ns, end_ns)]
@@ -87,7 +93,9 @@ def _decimal(units: int, digits: int) -> str:
     return f"{whole}.{rest:0{digits}d}".rstrip("0").rstrip(".") if rest else str(whole)
 
 
-def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
+def report_facts(
+    trace: Trace, shown: Iterable[str] = (), *, run_id: str | None = None, calibration: str | None = None
+) -> dict[str, Any]:
     """Collect the document of a report.
 
     Parameters
@@ -96,6 +104,10 @@ def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
         Anything that loads. Without steps there is no budget, and ``budget.missing`` says why.
     shown : iterable of str
         The paths as a person would type them, for the commands; by default the path of the trace.
+    run_id : str, optional
+        The run that was chosen in a directory of several, for the commands.
+    calibration : str, optional
+        Path of what the links can do; by default ``calibration.toml`` in the run directory.
 
     Returns
     -------
@@ -106,7 +118,7 @@ def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
     """
     facts = gather(trace)
     tables = Summary.of(facts)
-    commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns)
+    commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns, run_id or "")
     findings = document(tables)["findings"]
     made: dict[str, Any] = {
         "stashtrace_report": VERSION,
@@ -117,7 +129,7 @@ def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
         "heat": None,
         "waits": None,
         "slow": None,
-        "links": link_facts(trace),
+        "links": link_facts(trace, calibration),
         "losses": loss_rows(trace),
         "machine": machine_facts(trace),
     }
@@ -127,6 +139,8 @@ def report_facts(trace: Trace, shown: Iterable[str] = ()) -> dict[str, Any]:
         made["waits"] = costliest_waits(trace, steps, stalls)
         made["slow"] = slow_steps(steps, stalls, facts.tables["straggler_causes"], facts.tables["hidden"])
     made["commands"] = _commands(made, facts, commands)
+    if calibration:
+        made["commands"]["links"] += f" --calibration {shlex.quote(calibration)}"
     _count_from(made, trace.origin_ns)
     return made
 

@@ -20,8 +20,8 @@ from stashtrace.schema.trace import Trace
 LISTED = 12
 
 
-def link_facts(trace: Trace) -> dict[str, Any]:
-    """Return what is known of the links of a run.
+def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
+    """Return what is known of the links of a run, compared with a calibration or with the one in the run directory.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def link_facts(trace: Trace) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ForeignCalibrationWarning)
-            table = link_efficiency(trace)
+            table = link_efficiency(trace, calibration=calibration)
         best = bandwidth(trace)
     except MissingDataError as error:
         return {"missing": str(error), "hint": error.hint or "", "transfers": [], "paths": [], "notes": []}

@@ -12,6 +12,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,8 +160,24 @@ class Database:
     def rows(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
         """Compute a relation; what goes wrong then is a UsageError, too."""
         with self._rewording():
-            rows: list[tuple[Any, ...]] = relation.fetchall()
-        return rows
+            return self._computed(relation)
+
+    def _computed(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
+        """Compute a relation on a thread of its own, so that Ctrl-C ends it.
+
+        DuckDB looks for signals between tasks of the thread that asked; while threads of its own do the work, that
+        one waits, and Ctrl-C would have no effect before the query ends.
+        """
+        with ThreadPoolExecutor(1) as executor:
+            answer = executor.submit(relation.fetchall)
+            try:
+                rows: list[tuple[Any, ...]] = answer.result()
+                return rows
+            except KeyboardInterrupt:
+                while not answer.done():  # what had not begun when it was interrupted goes on
+                    self._connection.interrupt()
+                    wait([answer], timeout=0.05)
+                raise
 
     def _check(self, query: str) -> None:
         """Raise UsageError unless a text is one statement that reads."""
@@ -211,10 +228,6 @@ class Database:
             yield
         except duckdb.Error as error:
             raise self._reworded(error) from error
-        except RuntimeError as error:
-            if "interrupted" not in str(error):  # how DuckDB passes Ctrl-C on
-                raise
-            raise KeyboardInterrupt from error
 
     def _reworded(self, error: duckdb.Error, query: str = "") -> StashtraceError:
         """Return one line for what DuckDB says in several; a query adds near names of the columns that it may mean."""

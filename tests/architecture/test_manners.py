@@ -9,7 +9,9 @@ import pytest
 from source_tree import ROOT, source_files, tracked_files
 
 GUEST_NATIVE = [
-    p for p in source_files("csrc") if p.relative_to(ROOT).parts[1] in ("core", "runtime", "hooks", "collectors")
+    p
+    for p in source_files("csrc")
+    if p.relative_to(ROOT).parts[1] in ("core", "runtime", "hooks", "python", "collectors")
 ]
 GUEST_PYTHON = [p for p in source_files("stashtrace") if "probes" in p.relative_to(ROOT).parts]
 BANNED_NATIVE = re.compile(r"\b(?:std::cout|(?<!real::)printf|puts|abort|std::terminate|std::exit|throw)\s*[(;\s\"]")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.cli import main
+from stashtrace.cli import loading, main
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.units import bytes_of
 
@@ -71,6 +71,22 @@ def test_a_file_that_cannot_be_written_is_one_line(run: Path, tmp_path: Path, ca
     assert "hint: choose another file with -o" in error
     assert main(["report", str(run), "-o", "/dev/null"]) == 3
     assert "it is a device or a pipe" in capsys.readouterr().err
+
+
+def test_a_calibration_that_is_none_is_refused_first(run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    def nothing_is_read(*_: object, **__: object) -> None:
+        raise AssertionError("the run was read")
+
+    monkeypatch.setattr(loading, "load_watched", nothing_is_read)
+    for name, words in (("none.toml", None), ("bad.toml", "x = [")):
+        path = tmp_path / name
+        if words:
+            path.write_text(words)
+        assert main(["report", str(run), "--calibration", str(path), "-o", str(tmp_path / "p.html")]) == 4
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert name in error
+        assert "stashtrace calibrate" in error
 
 
 def test_a_run_that_is_not_there_is_one_line(tmp_path: Path, capsys) -> None:

@@ -189,32 +189,34 @@ def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> Non
     assert "error" not in done[1].stderr
 
 
-def test_a_folder_of_our_name_is_no_package(tmp_path: Path) -> None:
-    """A folder without modules, such as a run's, does not hide the probes from a Python that has no stashtrace."""
-    (tmp_path / "stashtrace").mkdir()
-    job = "import sys\nprint(sys.modules['stashtrace'].__file__, 'stashtrace.probes.bootstrap' in sys.modules)"
+def in_a_job(tmp_path: Path, job: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``job`` as a Python of a traced job whose PYTHONPATH names ``tmp_path``."""
     inject = str(ROOT / "stashtrace/probes/inject")
     extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
-    words = [sys.executable, "-S", "-c", f"import sitecustomize\n{job}"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=outside() | extra)
+    words = [sys.executable, *options, "-c", job]
+    return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=outside() | extra)
+
+
+def test_a_folder_of_our_name_is_no_package(tmp_path: Path) -> None:
+    """A folder without modules, such as a run's, hides neither the probes nor the annotations."""
+    (tmp_path / "stashtrace").mkdir()
+    job = "import sys, stashtrace\nprint(stashtrace.__file__, 'stashtrace.probes.bootstrap' in sys.modules)"
+    done = in_a_job(tmp_path, f"import sitecustomize\n{job}", "-S")
     assert done.stderr == ""
     assert done.stdout.split() == [str(ROOT / "stashtrace/__init__.py"), "True"]
 
 
-def test_a_foreign_package_of_our_name_is_not_imported_early(tmp_path: Path) -> None:
-    """In PYTHONPATH it is the user's will: the probes stand aside, and the job imports it as it would without us."""
+@pytest.mark.parametrize("has_probes", [False, True])
+def test_a_foreign_package_of_our_name_is_not_imported_early(tmp_path: Path, has_probes: bool) -> None:
+    """In PYTHONPATH it is the user's will, and the job imports it as it would without us."""
     (tmp_path / "stashtrace").mkdir()
     (tmp_path / "stashtrace/__init__.py").write_text("print('imported', flush=True)\n")
+    if has_probes:
+        (tmp_path / "stashtrace/probes.py").write_text("print('theirs')\n")
     job = "print('begun', flush=True)\nimport stashtrace\nprint(stashtrace.__file__)"
-    inject = str(ROOT / "stashtrace/probes/inject")
-    extra = {"PYTHONPATH": os.pathsep.join([inject, str(tmp_path)]), "STASHTRACE_DIR": str(tmp_path / "out")}
-    alone = subprocess.run(
-        [sys.executable, "-c", job],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=outside() | extra,
-    )
-    assert alone.stdout.splitlines() == ["begun", "imported", str(tmp_path / "stashtrace/__init__.py")]
-    assert "probes are off" in alone.stderr
+    if has_probes:
+        job += "\nimport stashtrace.probes"
+    done = in_a_job(tmp_path, job)
+    expected = ["begun", "imported", str(tmp_path / "stashtrace/__init__.py")]
+    assert done.stdout.splitlines() == expected + ["theirs"] * has_probes
+    assert ("probes are off" in done.stderr) == has_probes, "they would stand in the place of theirs"

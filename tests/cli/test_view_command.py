@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from stashtrace.cli import main
 from stashtrace.exporters.registry import export
+from stashtrace.lab import synth
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
 from stashtrace.timeline import serve
@@ -57,6 +60,32 @@ def test_a_part_is_what_export_writes_and_leaves_no_file(
     assert not path.exists()
     assert not path.parent.exists()
     assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_one_of_several_runs_is_chosen(
+    run: Path, shown: list[tuple[Path, bytes, Opening]], tmp_path: Path, capsys, monkeypatch
+) -> None:
+    both = tmp_path / "both"
+    write(both, SyntheticJob(ranks=1, steps=4, calls_per_batch=4))
+    for file in sorted(both.glob("*.stash")):
+        file.rename(both / f"other-{file.name}")
+    monkeypatch.setattr(synth, "RUN_ID", "0" * 32)
+    write(both, JOB)
+    before = sorted(path.name for path in both.iterdir())
+    assert main(["view", str(both)]) == 4
+    assert "--run" in capsys.readouterr().err
+    assert main(["view", str(both), "--run", "0000"]) == 0
+    ((path, written, _),) = shown
+    expected = export(load_trace(str(both), run_id="0000"), "perfetto", tmp_path / "timeline.pftrace.gz")
+    assert written == expected.path.read_bytes()
+    assert not path.exists()
+    assert sorted(path.name for path in both.iterdir()) == before
+
+    page = tmp_path / "page.md"
+    assert main(["report", str(both), "--run", "0000", "--format", "markdown", "-o", str(page)]) == 0
+    commands = [shlex.split(line) for line in re.findall(r"stashtrace (?:view|analyze|info) [^`\n]*", page.read_text())]
+    assert commands
+    assert all(words[words.index("--run") + 1] == "0000" for words in commands)
 
 
 def test_the_view_opens_on_the_window_and_the_rank_that_was_late_in_it(

@@ -137,7 +137,7 @@ _native.watch_waits(False)
 """
 
 
-def test_waits_for_the_gil_are_no_waits_on_a_condition(tmp_path: Path) -> None:
+def test_waits_for_the_gil_are_none_on_a_condition_or_a_mutex(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     recording = record([sys.executable, "-c", GIL_SCRIPT], tmp_path / "run", collectors=("waits",), env=environment)
     if not getattr(sys, "_is_gil_enabled", lambda: True)():

@@ -53,21 +53,20 @@ def test_the_package_is_found_without_touching_the_path(tmp_path: Path) -> None:
     assert str(ROOT) not in eval(path)
 
 
-@pytest.mark.parametrize(("gil", "loaded"), [("True", "True"), ("False", "False")])
-def test_the_lock_of_a_free_threaded_interpreter_stays_off(tmp_path: Path, gil: str, loaded: str) -> None:
-    """The extension would switch it on, for all threads of the job: no probe loads it, and one line says so."""
+def test_no_extension_is_loaded(tmp_path: Path) -> None:
+    """It is built for one version of Python, and would switch on the GIL of an interpreter that runs without."""
     (tmp_path / "own/torch").mkdir(parents=True)
     (tmp_path / "own/torch/__init__.py").touch()
     code = (
-        f"import sys; sys._is_gil_enabled = lambda: {gil}\n"
-        "import torch, stashtrace\n"
+        "import sys, torch, stashtrace\n"
         "with stashtrace.annotate('a'): stashtrace.step(); stashtrace.flush()\n"
-        "print('stashtrace._native' in sys.modules)"
+        "files = [getattr(m, '__file__', None) or '' for m in list(sys.modules.values())]\n"
+        "print([f for f in files if 'stashtrace' in f and not f.endswith('.py')])"
     )
     done = run_python(code, tmp_path, tmp_path / "own")
-    assert (done.returncode, done.stdout.strip()) == (0, loaded), done.stderr
-    said = [line for line in done.stderr.splitlines() if "Python probes are off" in line]
-    assert len(said) == (gil == "False")
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    assert "probes are off" not in done.stderr
+    assert list(tmp_path.glob("*.stash")), "and yet it is recorded"
 
 
 def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
     assert run_python(code, tmp_path, traced=False).stdout.strip() == "[] False"
 
 
-def test_a_python_that_never_imports_torch_gets_three_small_modules(tmp_path: Path) -> None:
+def test_a_python_that_never_imports_torch_gets_two_small_modules(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
         "import __future__, importlib.machinery; before = set(sys.modules);"
@@ -86,7 +85,7 @@ def test_a_python_that_never_imports_torch_gets_three_small_modules(tmp_path: Pa
     env["STASHTRACE_DIR"] = str(tmp_path)
     command = [sys.executable, "-c", code, str(INJECT_PATH)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=True)
-    assert done.stdout.split() == ["sitecustomize", "stashtrace", "stashtrace.probes", "stashtrace.probes.bootstrap"]
+    assert done.stdout.split() == ["sitecustomize", "stashtrace.probes", "stashtrace.probes.bootstrap"]
 
 
 @pytest.mark.truth

@@ -52,7 +52,7 @@ class Torch:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     native = Device()
-    monkeypatch.setattr(module, "_native", native)
+    monkeypatch.setattr(module, "native", native)
     monkeypatch.setattr(module, "window", StepWindow(""))
     monkeypatch.setitem(sys.modules, "torch", Torch())  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "cupy", None)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_where_the_user_marks_steps_updates_do_not(device: Device) -> None:
 def test_a_window_of_steps_begins_with_its_own_mark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     device.set_recording = lambda on: None  # type: ignore[attr-defined]
     device.kernels_step = lambda step: None  # type: ignore[attr-defined]
-    monkeypatch.setattr("stashtrace.probes.process._native", device)
+    monkeypatch.setattr("stashtrace.probes.process.native", device)
     monkeypatch.setattr(module, "window", StepWindow("1:2"))
     marks = module.DeviceMarks()
     for _ in range(3):

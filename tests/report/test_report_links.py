@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_a_calibration_of_another_machine_is_said_to_be_that(tmp_path: Path) -> 
     facts = link_facts(build().trace(str(tmp_path)))
     assert len(facts["notes"]) == 1
     assert "another machine" in facts["notes"][0]
+
+
+def test_a_calibration_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a folder").mkdir()
+    calibrated(tmp_path / "a folder")
+    trace = build().trace("./x")
+    assert link_facts(trace)["transfers"][0]["method"] == "none"
+    path = str(tmp_path / "a folder" / "calibration.toml")
+    facts = report_facts(trace, ["./x"], calibration=path)
+    assert facts["links"]["transfers"][0]["method"] == "calibration"
+    expected = ["stashtrace", "analyze", "link_efficiency", "./x", "--calibration", path]
+    assert shlex.split(facts["commands"]["links"]) == expected
 
 
 def test_without_a_calibration_the_best_call_stands_there() -> None:

@@ -24,10 +24,11 @@ namespace {
 
 // A free mutex costs one trylock and no clock. Every result but EBUSY is pthread_mutex_lock's own (EOWNERDEAD of a
 // robust mutex means: locked); EBUSY goes on to the real call, which also finds EDEADLK.
-[[gnu::noinline, gnu::cold]] int watched_lock(pthread_mutex_t* mutex) {
+[[gnu::noinline, gnu::cold]] int watched_lock(pthread_mutex_t* mutex, const void* caller) {
   const int tried = pthread_mutex_trylock(mutex);
   if (tried != EBUSY) return tried;
-  return watched_wait(code::mutex_lock, mutex, [=] { return real::pthread_mutex_lock(mutex); });
+  const std::uint16_t kind = from_interpreter(caller) ? code::gil : code::mutex_lock;
+  return watched_wait(kind, mutex, [=] { return real::pthread_mutex_lock(mutex); });
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ namespace {
 STASHTRACE_HOOK(int, pthread_mutex_lock, pthread_mutex_t* mutex) {
   if (!stashtrace::watches_waits()) [[likely]]
     return real::pthread_mutex_lock(mutex);
-  return watched_lock(mutex);
+  return watched_lock(mutex, __builtin_return_address(0));
 }
 
 STASHTRACE_HOOK(int, sem_wait, sem_t* semaphore) {

@@ -15,8 +15,8 @@ namespace stashtrace::waits {
 
 namespace code = schema::codes::WaitOp;
 
-// True if `caller` of a wait on a condition lies in the code of the Python interpreter: that waits on no condition but
-// its GIL's (its locks are semaphores). stashtrace_interpreter_code tells where that code is.
+// True if `caller` of a wait on a condition or a mutex lies in the code of the Python interpreter: that waits on none but
+// its GIL's, which is one of each (its locks are semaphores). stashtrace_interpreter_code tells where that code is.
 bool from_interpreter(const void* caller) noexcept;
 
 // Writes the row if the wait was longer than STASHTRACE_WAIT_THRESHOLD_NS.

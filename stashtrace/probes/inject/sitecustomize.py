@@ -1,11 +1,14 @@
 """Imported by every Python of a traced job, since this folder comes first in its PYTHONPATH.
 
 It runs the user's own sitecustomize, then lets ``stashtrace.probes.bootstrap`` set its import hook. It must never raise
-because of us, costs well under 5 ms, and leaves ``sys.path`` as it is: if our package cannot be imported, it is loaded
-from its file, so that no other package becomes visible.
+because of us, costs well under 5 ms, and leaves ``sys.path`` as it is.
+
+The package of the probes is loaded from its folder here, under its name, and needs no other part of ``stashtrace``. So
+the job's environment may have none, or one of another version: what the job imports as ``stashtrace`` is its own, and
+``stashtrace.probes`` is always that of the recorder in this process.
 
 A job may start a Python of any version, which all read this file, so its syntax is that of Python 2 and 3. In Python 2
-nothing is recorded.
+nothing is recorded; before 3.10 only what needs no probes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -61,33 +64,35 @@ def _execute(spec):
         spec.loader.exec_module(module)
 
 
-def _make_importable():
+def _load_package():
     # type: () -> None
+    """Put ``stashtrace.probes`` of this folder's package in its place, without its parent."""
     from importlib.machinery import PathFinder
 
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    # Only looked for at first: no code of the user's may run earlier than it does without us.
+    probes = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    # Only looked for: no code of the user's may run earlier than it does without us.
     found = PathFinder.find_spec("stashtrace")
-    if found is not None and found.origin is not None and os.path.dirname(os.path.realpath(found.origin)) != package:
-        raise ImportError("{} has the name of this package".format(found.origin))  # noqa: UP032
-    try:
-        if found is not None and found.origin is None:
-            raise ModuleNotFoundError  # a folder of this name, with no module in it
-        import stashtrace  # noqa: F401
-    except ModuleNotFoundError:
-        spec = PathFinder.find_spec("stashtrace", [os.path.dirname(package)])
-        if spec is not None:
-            _execute(spec)
+    folders = (found.submodule_search_locations or ()) if found is not None and found.origin is not None else ()
+    for theirs in [os.path.join(folder, "probes") for folder in folders]:
+        other = os.path.exists(theirs) and not os.path.exists(os.path.join(theirs, "annotations.py"))
+        if other or os.path.exists(theirs + ".py"):
+            raise ImportError("{} has the name of this package".format(theirs))  # noqa: UP032
+    spec = PathFinder.find_spec("stashtrace.probes", [os.path.dirname(probes)])
+    if spec is None:
+        raise ImportError("no probes in {}".format(probes))  # noqa: UP032
+    _execute(spec)
 
 
 def _install():
     # type: () -> None
-    if not os.environ.get("STASHTRACE_DIR"):
+    if not os.environ.get("STASHTRACE_DIR") or sys.version_info < (3, 6):
         return
     try:
-        _make_importable()
-        from stashtrace.probes.bootstrap import install
-
+        _load_package()
+        if sys.version_info < (3, 10):  # noqa: UP036
+            from stashtrace.probes.older_python import install
+        else:
+            from stashtrace.probes.bootstrap import install
         install()
     except Exception as error:
         rank = os.environ.get("RANK", "-")

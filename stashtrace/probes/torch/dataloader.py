@@ -16,8 +16,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import child_ends, patching, recorder
+from stashtrace.probes import child_ends, native, patching, recorder
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
@@ -124,7 +123,7 @@ def _next(original: Any) -> Any:
         given: dict[int, int] = {}
         begin = probe_begins(CLOCKS)
         try:
-            if _native.device_active():
+            if native.device_active():
                 token = device_marks.wait_begins()
             loader = _loader_of(self)
             if loader is not None:
@@ -337,13 +336,13 @@ def _timed_fetch(fetcher: Any) -> Any:
         watched = not thread_state.is_step_thread
         begin = probe_begins(USAGE)
         if watched:
-            _native.watch_waits(True)
+            native.watch_waits(True)
         try:
             return fetch_original(weak(), index)
         finally:
             try:
                 if watched:
-                    _native.watch_waits(False)
+                    native.watch_waits(False)
                 _record(_FETCH, begin, *batch)
             except Exception as error:
                 failed(COLLECTOR, "fetch", error)
@@ -400,7 +399,7 @@ def _pin_memory(original: Any) -> Any:
 def _pin_memory_loop(original: Any) -> Any:
     def _pin_memory_loop(*args: Any, **kwargs: Any) -> Any:
         try:
-            _native.set_thread_role(recorder.code("ThreadRole", "pin_memory"), "pin_memory")
+            native.set_thread_role(recorder.code("ThreadRole", "pin_memory"), "pin_memory")
         except Exception as error:
             failed(COLLECTOR, "pin", error)
         return original(*args, **kwargs)

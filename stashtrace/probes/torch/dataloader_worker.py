@@ -13,8 +13,7 @@ import multiprocessing
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes import process as lifetime
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import cost, failed, now_ticks
@@ -59,13 +58,13 @@ def _worker_loop(original: Any) -> Any:
 def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) -> None:
     lifetime.begin(ends_itself=True)
     window.always()
-    _native.watch_waits(False)
+    native.watch_waits(False)
     parent = multiprocessing.parent_process()
     owner_pid = parent.pid if parent is not None and parent.pid is not None else 0
     recorder.record_fact("role", "worker")
     recorder.record_fact("worker_id", worker_id)
     recorder.record_fact("parent_pid", owner_pid)
-    _native.set_thread_role(recorder.code("ThreadRole", "worker"), f"worker {worker_id}")
+    native.set_thread_role(recorder.code("ThreadRole", "worker"), f"worker {worker_id}")
     loader = Loader(owner_pid, base_seed, process_counter(multiprocessing.current_process()) - worker_id)
     _watch_indices(index_queue, loader, worker_id)
     _watch_handover(data_queue, loader, worker_id)

@@ -14,8 +14,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import recorder
+from stashtrace.probes import native, recorder
 from stashtrace.probes.recorder import intern, now_ticks
 
 COLLECTOR = "torch_distributed"
@@ -221,7 +220,7 @@ def _connections() -> list[tuple[int, str, str]]:
             status = os.fstat(int(entry))
         except OSError:
             continue  # it has been closed
-        ends = _native.tcp_ends(int(entry)) if stat.S_ISSOCK(status.st_mode) else None
+        ends = native.tcp_ends(int(entry)) if stat.S_ISSOCK(status.st_mode) else None
         if ends is None or (store_port and store_port in (end.rpartition(":")[2] for end in ends)):
             continue
         connections.append((status.st_ino, *ends))

@@ -11,8 +11,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import patching
+from stashtrace.probes import native, patching
 from stashtrace.probes.recorder import failed
 
 COLLECTOR = "cupti"
@@ -27,7 +26,7 @@ def _prepare(original: Any) -> Any:
     def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if any(getattr(activity, "name", "") == "CUDA" for activity in self.kineto_activities):
-                _native.kernels_step_aside("torch.profiler")
+                native.kernels_step_aside("torch.profiler")
         except Exception as error:
             failed(COLLECTOR, "step_aside", error)
         return original(self, *args, **kwargs)

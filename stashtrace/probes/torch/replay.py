@@ -17,8 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.process import thread_state
 from stashtrace.probes.recorder import failed
 from stashtrace.probes.torch.replay_batches import KeptBatch, Notes
@@ -97,7 +96,7 @@ class Replay:
 
     def _report_copies(self) -> None:
         """Warn if a job on a device copies every batch again."""
-        if 2 * self.notes.moved_bytes < self.notes.host_bytes and _native.device_active():
+        if 2 * self.notes.moved_bytes < self.notes.host_bytes and native.device_active():
             self.notes.warn(
                 "replayed_batches_copied_again", "the script changes its batches before it moves them to the device"
             )

@@ -21,9 +21,8 @@ from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace import _native
 from stashtrace.probes import annotations as marks
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.recorder import failed
 
 #: Methods that move or pin a tensor; their result is kept.
@@ -82,7 +81,7 @@ class Notes:
         if reason not in self._reasons:
             self._reasons.add(reason)
             code = recorder.collector_code(self._collector)
-            _native.report_loss(code, reason, 0, detail[:300], recorder.code("Severity", "info"))
+            native.report_loss(code, reason, 0, detail[:300], recorder.code("Severity", "info"))
 
     def failed(self, error: BaseException) -> None:
         """Report an exception of the replay."""

@@ -1,9 +1,9 @@
 """Phases of a training step: forward, backward, optimizer, skipped updates; garbage collection pauses.
 
 Installed by ``bootstrap`` when torch has been imported. Calls of modules are seen in the call slot of the function
-behind ``nn.Module.__call__`` (``csrc/bindings/bind_calls.cpp``), which stays torch's own; for a module inside another,
-we only test a flag. The entry of the autograd engine is wrapped, and the optimizers have hooks. Under Dynamo every
-wrapper only calls the original (``is_compiling`` is a constant there).
+behind ``nn.Module.__call__`` (``csrc/python/outermost_calls.cpp``), which stays torch's own; for a module inside
+another, we only test a flag. The entry of the autograd engine is wrapped, and the optimizers have hooks. Under Dynamo
+every wrapper only calls the original (``is_compiling`` is a constant there).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,9 +15,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from stashtrace import _native
 from stashtrace.probes import annotations as marks
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import mark_step_thread, thread_state, window
 from stashtrace.probes.recorder import CLOCKS, failed, intern, now_ticks, phase_ends, probe_begins
@@ -77,7 +76,7 @@ def hide_from_dynamo(trace_rules: ModuleType) -> None:
 
 def _describe_process(torch: ModuleType) -> None:
     # Only the blocking waits of the thread that imports torch matter: it becomes the step thread.
-    _native.watch_waits(True)
+    native.watch_waits(True)
     recorder.record_fact("torch_version", torch.__version__)
     recorder.record_fact("torch_threads", torch.get_num_threads())
     recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
@@ -89,7 +88,7 @@ def _describe_process(torch: ModuleType) -> None:
 def _watch_modules(module: Any) -> None:
     """Watch the outermost module calls; a call inside one costs the test of a flag, and no Python code of ours."""
     function = vars(module).get("__call__")
-    if not _native.watch_outermost_calls(function, _forward_begins, _forward_ends):
+    if not native.watch_outermost_calls(function, _forward_begins, _forward_ends):
         recorder.unavailable(
             COLLECTOR, "not_patched", f"Module.__call__ is a {type(function).__name__}, not a Python function"
         )
@@ -100,7 +99,7 @@ def _forward_begins() -> bytes | None:
         if is_compiling():
             return None
         window.forward_begins()
-        if _native.device_active():
+        if native.device_active():
             device_marks.phase_begins()
         return probe_begins(CLOCKS) if window.open else None
     except Exception as error:
@@ -147,7 +146,7 @@ def _engine_call(original: Any) -> Any:
 
 def _backward_begins() -> bytes | None:
     try:
-        if _native.device_active():
+        if native.device_active():
             device_marks.phase_begins()
         return probe_begins(CLOCKS)
     except Exception as error:
@@ -157,7 +156,7 @@ def _backward_begins() -> bytes | None:
 
 def _backward_ends(begin: bytes, flags: int) -> None:
     try:
-        if _native.in_outermost_call():
+        if native.in_outermost_call():
             flags |= _NESTED
         phase_ends(begin, "backward", _BACKWARD, flags)
     except Exception as error:
@@ -256,7 +255,7 @@ def _scaler_step(original: Any) -> Any:
 def _watch_garbage_collection() -> None:
     emit = recorder.RecordWriter("span").emit
     kind = recorder.code("SpanKind", "gc")
-    threshold = GC_THRESHOLD_NS * _native.tick_hz() // 1_000_000_000
+    threshold = GC_THRESHOLD_NS * native.tick_hz() // 1_000_000_000
     now, state, step_window, name = now_ticks, thread_state, window, "gc"
 
     # All names are bound here, since collections still happen while the interpreter deletes the modules.

@@ -13,8 +13,7 @@ import time
 import weakref
 from typing import Any
 
-from stashtrace import _native
-from stashtrace.probes import patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.process import thread_state
 from stashtrace.probes.recorder import cost, failed, now_ticks
 
@@ -152,7 +151,7 @@ def _name_backend_thread() -> None:
     if ident not in _backend_threads:
         _backend_threads.add(ident)
         if threading.main_thread().ident != ident and not thread_state.launches:
-            _native.set_thread_role(recorder.code("ThreadRole", "backend"), "collectives")
+            native.set_thread_role(recorder.code("ThreadRole", "backend"), "collectives")
 
 
 # Waiting ----------------------------------------------------------------------------------------
