@@ -47,7 +47,8 @@ X.ring    RingHeader | lane | lane | ...
 
 Everything is little endian. A file carries its own field table, so a reader projects the fields it finds onto the
 fields it knows, by name. Unknown records are skipped and counted; a torn tail is skipped to the next sync word and
-counted. `*_ticks` are raw TSC values; `clock_sync` rows relate them to CLOCK_MONOTONIC and CLOCK_REALTIME.
+counted. `*_ticks` are raw values of the processor's counter (TSC, on aarch64 CNTVCT_EL0); `clock_sync` rows relate
+them to CLOCK_MONOTONIC and CLOCK_REALTIME.
 
 The recorder writes payloads raw. The merge rewrites each file of a process that has ended: the rows of the ring are
 added, numbers become columns of bit-packed differences, texts one zlib stream; the new file is checked by decoding it,

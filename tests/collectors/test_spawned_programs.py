@@ -20,6 +20,8 @@ from stashtrace.record.program import preload_obstacle, without_library
 from stashtrace.schema.kinds import IoOp
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
+#: glibc's loader, by architecture.
+LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 #: These find the program where file actions lead, or along PATH.
 MOVED = ("chdir spawn", "chdir spawnp", "fchdir spawn", "chdir path")
 ALONG_PATH = ("path spawnp", "path execvp")
@@ -63,7 +65,7 @@ def unsuited(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         pytest.skip("no AddressSanitizer here")
     assert built.returncode == 0, built.stderr
     if kind == "other":
-        shutil.copy(os.path.realpath("/lib64/ld-linux-x86-64.so.2"), tmp_path / "ld-other")
+        shutil.copy(os.path.realpath(LOADERS[os.uname().machine]), tmp_path / "ld-other")
     return tmp_path / kind
 
 

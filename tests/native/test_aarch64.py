@@ -15,24 +15,30 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from native.native_build import SHIPPED, build, tool
+from native.emulated import command_of, emulator
+from native.native_build import OPTIONS, ROOT, SHIPPED, build
 
 from stashtrace.format.ring import LANE_MAGIC, read_ring
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import IoFlag
 from stashtrace.schema.trace import Trace
 
-SYSROOT = Path("/usr/aarch64-linux-gnu")
 PROGRAMS = sorted(Path(__file__).parent.glob("test_*.cpp"))
 #: Says how long a call took, which differs from run to run; all else of a row is what the program did.
 EVIDENCE = IoFlag.SAMPLED | IoFlag.BLOCKED | IoFlag.BLOCK_INPUT
+#: Tests of collectors whose programs are in C and C++ alone: each hooked call of I/O; NCCL by its hooks, by import
+#: tables, by each version of its plugin.
+COLLECTORS = {
+    "test_posix_io.py": "untouched or test_calls or no_row_but or flags_of_streams",
+    "test_nccl.py": "not attach",
+}
 CALLS = Path(__file__).parent / "aarch64" / "calls.c"
 pytestmark = pytest.mark.slow
 
 
-def emulator() -> str:
-    found = tool("qemu-aarch64-static") or tool("qemu-aarch64")
-    if found is None or tool("aarch64-linux-gnu-g++") is None or not SYSROOT.is_dir():
+def needed_emulator() -> str:
+    found = emulator()
+    if found is None:
         pytest.skip("no qemu-aarch64, or no cross compiler (qemu-user-static, g++-aarch64-linux-gnu)")
     return found
 
@@ -40,7 +46,7 @@ def emulator() -> str:
 @pytest.fixture(scope="session")
 def built(request: pytest.FixtureRequest) -> Path:
     """Folder of the build for aarch64, without a warning; kept between runs."""
-    emulator()
+    needed_emulator()
     folder = Path(request.config.cache.mkdir("native-aarch64"))  # type: ignore[union-attr]
     try:
         return build(folder, "native_programs stashtrace_lookup", "aarch64")
@@ -52,13 +58,10 @@ def emulated(
     command: list[str], environment: dict[str, str], *, page_bytes: int = 4096, preload: tuple[Path, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a program for aarch64; ``environment`` is all that it gets."""
-    options = ["-L", str(SYSROOT), "-p", str(page_bytes)]
-    if preload:
-        options += ["-E", "LD_PRELOAD=" + ":".join(map(str, preload))]
-    path = {"PATH": os.environ["PATH"]}
+    base = {"PATH": os.environ["PATH"], "LD_PRELOAD": ":".join(map(str, preload))}
     return subprocess.run(
-        [emulator(), *options, *command],
-        env=path | environment,
+        command_of(needed_emulator(), command, page_bytes=page_bytes),
+        env=base | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -79,7 +82,7 @@ def test_native(built: Path, tmp_path: Path, source: Path) -> None:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The program that is recorded, for aarch64 and for this machine."""
-    emulator()
+    needed_emulator()
     folder = tmp_path_factory.mktemp("calls")
     compilers = {"aarch64": "aarch64-linux-gnu-gcc", "here": "cc"}
     for name, compiler in compilers.items():
@@ -155,10 +158,29 @@ def test_the_look_up_hook(built: Path, tmp_path: Path) -> None:
     )
     subprocess.run([*compiler, str(folder / "look_up.c"), "-o", str(tmp_path / "look_up"), "-ldl"], check=True)
     ours = built / "stashtrace"
-    environment = {"STASHTRACE_DIR": str(tmp_path / "run"), "STASHTRACE_LOOKUP_HOOK": "1"}
+    environment = {
+        "STASHTRACE_DIR": str(tmp_path / "run"),
+        "STASHTRACE_LOOKUP_HOOK": "1",
+        "LD_LIBRARY_PATH": str(tmp_path),
+    }
     (tmp_path / "run").mkdir()
-    command = ["-E", f"LD_LIBRARY_PATH={tmp_path}", str(tmp_path / "look_up")]
+    command = [str(tmp_path / "look_up")]
     plain = emulated(command, environment, preload=(ours / "libstashtrace.so",))
     hooked = emulated(command, environment, preload=(ours / "libstashtrace.so", ours / "libstashtrace_lookup.so"))
     assert (plain.returncode, plain.stdout) == (0, "driver: libcuda.so.1\n"), plain.stderr
     assert (hooked.returncode, hooked.stdout) == (0, "driver: libstashtrace.so\n"), hooked.stderr
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_collectors(built: Path, name: str) -> None:
+    """What holds of a collector on this machine holds there: the same tests, on emulated programs."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("STASHTRACE_", "PYTEST_"))}
+    environment |= OPTIONS | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "STASHTRACE_TEST_LIBRARY": str(built / "stashtrace" / "libstashtrace.so"),
+    }
+    plugins = ["-p", "native.emulated", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-k", COLLECTORS[name], f"tests/collectors/{name}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert int(done.stdout.split(" passed")[0].split()[-1]) >= 5

@@ -24,7 +24,7 @@ static char buffer[kPiece];
 
 static long resident_pages(const char* path) {
   struct stat status;
-  const int fd = (int)syscall(SYS_open, path, O_RDONLY);
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY);
   syscall(SYS_fstat, fd, &status);
   const size_t pages = (size_t)(status.st_size + 4095) / 4096;
   unsigned char* found = malloc(pages);
@@ -39,7 +39,7 @@ static long resident_pages(const char* path) {
 }
 
 static int cold(const char* path) {
-  const int fd = (int)syscall(SYS_open, path, O_RDONLY);
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY);
   syscall(SYS_fdatasync, fd);
   syscall(SYS_fadvise64, fd, 0L, 0L, POSIX_FADV_DONTNEED);
   const long before = resident_pages(path);

@@ -62,15 +62,15 @@ static void case_creat(const char* p) {
 }
 static void case_create_mode(const char* p) {
   struct stat status;
-  syscall(SYS_unlink, p);
+  syscall(SYS_unlinkat, AT_FDCWD, p, 0);
   umask(0);
   SHOW_GOOD(open(p, O_CREAT | O_EXCL | O_WRONLY, 0751));
-  syscall(SYS_stat, p, &status);
+  syscall(SYS_newfstatat, AT_FDCWD, p, &status, 0);
   show("mode", status.st_mode & 07777);
   SHOW(open(p, O_CREAT | O_EXCL | O_WRONLY, 0751));
 }
 static void case_absent(const char* p) {
-  syscall(SYS_unlink, p);
+  syscall(SYS_unlinkat, AT_FDCWD, p, 0);
   SHOW(open(p, O_RDONLY));
   SHOW(stat(p, &(struct stat){0}));
   SHOW(unlink(p));
@@ -184,18 +184,23 @@ static void case_stat(const char* p) {
   SHOW(fstatat(fd, "", &s, AT_EMPTY_PATH));
   SHOW(close(fd));
 }
+#if defined(__x86_64__)
+enum { kVersion = 1 };  // of struct stat
+#else
+enum { kVersion = 0 };
+#endif
 static void case_xstat(const char* p) {
   struct stat s;
   struct stat64 s64;
   const int fd = open(p, O_RDONLY);
-  SHOW(__xstat(1, p, &s));
-  SHOW(__xstat64(1, p, &s64));
-  SHOW(__lxstat(1, p, &s));
-  SHOW(__lxstat64(1, p, &s64));
-  SHOW(__fxstat(1, fd, &s));
-  SHOW(__fxstat64(1, fd, &s64));
-  SHOW(__fxstatat(1, AT_FDCWD, p, &s, 0));
-  SHOW(__fxstatat64(1, AT_FDCWD, p, &s64, 0));
+  SHOW(__xstat(kVersion, p, &s));
+  SHOW(__xstat64(kVersion, p, &s64));
+  SHOW(__lxstat(kVersion, p, &s));
+  SHOW(__lxstat64(kVersion, p, &s64));
+  SHOW(__fxstat(kVersion, fd, &s));
+  SHOW(__fxstat64(kVersion, fd, &s64));
+  SHOW(__fxstatat(kVersion, AT_FDCWD, p, &s, 0));
+  SHOW(__fxstatat64(kVersion, AT_FDCWD, p, &s64, 0));
   SHOW(close(fd));
 }
 static void case_mmap(const char* p) {
@@ -292,10 +297,10 @@ static void case_remove(const char* p) { SHOW(remove(p)); }
 static void case_folder(const char* p) {
   struct dirent** names;
   char inner[4200];
-  syscall(SYS_unlink, p);
+  syscall(SYS_unlinkat, AT_FDCWD, p, 0);
   SHOW(mkdir(p, 0755));
   snprintf(inner, sizeof inner, "%s/inner", p);
-  syscall(SYS_mkdir, inner, 0755);
+  syscall(SYS_mkdirat, AT_FDCWD, inner, 0755);
   DIR* d = opendir(p);
   int entries = 0;
   errno = 0;
@@ -312,20 +317,20 @@ static void case_folder(const char* p) {
   SHOW(scandir(p, &names, NULL, alphasort));
   SHOW(scandir64(p, (struct dirent64***)&names, NULL, NULL));
   SHOW(rmdir(p));
-  syscall(SYS_rmdir, inner);
+  syscall(SYS_unlinkat, AT_FDCWD, inner, AT_REMOVEDIR);
   SHOW(rmdir(p));
 }
 static void case_rename(const char* p) {
   char other[4200];
   snprintf(other, sizeof other, "%s-renamed", p);
   SHOW(rename(p, other));
-  syscall(SYS_rename, other, p);
+  syscall(SYS_renameat, AT_FDCWD, other, AT_FDCWD, p);
   SHOW(renameat(AT_FDCWD, p, AT_FDCWD, other));
-  syscall(SYS_rename, other, p);
+  syscall(SYS_renameat, AT_FDCWD, other, AT_FDCWD, p);
   SHOW(renameat2(AT_FDCWD, p, AT_FDCWD, other, 0));
 }
 static void case_mkdirat(const char* p) {
-  syscall(SYS_unlink, p);
+  syscall(SYS_unlinkat, AT_FDCWD, p, 0);
   SHOW(mkdirat(AT_FDCWD, p, 0700));
   SHOW(mkdirat(AT_FDCWD, p, 0700));
 }
@@ -370,7 +375,7 @@ static void case_high(const char* p) {
 }
 // A descriptor no hook saw being opened: its name is found at the first use.
 static void case_inherited(const char* p) {
-  const int fd = (int)syscall(SYS_open, p, O_RDONLY);
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, p, O_RDONLY);
   SHOW(read(fd, buffer, 10));
   SHOW(pread(fd, buffer, 20, 40));
   SHOW(close(fd));
@@ -396,7 +401,7 @@ int main(int argc, char** argv) {
   char path[4096];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
     snprintf(path, sizeof path, "%s/case-%s", argv[1], cases[i].name);
-    const int fd = (int)syscall(SYS_open, path, O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    const int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_CREAT | O_TRUNC | O_WRONLY, 0600);
     syscall(SYS_write, fd, buffer, 10000);
     syscall(SYS_close, fd);
     show(cases[i].name, 0);
