@@ -98,11 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from stashtrace.visible import VisibleStream
 
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, VisibleStream(stream)) for stream in streams)
-    try:
-        return _answer(arguments)
-    finally:
-        sys.stdout, sys.stderr = streams
+    # A stream that was closed before the start (`>&-`) is None: nobody reads it, and the exit code still counts.
+    with open(os.devnull, "w", encoding="utf-8") as nobody:
+        sys.stdout, sys.stderr = (cast(TextIO, VisibleStream(stream or nobody)) for stream in streams)
+        try:
+            return _answer(arguments)
+        finally:
+            sys.stdout, sys.stderr = streams
 
 
 def _answer(arguments: list[str]) -> int:
@@ -122,8 +124,9 @@ def _answer(arguments: list[str]) -> int:
         say_error("interrupted", None)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout (head, less) has ended. Python would flush once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        from stashtrace.cli.answers import discard_stdout
+
+        discard_stdout()
         return 0
     except OSError as error:
         if debug:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ def print_lines(lines: Sequence[str]) -> None:
 def print_json(content: Any) -> None:
     """Write JSON to stdout; numbers that are not finite are null."""
     sys.stdout.write(json.dumps(finite(content), indent=1) + "\n")
+
+
+def discard_stdout() -> None:
+    """Drop what is still to be written to stdout, whose reader (head, less) has ended; Python flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_plot(path: str | None, *, made: Path | None = None) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import print_answer, print_lines
+from stashtrace.cli.answers import discard_stdout, print_answer, print_lines
 from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
 from stashtrace.cli.parsing import (
     NEWEST,
@@ -108,7 +109,12 @@ def main(argv: Sequence[str]) -> int:
         allowance_ratio=RUN_TO_RUN_RATIO if given.allowance is None else given.allowance / 100,
         by_turns=given.rerun is not None and not given.against,
     )
-    _answer(gate, given, screen)
+    _write_files(gate, given, screen)
+    try:
+        _answer(gate, given, screen)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of stdout has ended; the verdict is in the exit code all the same
+        discard_stdout()
     if given.save_baseline and gate.exit_code == 0:
         screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")
     elif given.save_baseline:
@@ -171,17 +177,14 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
 
 
 def _answer(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
-    """Print the answer, and write it where CI systems look for it."""
-    from stashtrace.summary.ci import annotation_lines, junit_xml
-    from stashtrace.summary.gate import document, gate_lines, markdown
+    """Print the answer, and the annotations of a CI system."""
+    from stashtrace.summary.ci import annotation_lines
+    from stashtrace.summary.gate import document, gate_lines
 
     print_answer(given.format, [f"{gate.verdict.upper()}", *gate_lines(gate)], document(gate))
     if gate.refused:
         options = " ".join(f"--allow {one.field.name}" for one in gate.refused)
         screen.say(f"\nhint: `{options}` compares them all the same")
-    if given.junit:
-        with complete_file(Path(given.junit), "choose another file with --junit") as partial:
-            partial.write_text(junit_xml(gate), encoding="utf-8")
     if given.annotate or os.environ.get("GITHUB_ACTIONS") == "true":
         # The runner of GitHub reads commands from stdout; JSON there is for others, and stderr reaches the runner too.
         for line in annotation_lines(gate):
@@ -189,6 +192,16 @@ def _answer(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
                 screen.say(line)
             else:
                 print_lines([line])
+
+
+def _write_files(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
+    """Write the answer where CI systems look for it."""
+    from stashtrace.summary.ci import junit_xml
+    from stashtrace.summary.gate import markdown
+
+    if given.junit:
+        with complete_file(Path(given.junit), "choose another file with --junit") as partial:
+            partial.write_text(junit_xml(gate), encoding="utf-8")
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:

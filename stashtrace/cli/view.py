@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.merging import TIMELINE_FILE
-from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, add_value, existing_run, newest_run
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, add_value, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.errors import UsageError
@@ -28,8 +28,8 @@ def parser() -> Parser:
     parser = Parser(
         "view", "Open the timeline of a run in the Perfetto UI. It is served on the loopback\ninterface only."
     )
-    text = f"{RUN_OR_FILES}, or a timeline file (default: {NEWEST})"
-    parser.add_argument("path", metavar="PATH", nargs="?", help=text)
+    text = f"{RUN_OR_FILES}, or a timeline file (default: {NEWEST}); several are parts of one job"
+    parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
     add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
     add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
     add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
@@ -42,13 +42,15 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Serve the timeline until the browser has fetched it, or until Ctrl-C."""
     arguments = parser().read(argv)
-    path = existing_run(arguments.path or newest_run())
+    paths = [existing_run(path) for path in runs_or_newest(arguments.paths)]
     given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
     cut = {name: value for name, value in given.items() if value is not None}
     screen = Screen()
     if arguments.run:
         cut["run_id"] = arguments.run
-    with _cut_timeline(path, cut, screen) if cut else contextlib.nullcontext(_whole_timeline(path, screen)) as timeline:
+    whole = len(paths) == 1 and not cut
+    shown = contextlib.nullcontext(_whole_timeline(paths[0], screen)) if whole else _cut_timeline(paths, cut, screen)
+    with shown as timeline:
         from stashtrace.timeline.serve import view
 
         view(timeline, offline=arguments.offline, browser=not arguments.no_browser, say=screen.say)
@@ -60,29 +62,35 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
     timeline = path / TIMELINE_FILE if path.is_dir() else path
     if _holds_foreign_files(path):
         timeline = _timeline_beside(path)
-        write_timeline(path, timeline, screen)
+        write_timeline([path], timeline, screen)
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
-        write_timeline(path, timeline, screen)
+        write_timeline([path], timeline, screen)
     return timeline
 
 
 @contextlib.contextmanager
-def _cut_timeline(path: Path, cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
-    """Write a part of a timeline, or that of a chosen run, into a folder of its own; after the viewing it is gone.
+def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
+    """Write a part of a timeline, that of a chosen run or that of several paths into a folder of its own.
+
+    After the viewing the folder is gone.
 
     Raises
     ------
     UsageError
-        If the path is a timeline file, which cannot be cut, or the run does not have that part.
+        If a path is a timeline file, which can be neither cut nor joined, or the run does not have that part.
     """
-    if path.is_file() and not _holds_foreign_files(path):
-        name = next(iter(cut))
-        use = "--run chooses a run" if name == "run_id" else f"--{name.removesuffix('_ns')} cuts a run"
+    for path in paths:
+        if not path.is_file() or _holds_foreign_files(path):
+            continue
+        name = next(iter(cut), "paths")
+        use = {"run_id": "--run chooses a run", "paths": "several paths are parts of one job"}.get(
+            name, f"--{name.removesuffix('_ns')} cuts a run"
+        )
         raise UsageError(f"{path} is a timeline file: {use}", hint="give the run directory instead")
     end_on_terminate()  # else a signal would leave the folder behind
     with tempfile.TemporaryDirectory(prefix="stashtrace-view-") as folder:
         timeline = Path(folder) / TIMELINE_FILE
-        write_timeline(path, timeline, screen, **cut)
+        write_timeline(paths, timeline, screen, **cut)
         yield timeline
 
 
@@ -119,14 +127,17 @@ def _is_timeline(source: Source) -> bool:
     return source.head.startswith(_PERFETTO) or source.head.lstrip().startswith((b"{", b"["))
 
 
-def write_timeline(path: Path, timeline: Path, screen: Screen, *, run_id: str | None = None, **cut: Any) -> None:
+def write_timeline(
+    paths: Sequence[Path], timeline: Path, screen: Screen, *, run_id: str | None = None, **cut: Any
+) -> None:
     """Export the timeline of a run, or of the chosen one; ``cut`` are the options of the exporter for a part of it."""
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import load_trace
 
     with screen.progress("timeline") as progress:
         progress.step(0.1, "reading")
-        trace = load_trace(str(path), run_id=run_id)
+        sources = [str(path) for path in paths]
+        trace = load_trace(sources if len(sources) > 1 else sources[0], run_id=run_id)
         export(trace, "perfetto", str(timeline), **cut)
 
 

@@ -52,11 +52,10 @@ class Commands:
 
     @property
     def note(self) -> str:
-        """What stands for the run in commands that take one path; empty if it is that path."""
+        """What stands for the run in commands about the timeline; empty if it is its one path."""
         if len(self.shown) == 1:
             return ""
-        merge = shlex.join(["stashtrace", "merge", *self.shown, *self._choice])
-        return f"RUN stands for one directory of all parts: `{merge}` makes it."
+        return f"RUN stands for all parts: {shlex.join([*self.shown, *self._choice])}"
 
     def command(self, *words: str) -> str:
         """Return a command about the run: ``stashtrace WORDS RUN``."""
@@ -68,7 +67,7 @@ class Commands:
 
     def view(self, begin_ns: int = 0, end_ns: int = 0, ranks: Iterable[int] = ()) -> str:
         """Return the command that shows a window of some ranks; without a window the whole run."""
-        # The viewer opens one path; the parts of a job are first brought together.
+        # Each part of a page has such a command, so that many paths are named once, by the note.
         path = [self.shown[0], *self._choice] if len(self.shown) == 1 else ["RUN"]
         words = ["stashtrace", "view", *path]
         if end_ns > begin_ns:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from command_line import environment
 
 from stashtrace.analysis.compare.facts import DECIDING
 from stashtrace.cli import main
@@ -78,6 +81,17 @@ def test_a_late_rank_is_named(check: Check) -> None:
 
 
 KINDS = ("straggler", "compute")
+
+
+@pytest.mark.parametrize("stdout", ["| true", ">&-"])
+def test_the_verdict_and_its_files_outlive_the_reader(check: Check, tmp_path: Path, stdout: str) -> None:
+    """A build that shortens the answer (``| head``) must not pass for it; the slow reader here has ended first."""
+    before, after = record("old", 1), record("new", 2, backward_ns=65_000_000)
+    command = shlex.join(["-m", "stashtrace", "check", after, "--against", before, "--junit", "told.xml"])
+    script = f"{shlex.quote(sys.executable)} {command} {stdout}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert ElementTree.parse(tmp_path / "told.xml").getroot().get("failures") == "1"
 
 
 def test_few_steps_are_inconclusive(check: Check) -> None:

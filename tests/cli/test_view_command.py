@@ -88,6 +88,36 @@ def test_one_of_several_runs_is_chosen(
     assert all(words[words.index("--run") + 1] == "0000" for words in commands)
 
 
+def test_parts_of_one_job_are_one_timeline(
+    shown: list[tuple[Path, bytes, Opening]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = []
+    whole = tmp_path / "whole"
+    write(whole, JOB)
+    for file in sorted(whole.glob("*.stash")):
+        part = tmp_path / f"node{len(parts) % 2}"
+        part.mkdir(exist_ok=True)
+        file.rename(part / file.name)
+        parts.append(str(part))
+    paths = sorted(set(parts))
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", *paths, "--steps", "3:5"]) == 0
+    assert main(["view", *paths]) == 0
+    trace = load_trace(paths)
+    for (path, written, _), cut in zip(shown, ({"steps": (3, 5)}, {}), strict=True):
+        expected = export(trace, "perfetto", tmp_path / "timeline.pftrace.gz", **cut)
+        assert written == expected.path.read_bytes()
+        assert not path.parent.exists()
+
+
+def test_a_timeline_file_is_no_part_of_a_job(run: Path, tmp_path: Path, capsys, shown: list[Any]) -> None:
+    path = export(load_trace(str(run)), "perfetto", tmp_path / "t.pftrace").path
+    assert main(["view", str(run), str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {path} is a timeline file: several paths are parts of one job\n")
+    assert shown == []
+
+
 def test_the_view_opens_on_the_window_and_the_rank_that_was_late_in_it(
     run: Path, shown: list[tuple[Path, bytes, Opening]]
 ) -> None:

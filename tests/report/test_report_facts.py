@@ -79,7 +79,9 @@ def test_names_of_runs_are_quoted_in_commands() -> None:
     commands = Commands(("./a run; rm -rf x",), 0)
     assert shlex.split(commands.view(0, 10)) == ["stashtrace", "view", "./a run; rm -rf x", "--window", "0:0.00000001"]
     assert commands.command("info") == "stashtrace info './a run; rm -rf x'"
-    assert "RUN" in Commands(("a", "b"), 0).view(0, 10), "the viewer opens one path"
+    parts = Commands(("a", "b c"), 0)
+    assert "RUN" in parts.view(0, 10), "many paths are named once"
+    assert parts.note == "RUN stands for all parts: a 'b c'"
 
 
 def test_a_run_without_steps_says_what_there_is_and_why_there_is_no_budget() -> None:

@@ -53,6 +53,24 @@ def test_commands_show_the_waits(made: str) -> None:
     assert re.search(r"`stashtrace view ./stash-0412 --window [\d.]+:[\d.]+ --ranks 0-2`", made)
 
 
+def test_the_command_of_the_bounds_names_the_run(made: str) -> None:
+    assert "Bounds: `stashtrace analyze stalls ./stash-0412`." in made
+
+
+def test_commands_about_parts_of_a_job_say_what_run_stands_for() -> None:
+    made = markdown(report_facts(job(ranks=3, prep={0: 13})[1], ["node0", "node1"]))
+    assert "`stashtrace view RUN" in made
+    assert "- RUN stands for all parts: node0 node1" in made
+
+
+def test_only_of_several_ranks_one_is_hit_hardest() -> None:
+    one = markdown(report_facts(job(ranks=1, prep={0: 13})[1], ["./x"]))
+    assert "counted steps on rank 0 (" in one
+    assert "hit hardest" not in one
+    several = markdown(report_facts(job(ranks=2, prep={0: 13, 1: 14})[1], ["./x"]))
+    assert "on rank 1, the one hit hardest (" in several
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

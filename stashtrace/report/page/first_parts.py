@@ -20,6 +20,7 @@ from stashtrace.report.page.words import (
     method_text,
     sentence,
 )
+from stashtrace.summary.words.parts import counted
 from stashtrace.units import duration_text, percent_text
 
 #: Verdicts that are open; the others are folded in, as the summary counts them.
@@ -139,7 +140,7 @@ def _group(group: dict[str, Any], named_kind: bool) -> str:
         + unfolding(
             "How do you know?",
             table(
-                f"Mean per step and rank over {group['steps_count']:,} steps, and its bounds",
+                f"Mean per step and rank over {counted(group['steps_count'], 'step')}, and its bounds",
                 ("time", "share", "a step", "at least", "at most"),
                 rows,
                 numbers=4,

@@ -115,9 +115,12 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     if not slow["slow_count"]:
         return [paragraph(f"None of the {slow['steps_count']:,} counted steps is slow."), known]
     share = percent_text(slow["excess_ns"] / max(slow["whole_ns"], 1))
+    one = slow["slow_count"] == 1
+    verbs = "is slow; it takes" if one else "are slow; together they take"
+    medians = "the median step" if one else "as many median steps"
     lead = (
-        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps are slow; together they take"
-        f" {duration_text(slow['excess_ns'])} more than as many median steps ({share} of all counted steps)."
+        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verbs}"
+        f" {duration_text(slow['excess_ns'])} more than {medians} ({share} of all counted steps)."
     )
     rows = [
         (

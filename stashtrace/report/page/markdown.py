@@ -33,7 +33,7 @@ def markdown(facts: dict[str, Any]) -> str:
         f"## stashtrace: {plain(facts['path'])}",
         plain(", ".join(facts["headline"])),
         *_verdicts(facts),
-        *_budget(facts["budget"]),
+        *_budget(facts["budget"], facts["commands"]["budget"]),
         *_waits(facts),
         *_slow(facts),
         *_links(facts),
@@ -92,7 +92,7 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
     return ["\n".join(lines), _folded("How do you know?", "\n".join(known)) if known else ""]
 
 
-def _budget(budget: dict[str, Any]) -> list[str]:
+def _budget(budget: dict[str, Any], command: str) -> list[str]:
     if budget["missing"]:
         return [f"{plain(budget['missing'])}: {plain(budget['hint'])}"]
     groups = budget["groups"]
@@ -110,7 +110,7 @@ def _budget(budget: dict[str, Any]) -> list[str]:
     return [
         "### Where the time of a step goes",
         _table(("ranks", *(names[at] for at in shown)), rows, len(shown)),
-        f"Mean of the counted steps; by {plain(method_text(budget['methods']))}. Bounds: `stashtrace report`.",
+        f"Mean of the counted steps; by {plain(method_text(budget['methods']))}. Bounds: {code(command)}.",
     ]
 
 
@@ -126,8 +126,9 @@ def _slow(facts: dict[str, Any]) -> list[str]:
     slow = facts["slow"]
     if not slow or not slow["listed"]:
         return []
+    verb = "takes" if slow["slow_count"] == 1 else "take"
     lead = (
-        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps take more than"
+        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verb} more than"
         f" {duration_text(slow['limit_ns'])} (median {duration_text(slow['median_ns'])})."
     )
     rows = [
@@ -165,5 +166,8 @@ def _machine(facts: dict[str, Any]) -> list[str]:
         f"- {plain(row['name'])}: {code(row['value']) if row['name'] == 'command' else plain(row['value'])}"
         for row in facts["machine"]
     ]
-    content = "\n".join([*lines, f"- on the timeline: {code(facts['commands']['whole'])}"])
+    lines.append(f"- on the timeline: {code(facts['commands']['whole'])}")
+    if facts["commands"]["note"]:
+        lines.append(f"- {plain(facts['commands']['note'])}")
+    content = "\n".join(lines)
     return [_folded("Machine, versions and command", content)]

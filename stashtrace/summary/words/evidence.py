@@ -79,7 +79,8 @@ def _epochs(row: Row, f: Finding) -> str:
         if row["code"] == "epochs_start_workers"
         else "for a first batch that no worker had made ahead"
     )
-    return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {row['of_count']} steps, {each}, {why}"
+    steps = counted(row["of_count"], "step")
+    return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {steps}, {each}, {why}"
 
 
 def _part(ratio: float) -> str:
