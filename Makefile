@@ -6,7 +6,8 @@
 #   trust: attacks, kills, fuzzing, and real programs and test suites, each with and without the recorder.
 # native: build both shared objects into stashtrace/, for work from a checkout.
 # changelog: print what changes/ says of the next version.    docs: the site, into build/site.
-# torch: only what demo and test do about torch.
+# torch: only what demo and test do about torch.    compiled: only the native code of the environment; of the steps before
+#   demo and test these two can run side by side (make -j2 compiled torch).
 # Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
 # PYTHON: the Python to build with. Where it has a torch that works, demo and test take that one; else they say how large
 #   the download is before it begins. TORCH=torch==X installs another version in any case.
@@ -18,6 +19,9 @@ TORCH_INDEX ?=
 DEMO_DIR ?= demo-run
 PYTEST ?= -q
 
+# Tests start our command more than a thousand times, and Python compiles its modules each time if it may not keep them.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin := $(VENV)/bin
 workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
@@ -25,7 +29,7 @@ torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
 torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth trust bench native changelog torch docs clean
+.PHONY: demo test truth trust bench native changelog torch compiled docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built $(torch_stamp)
@@ -60,6 +64,8 @@ bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 
 torch: $(torch_stamp)
 
+compiled: $(VENV)/.compiled
+
 docs: $(VENV)/.test-tools
 	$(bin)/python -m mkdocs build --strict
 
@@ -78,15 +84,24 @@ $(VENV)/.made:
 	touch $@
 
 # One stamp at a time: what was installed for another TORCH is no longer there.
-$(torch_stamp): $(VENV)/.made
+$(torch_stamp): $(VENV)/.tools
 	$(PYTHON) tools/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
 	  $(if $(filter file,$(origin TORCH)),,--install)
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-# Not isolated: the build tools stay in the environment, and the build folder is kept between calls.
-$(VENV)/.built: $(VENV)/.made $(sources)
+# Build tools; before torch, so that nothing else installs into the environment while torch is fetched beside the compiler.
+$(VENV)/.tools: $(VENV)/.made pyproject.toml
 	$(bin)/python -m pip install -q "setuptools>=77" wheel "scikit-build-core[setuptools]>=1.0,<2" "pybind11>=2.13" "cmake>=3.24" ninja
+	touch $@
+
+$(VENV)/.compiled: $(VENV)/.tools $(sources)
+	$(bin)/python setup.py -q build_ext --inplace
+	touch $@
+
+# Not isolated: the build tools are in the environment already, and the build folder is kept between calls, so that
+# nothing is compiled again.
+$(VENV)/.built: $(VENV)/.compiled
 	$(bin)/python -m pip install -q --no-build-isolation -e .
 	touch $@
 

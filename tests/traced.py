@@ -34,7 +34,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Another interpreter, to run the same tests with another torch; of the same Python, since _native is built for one.
+#: Another interpreter, to run the same tests with another torch or in another version of Python.
 PYTHON = os.environ.get("STASHTRACE_TEST_PYTHON", sys.executable)
 _OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD", "PYTHONPATH")
 

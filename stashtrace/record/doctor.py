@@ -1,13 +1,13 @@
 """The checks of ``stashtrace doctor``: what is measured, inferred or invisible on this machine, and what that means.
 
-The checks of GPUs are in ``doctor_gpu``. Nothing here changes a setting or imports torch or a GPU library.
+The checks of GPUs are in ``doctor_gpu``. Nothing here changes a setting or imports torch or a GPU library. What a job's
+own environment has is asked of the Python that the command starts (``program``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import shutil
 import stat
@@ -23,7 +23,7 @@ from pathlib import Path
 from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
-from stashtrace.record.program import loader_takes_library, preload_obstacle
+from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
 _READS_COUNT = 20_000
 _PT_INTERP = 3
@@ -35,7 +35,10 @@ _COUNTERS = {"tsc": "TSC invariant", "cntvct": "CNTVCT_EL0"}
 
 def checks(command: Sequence[str] = ()) -> list[Check]:
     """Check this machine, and ``command`` if one is given."""
+    program = python_of(command) if command else sys.executable
+    python = ask_python(program) if program is not None else None
     job = [Check(name, *check()) for name, check in _JOB_CHECKS.items()]
+    job += [Check(name, *ask(python, program)) for name, ask in _PYTHON_CHECKS.items()]
     machine = [Check(name, *check()) for name, check in _MACHINE_CHECKS.items()]
     return [*job, *gpu_checks(), *machine, *([Check("this command", *_command(command))] if command else [])]
 
@@ -106,18 +109,70 @@ def _posix_io() -> Answer:
     return "measured", detail, "storage is told from page cache by evidence, not by duration"
 
 
-def _dataloader() -> Answer:
-    version = _torch_version()
-    if version is None:
-        return "invisible", "torch is not installed here", "no steps and no batches; I/O and waits alone"
-    return "measured", f"torch {version}", "wait, fetch, collate and hand-off of each batch"
+def python_of(command: Sequence[str]) -> str | None:
+    """Return the path of the Python that a command is, or that a script of its name is run by; None if unknown."""
+    path = shutil.which(command[0]) if command else None
+    if path is None:
+        return None
+    if is_python(path):
+        return path
+    if started := _command_behind(Path(path).name, command[1:]):
+        return python_of(started)
+    try:
+        words = _interpreter(Path(path)) if program_kind(Path(path)) == "script" else []
+    except OSError:  # it may be executed, but not read
+        return None
+    return python_of(words) if words and words[0] != path else None
 
 
-def _collectives() -> Answer:
-    if _torch_version() is None:
-        return "invisible", "torch is not installed here", "ranks are not compared"
-    detail = "call, return and end; gloo: backend begin is estimated"
-    return "measured", detail, "late ranks and the link are told apart"
+_PROBES = "steps, batches and collectives are recorded"
+_NO_PROBES = "files and waits are recorded; steps, batches and collectives are not"
+
+
+def _python(python: JobPython | None, program: str | None) -> Answer:
+    if program is None:
+        return "inferred", "which one this command starts is not known", f"in any CPython from 3.10 on {_PROBES}"
+    if python is None:
+        return "partly", f"{program} does not answer", _NO_PROBES
+    gil = " without a GIL" if python.without_gil else ""
+    detail = f"{python.implementation} {'.'.join(map(str, python.version))}{gil}, {program}"
+    obstacle = python.obstacle()
+    if obstacle is not None:
+        return "partly", f"{detail}: {obstacle}", _NO_PROBES
+    own = Path(python.stashtrace).parent.resolve() if python.stashtrace is not None else None
+    if own is not None and own != LIBRARY_PATH.parent:
+        detail += f"; it has a stashtrace of its own in {own}"
+        return "ok", detail, f"{_PROBES}, by the probes of this stashtrace; annotations reach them"
+    return "ok", detail, _PROBES
+
+
+def _dataloader(python: JobPython | None, program: str | None) -> Answer:
+    meaning = "wait, fetch, collate and hand-off of each batch"
+    return _of_torch(python, program, meaning=meaning, without="no steps and no batches; I/O and waits alone")
+
+
+def _collectives(python: JobPython | None, program: str | None) -> Answer:
+    answer = _of_torch(
+        python, program, meaning="late ranks and the link are told apart", without="ranks are not compared"
+    )
+    return answer if answer[0] != "measured" else (answer[0], _ENDS_OF_COLLECTIVES, answer[2])
+
+
+_ENDS_OF_COLLECTIVES = "call, return and end; gloo: backend begin is estimated"
+
+
+def _of_torch(python: JobPython | None, program: str | None, *, meaning: str, without: str) -> Answer:
+    """Say whether a torch can be watched: measured with ``meaning``, or what it is ``without``."""
+    if program is None:
+        return "inferred", "if the Python that this command starts has torch", meaning
+    if python is None:
+        return "invisible", "Python does not answer", without
+    if python.torch is None:
+        return "invisible", "torch is not installed here", without
+    obstacle = python.obstacle()
+    if obstacle is not None:
+        return "invisible", f"torch {python.torch}, but {obstacle}", without
+    return "measured", f"torch {python.torch}", meaning
 
 
 def _cold_cache() -> Answer:
@@ -266,13 +321,6 @@ def program_kind(path: Path) -> str:
     return "dynamic" if _PT_INTERP in kinds else "static"
 
 
-def _torch_version() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _read(path: str) -> str | None:
     """Return the content of a small file, None if it cannot be read."""
     try:
@@ -286,6 +334,9 @@ _JOB_CHECKS: dict[str, Callable[[], Answer]] = {
     "record path": _record_path,
     "preload": _preload,
     "POSIX I/O": _posix_io,
+}
+_PYTHON_CHECKS: dict[str, Callable[[JobPython | None, str | None], Answer]] = {
+    "Python": _python,
     "DataLoader": _dataloader,
     "collectives": _collectives,
 }

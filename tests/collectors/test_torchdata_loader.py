@@ -1,6 +1,6 @@
 """The same life of batches through torchdata's StatefulDataLoader, by the tests of torch's own loader.
 
-torchdata is not a dependency: without it all skip. To run them, name an environment of the same Python version in
+torchdata is not a dependency: without it all skip. To run them, name the Python of an environment in
 ``STASHTRACE_TEST_PYTHON`` (``pip install torch torchdata``).
 """
 

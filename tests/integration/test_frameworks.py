@@ -1,8 +1,8 @@
 """Training loops of frameworks, as their users write them: the steps that are found are the updates they make.
 
 Frameworks are not dependency: each test is skipped where its framework is not installed. To run them all, name an
-environment of the same Python version in ``STASHTRACE_TEST_PYTHON`` (``pip install torch lightning transformers
-accelerate webdataset``).
+environment in ``STASHTRACE_TEST_PYTHON`` (``pip install torch lightning transformers accelerate
+webdataset``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
