@@ -35,10 +35,13 @@ class BuildInTree(BuildCMake):
         settings = SettingsReader.from_file(str(SOURCE / "pyproject.toml"), {}, state="editable").settings
         # CMaker forgets what it found where the environment of an earlier call is gone.
         folder = SOURCE / "build" / f"native-{sys.implementation.cache_tag}{sys.abiflags}"
-        config = CMaker(CMake.default_search(), source_dir=SOURCE, build_dir=folder, build_type="Release")
+        unknown = not (folder / ".skbuild-info.json").exists()  # configured by other means
+        cmake = CMake.default_search()
+        config = CMaker(cmake, source_dir=SOURCE, build_dir=folder, build_type="Release", fresh=unknown)
         builder = Builder(settings=settings, config=config)
         version = self.distribution.get_version()
-        builder.configure(defines={"CMAKE_INSTALL_PREFIX": SOURCE}, name="stashtrace", version=Version(version))
+        defines = {"CMAKE_INSTALL_PREFIX": SOURCE, "STASHTRACE_OUTPUT_DIR": folder / "stashtrace"}
+        builder.configure(defines=defines, name="stashtrace", version=Version(version))
         builder.build(build_args=[])
         builder.install(install_dir=SOURCE)
         self._record_installed_files(folder, SOURCE)

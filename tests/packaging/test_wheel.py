@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.message import Message
@@ -81,7 +82,7 @@ def test_the_wheel_holds_what_the_checkout_has_and_the_native_half(wheel: Path) 
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     native = {name for name in names if name.endswith(".so")}
-    extension = f"_native.{sys.implementation.cache_tag}-{os.uname().machine}-linux-gnu.so"
+    extension = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     assert native == {f"stashtrace/{name}" for name in LIBRARIES | {extension}}
     assert names - native == {name for name in project_files() if name.startswith("stashtrace/")}
     for name in (
