@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def print_json(content: Any) -> None:
 def discard_stdout() -> None:
     """Drop what is still to be written to stdout, whose reader (head, less) has ended; Python flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Around the words of a command whose exit code is its answer: that stands, whoever reads the words."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
 
 
 def check_plot(path: str | None, *, made: Path | None = None) -> None:

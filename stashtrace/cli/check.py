@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import discard_stdout, print_answer, print_lines
+from stashtrace.cli.answers import answering, print_answer, print_lines
 from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
 from stashtrace.cli.parsing import (
     NEWEST,
@@ -110,11 +109,8 @@ def main(argv: Sequence[str]) -> int:
         by_turns=given.rerun is not None and not given.against,
     )
     _write_files(gate, given, screen)
-    try:
+    with answering():
         _answer(gate, given, screen)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of stdout has ended; the verdict is in the exit code all the same
-        discard_stdout()
     if given.save_baseline and gate.exit_code == 0:
         screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")
     elif given.save_baseline:

@@ -3,13 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from textwrap import wrap
 
-from stashtrace.cli.answers import print_json
+from stashtrace.cli.answers import answering, print_json, print_lines
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
 from stashtrace.record.doctor import checks
+from stashtrace.record.doctor_gpu import Check
 
 
 def parser() -> Parser:
@@ -29,11 +29,16 @@ def main(argv: Sequence[str]) -> int:
     options, command = split_at_dashes(argv)
     arguments = parser().read(options)
     results = checks(command)
-    if arguments.format == "json":
-        print_json([check.as_dict() for check in results])
-    else:
-        for check in results:
-            lines = wrap(check.detail, 55) + [f"-> {line}" for line in wrap(check.meaning, 52)]
-            heads = [f"{check.name:<14}{check.state:<11}"] + [" " * 25] * (len(lines) - 1)
-            sys.stdout.writelines(f"{head}{line}\n" for head, line in zip(heads, lines, strict=True))
+    with answering():
+        if arguments.format == "json":
+            print_json([check.as_dict() for check in results])
+        else:
+            print_lines([line for check in results for line in _lines(check)])
     return 3 if any(check.state == "broken" for check in results) else 0
+
+
+def _lines(check: Check) -> list[str]:
+    """Return a check as its name and state, with what was found and what that means beside them."""
+    lines = wrap(check.detail, 55) + [f"-> {line}" for line in wrap(check.meaning, 52)]
+    heads = [f"{check.name:<14}{check.state:<11}"] + [" " * 25] * (len(lines) - 1)
+    return [f"{head}{line}" for head, line in zip(heads, lines, strict=True)]

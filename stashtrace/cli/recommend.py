@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import check_plot, print_answer, print_lines
+from stashtrace.cli.answers import answering, check_plot, print_answer, print_lines
 from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
 from stashtrace.cli.rows import write_rows
 from stashtrace.cli.screen import Screen
@@ -87,14 +87,20 @@ def main(argv: Sequence[str]) -> int:
     budget = Budget(arguments.time_budget, arguments.cost_budget)
     answer = recommend(profiles, catalog, work, budget, data=arguments.data, max_count=arguments.max_count)
     elastic = elasticity(answer.candidates, profiles, catalog) if arguments.elasticity else None
-    if arguments.format == "csv":
-        rows = [report.candidate_row(candidate) for candidate in answer.candidates]
-        write_rows(rows, list(rows[0]) if rows else [], "csv", sys.stdout)
-    else:
-        asked = {"samples": work.samples, "epochs": work.epochs, "iterations": work.iterations, "data": arguments.data}
-        lines = report.recommendation_lines(answer, work_text)
-        lines += ["", *report.elasticity_lines(elastic)] if elastic is not None else []
-        print_answer(arguments.format, lines, report.answer_object(answer, asked, elastic))
+    with answering():
+        if arguments.format == "csv":
+            rows = [report.candidate_row(candidate) for candidate in answer.candidates]
+            write_rows(rows, list(rows[0]) if rows else [], "csv", sys.stdout)
+        else:
+            asked = {
+                "samples": work.samples,
+                "epochs": work.epochs,
+                "iterations": work.iterations,
+                "data": arguments.data,
+            }
+            lines = report.recommendation_lines(answer, work_text)
+            lines += ["", *report.elasticity_lines(elastic)] if elastic is not None else []
+            print_answer(arguments.format, lines, report.answer_object(answer, asked, elastic))
     if arguments.plot:
         from stashtrace.lab.recommend.plot import plot_recommendation
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import environment
 from published_runs import characterization, write_published
 
 from stashtrace.cli import main
@@ -150,6 +154,15 @@ def test_a_budget_that_nothing_meets(
     found = as_json(capsys, *WORK, *budgets, code=1)
     assert not found["budget"]["met"]
     assert found["nearest"]["instance"]
+
+
+def test_the_exit_code_outlives_the_reader(job: Path) -> None:
+    """A script that shortens the answer must not take a missed budget for a kept one; this reader has ended first."""
+    words = ["recommend", "characterization.json", "--catalog", "nodes.toml", *WORK, "--cost-budget", "2"]
+    command = shlex.join([sys.executable, "-m", "stashtrace", *words])
+    script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_own_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
