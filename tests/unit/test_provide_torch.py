@@ -126,7 +126,8 @@ def caller(tmp_path: Path) -> Caller:
     site = environment(tmp_path / "caller")
     packages = environment(tmp_path / "venv")
     write(packages, {"pip/__init__.py": "", "pip/__main__.py": PIP})
-    (tmp_path / "venv/.made").touch()
+    for stamp in (".made", ".tools"):
+        (tmp_path / "venv" / stamp).touch()
     return Caller(tmp_path / "caller", site, tmp_path / "venv")
 
 
