@@ -43,7 +43,7 @@ def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[st
     known = [one for one in found if one.is_known]
     lines = ["jobs: no difference is known"]
     if known:
-        lines = [f"jobs: {len(known)} of what was recorded differ{'s' * (len(known) == 1)}"]
+        lines = ["jobs: 1 recorded fact differs" if len(known) == 1 else f"jobs: {len(known)} recorded facts differ"]
         lines += table_lines([(one.field.words, " -> ".join(difference_texts(one))) for one in known], left=2)
     unknown = [one for one in found if not one.is_known]
     if unknown:

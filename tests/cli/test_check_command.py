@@ -361,7 +361,7 @@ class TestDiff:
     def test_of_two_runs_says_what_it_could_have_seen(self, check: Check, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["diff", record("old", 1), record("new", 2, ranks=3)]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[:2] == ["jobs: 1 of what was recorded differs", "  ranks  2 -> 3"]
+        assert lines[:2] == ["jobs: 1 recorded fact differs", "  ranks  2 -> 3"]
         assert any("in four of five such comparisons a change of " in line for line in lines)
         assert "one run a side: equal runs may differ by 2 % of the step more than their steps show" in lines
 

@@ -137,7 +137,7 @@ def test_the_worst_comes_first() -> None:
 def test_what_differs_comes_first() -> None:
     lines = gate_lines(gate(side(40), side(40, torch="2.14.0", command="python train.py --lr 0.2")))
     assert lines[:3] == [
-        "jobs: 2 of what was recorded differ",
+        "jobs: 2 recorded facts differ",
         "  torch    2.13.0 -> 2.14.0",
         "  command  0.1 -> 0.2",
     ]
