@@ -10,22 +10,9 @@ namespace stashtrace::python {
 
 namespace {
 
-const char* type_name(schema::FieldType type) noexcept {
-  switch (type) {
-    case schema::FieldType::u16: return "u16";
-    case schema::FieldType::i32: return "i32";
-    case schema::FieldType::u32: return "u32";
-    case schema::FieldType::i64: return "i64";
-    case schema::FieldType::u64: return "u64";
-    case schema::FieldType::f64: return "f64";
-    case schema::FieldType::text56: return "text56";
-  }
-  return "";
-}
-
 // The texts of the schema are literals, which end with a zero.
 Object* field_dict(const schema::FieldDesc& field) noexcept {
-  return api().Py_BuildValue("{s:s,s:s,s:I,s:I,s:s}", "name", field.name.data(), "type", type_name(field.type),
+  return api().Py_BuildValue("{s:s,s:s,s:I,s:I,s:s}", "name", field.name.data(), "type", schema::type_name(field.type),
                              "offset", static_cast<unsigned>(field.offset_bytes), "size",
                              static_cast<unsigned>(field.size_bytes), "doc", field.doc.data());
 }

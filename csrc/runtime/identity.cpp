@@ -138,19 +138,6 @@ void write_argv(TextBuffer& out) noexcept {
   out.add("]");
 }
 
-std::string_view type_name(schema::FieldType type) noexcept {
-  switch (type) {
-    case schema::FieldType::u16: return "u16";
-    case schema::FieldType::i32: return "i32";
-    case schema::FieldType::u32: return "u32";
-    case schema::FieldType::i64: return "i64";
-    case schema::FieldType::u64: return "u64";
-    case schema::FieldType::f64: return "f64";
-    case schema::FieldType::text56: return "text56";
-  }
-  return "";
-}
-
 }  // namespace
 
 void read_host(Identity& identity) noexcept {
@@ -174,7 +161,7 @@ void write_field_table(TextBuffer& out) noexcept {
     for (std::size_t j = 0; j < record.field_count; ++j) {
       const auto& field = record.fields[j];
       if (j > 0) out.add(", ");
-      out.add("{\"name\": ").quote(field.name).add(", \"type\": ").quote(type_name(field.type));
+      out.add("{\"name\": ").quote(field.name).add(", \"type\": ").quote(schema::type_name(field.type));
       out.add(", \"offset\": ").add(std::int64_t{field.offset_bytes}).add("}");
     }
     out.add("]}");

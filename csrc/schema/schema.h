@@ -17,6 +17,20 @@ using Text56 = std::array<char, 56>;
 
 enum class FieldType : std::uint8_t { u16 = 1, i32, u32, i64, u64, f64, text56 };
 
+// As files and Python name it.
+inline const char* type_name(FieldType type) noexcept {
+  switch (type) {
+    case FieldType::u16: return "u16";
+    case FieldType::i32: return "i32";
+    case FieldType::u32: return "u32";
+    case FieldType::i64: return "i64";
+    case FieldType::u64: return "u64";
+    case FieldType::f64: return "f64";
+    case FieldType::text56: return "text56";
+  }
+  return "";
+}
+
 template <typename T>
 consteval FieldType field_type() {
   if constexpr (std::is_same_v<T, std::uint16_t>) return FieldType::u16;
