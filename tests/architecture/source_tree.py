@@ -7,27 +7,21 @@ import ast
 import importlib
 import importlib.util
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from checkout_files import ROOT, project_files
+
 from stashtrace.schema.columns import Schema
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
 
 
 def tracked_files() -> list[Path]:
-    """Files that belong to the project: by git where there is a checkout, else everything but build output."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    if listed.returncode == 0 and listed.stdout:
-        return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
-    skipped = {".git", ".venv", "build", "dist", "__pycache__", ".cache"}
-    return [p for p in ROOT.rglob("*") if p.is_file() and not skipped & set(p.relative_to(ROOT).parts)]
+    """Files that belong to the project."""
+    return [ROOT / name for name in project_files()]
 
 
 def source_files(*folders: str) -> list[Path]:

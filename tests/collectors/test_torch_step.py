@@ -251,7 +251,7 @@ def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, 
 
 def test_nothing_was_lost(run: TracedRun) -> None:
     assert run.losses() == []
-    assert run.stderr[0].count("stashtrace") == 0
+    assert "stashtrace[" not in run.stderr[0], "no message of ours; paths of a checkout may hold the word"
 
 
 def test_a_step_of_two_micro_batches(run: TracedRun) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from wheel_build import ROOT
+from checkout_files import ROOT
 
 pytest.importorskip("elftools")
 sys.path.insert(0, str(ROOT / "ci"))

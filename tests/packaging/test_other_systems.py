@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from wheel_build import ROOT
+from checkout_files import ROOT
 
 EXTENSION = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 LIBRARY = "libstashtrace.so"

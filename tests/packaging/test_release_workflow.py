@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wheel_build import ROOT
+from checkout_files import ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -21,7 +21,8 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from wheel_build import ROOT, bare_environment, make_sdist, make_wheel, project_files
+from checkout_files import ROOT, project_files
+from wheel_build import bare_environment, make_sdist, make_wheel
 
 LIBRARIES = {"libstashtrace.so", "libstashtrace_lookup.so"}
 #: Not in the sdist: what is of a checkout alone. In it alone: what setuptools writes.

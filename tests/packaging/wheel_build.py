@@ -16,7 +16,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from checkout_files import ROOT, project_files
+
 KEPT_BUILD = ROOT / "build" / f"native-{sys.implementation.cache_tag}{sys.abiflags}"
 #: Copies the kept object of a source, or compiles it. The paths of objects are relative to the build folder.
 _LAUNCHER = """#!/bin/sh
@@ -31,17 +32,6 @@ else
   exec "$@"
 fi
 """
-
-
-def project_files() -> list[str]:
-    """Paths of the checkout's files, relative to it: what git tracks, or would if it were added."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode == 0 and listed.stdout:
-        return [line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
-    left = {".venv", "build", "dist", "__pycache__", "stashtrace.egg-info", "PKG-INFO", "setup.cfg"}
-    files = (p.relative_to(ROOT) for p in ROOT.rglob("*") if p.is_file() and p.suffix not in (".so", ".pyc"))
-    return [str(path) for path in files if not left & set(path.parts)]
 
 
 def make_sdist(folder: Path) -> Path:

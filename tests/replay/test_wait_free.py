@@ -166,15 +166,21 @@ messages = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 50)), min_size=
 def test_the_best_merge_is_the_best_of_all(rows: list[tuple[int, int]], alpha: int) -> None:
     ready = np.cumsum([float(gap) for gap, _ in rows]).tolist()
     sizes = [float(size) for _, size in rows]
-    best = end_of(best_merge(ready, sizes, alpha, 1.0), ready, sizes, alpha, 1.0)
+    merge = best_merge(ready, sizes, alpha, 1.0)
+    best = end_of(merge, ready, sizes, alpha, 1.0)
     ways = itertools.chain.from_iterable(itertools.combinations(range(1, len(rows)), k) for k in range(len(rows)))
-    assert best == min(end_of(np.array([0, *way]), ready, sizes, alpha, 1.0) for way in ways)
+    ends = {way: end_of(np.array([0, *way]), ready, sizes, alpha, 1.0) for way in ways}
+    assert best == min(ends.values())
+    assert len(merge) == 1 + min(len(way) for way, end in ends.items() if end == best), (
+        "the fewest messages of the best"
+    )
     assert best <= end_of(greedy(ready, sizes, alpha, 1.0), ready, sizes, alpha, 1.0)
 
 
-def test_a_dear_start_up_merges_everything_and_a_free_one_nothing() -> None:
+def test_a_dear_start_up_merges_everything_and_a_free_one_what_waits_anyway() -> None:
     assert best_merge([1, 2, 3], [1, 1, 1], 100.0, 1.0).tolist() == [0]
-    assert best_merge([1, 20, 30], [1, 1, 1], 0.0, 1.0).tolist() == [0, 1, 2]
+    assert best_merge([20, 21, 22], [5, 5, 5], 0.0, 1.0).tolist() == [0, 1], "the second waits for nothing any more"
+    assert best_merge([20, 26, 32], [5, 6, 1], 0.0, 1.0).tolist() == [0, 1, 2]
 
 
 def test_messages_of_several_links_do_not_wait_for_each_other() -> None:

@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 _EVER_SMALLER = 2
 #: A cap of this part of the run's own is the same cap, written with fewer digits.
 _SAME = 0.999
+#: Ends that differ by less than this part of them differ by rounding alone, which is not the same on all machines.
+ROUNDING = 1e-12
 #: A pass is divided into no more messages than this.
 _MOST_BUCKETS = 1_000_000
 #: Caps that are tried; if there are more, some with even ratios are chosen.
@@ -298,8 +300,9 @@ def rebucketed(
 def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
     """Return the first message of each bucket, for the buckets whose last one ends earliest.
 
-    MG-WFBP searches them by a greedy rule; this is exact. The earliest end of the first i messages is the minimum over
-    the first message of their last bucket, since a later end of an earlier bucket gains nothing.
+    MG-WFBP searches them by a greedy rule; this is exact. Of several merges that end together it returns the one with
+    the fewest buckets, and of these the one whose buckets end earliest. Ends that differ by rounding alone count as
+    equal, so that the result is the same on every machine.
 
     Examples
     --------
@@ -307,21 +310,37 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
 
     >>> best_merge([1, 20, 21], [8, 1, 1], 4.0, 1.0).tolist()
     [0, 1]
+
+    The last one decides the end: one bucket before it does as well as two.
+
+    >>> best_merge([1, 2, 50], [1, 1, 1], 4.0, 1.0).tolist()
+    [0, 2]
     """
     ready, sizes = _checked(ready_ns, sizes_bytes)
     count = len(ready)
+    if not count:
+        return np.zeros(0, dtype=np.int64)
     summed = np.append(0.0, np.cumsum(sizes))
-    free, first = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
-    latest = np.maximum.accumulate(ready) if count else ready
+    latest = np.maximum.accumulate(ready)
+    # Time of a bucket, by the message that it begins with (row) and the one before which it ends (column).
+    takes = alpha_ns + beta_ns_per_byte * (summed[None, 1:] - summed[:-1, None])
+    takes[np.tri(count, k=-1, dtype=bool)] = np.inf
+
+    earliest = np.zeros(count + 1)
     for end in range(1, count + 1):
-        options = np.maximum(free[:end], latest[end - 1]) + alpha_ns
-        options = options + beta_ns_per_byte * (summed[end] - summed[:end])
-        first[end] = int(options.argmin())
-        free[end] = options[first[end]]
-    starts = []
-    at = count
-    while at > 0:
-        at = int(first[at])
+        options = np.maximum(earliest[:end], latest[end - 1]) + takes[:end, end - 1]
+        earliest[end] = options.min()
+    # The same with a given number of buckets: one more until the last ends as early as with any number.
+    free = np.append(0.0, np.full(count, np.inf))
+    chosen = []
+    while free[count] > earliest[count] * (1 + ROUNDING):  # at the latest with a bucket for each message
+        options = np.maximum(free[:-1, None], latest[None, :]) + takes
+        best = options.min(axis=0)
+        chosen.append(np.argmax(options <= best * (1 + ROUNDING), axis=0))
+        free = np.append(np.inf, best)
+    starts, at = [], count
+    for first in reversed(chosen):
+        at = int(first[at - 1])
         starts.append(at)
     return np.array(starts[::-1], dtype=np.int64)
 

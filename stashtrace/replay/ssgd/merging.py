@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.replay.communication.overlap import best_merge, bucket_starts, merge_caps, merged, rounded_cap, schedule
+from stashtrace.replay.communication.overlap import (
+    ROUNDING,
+    best_merge,
+    bucket_starts,
+    merge_caps,
+    merged,
+    rounded_cap,
+    schedule,
+)
 from stashtrace.replay.ssgd.workload import Floats, Workload
 
 Int64 = np.typing.NDArray[np.int64]
@@ -69,9 +77,14 @@ def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
 
 
 def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tuple[float, Merge]:
-    """Return the ``bucket_cap_mb`` in MiB whose last bucket ends earliest, and its buckets."""
+    """Return the ``bucket_cap_mb`` in MiB whose last bucket ends earliest, and its buckets.
+
+    Of several that end together it returns the one with the fewest buckets, and of these the smallest.
+    """
     sizes = workload.sizes_bytes
     caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
     tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
-    merge, cap = min(tried, key=lambda candidate: (candidate[0].end_ns, len(candidate[0])))
+    earliest = min(merge.end_ns for merge, _ in tried)
+    together = [found for found in tried if found[0].end_ns <= earliest * (1 + ROUNDING)]
+    merge, cap = min(together, key=lambda found: (len(found[0]), found[1]))
     return cap, merge

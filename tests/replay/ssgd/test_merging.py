@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay.ssgd.mg_wfbp_logs import COSTS, column, googlenet
 
-from stashtrace.replay.communication.overlap import schedule
+from stashtrace.replay.communication.overlap import best_merge, schedule
 from stashtrace.replay.ssgd import Workload
 from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer, merge_of
 
 MS = 1e6
 MIB = 2**20
 #: Milliseconds since the begin of backward, of the independent evaluation that these logs are published with here:
-#: sum of backward, end with measured messages, with fitted ones, all in one, best merge, and its messages.
+#: sum of backward, end with measured messages, with fitted ones, all in one, best merge, messages of one such merge.
 ENDS_MS = {
     "2": (200.3, 200.7, 200.5, 289.3, 200.5, 47),
     "4": (206.8, 262.0, 207.1, 317.5, 207.1, 37),
@@ -74,7 +74,7 @@ def test_googlenet_ends_where_it_is_known_to(log: str) -> None:
     assert merge_of(net, [0], *cost).end_ns / MS == pytest.approx(single, abs=0.051)
     found = best(net, *cost)
     assert found.end_ns / MS == pytest.approx(merged, abs=0.051)
-    assert len(found) == count
+    assert len(found) <= count, "another merge with that end has no fewer messages"
 
 
 @pytest.mark.parametrize(("log", "end_ms"), [("8", 298.1), ("8o", 277.6)])
@@ -123,6 +123,32 @@ def test_a_busy_link_makes_merging_free() -> None:
     assert best(net, 4, 1).end_ns == 54 + 4 + 10
 
 
+realistic = st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.01, 9)), min_size=1, max_size=40)
+
+
+def test_of_merges_that_end_together_the_fewest_buckets_are_taken_whatever_the_rounding() -> None:
+    """The last layer decides the end: 1,000 to 1,009. Any merge of the others that is sent before is as good."""
+    net = network([1, 1, 1, 997], [1 / 3, 1 / 7, 1 / 11, 5])
+    for _ in range(50):
+        beta = 1.0
+        assert best(net, 4, beta).starts.tolist() == [0, 3]
+        beta = np.nextafter(beta, 2)  # another machine adds in another order
+    cap, buckets = best_cap(net, 4, 1.0)
+    assert buckets.starts.tolist() == [0, 3]
+    assert cap * MIB <= 1 / 3 + 1 / 7 + 1 / 11
+
+
+@given(realistic, st.floats(0, 5), st.floats(0.01, 3), st.integers(0, 2**31))
+def test_rounding_does_not_choose_the_merge(
+    rows: list[tuple[float, float]], alpha: float, beta: float, seed: int
+) -> None:
+    """Ready times that differ by their last bits, as another machine's sums do, give the same buckets."""
+    ready = np.cumsum([gap for gap, _ in rows])
+    sizes = np.array([size for _, size in rows])
+    noise = np.random.default_rng(seed).uniform(-1e-14, 1e-14, len(ready))
+    assert (best_merge(ready, sizes, alpha, beta) == best_merge(ready * (1 + noise), sizes, alpha, beta)).all()
+
+
 def test_the_rule_of_the_paper_can_wait_too_often() -> None:
     """The same layers: each is worth 2 of waiting, which is less than a start-up of 4; three of them are not."""
     net = network([10, 2, 2, 2], [40, 5, 1, 4])
@@ -135,9 +161,6 @@ def test_layers_without_parameters_send_nothing() -> None:
     assert net.sends.tolist() == [2, 0]
     assert net.ready_ns.tolist() == [10, 22]
     assert layer_by_layer(net, 1, 1).end_ns == 26
-
-
-realistic = st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.01, 9)), min_size=1, max_size=40)
 
 
 @given(realistic, st.floats(0, 5), st.floats(0.01, 3))

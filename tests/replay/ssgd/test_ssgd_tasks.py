@@ -174,8 +174,8 @@ def test_merging_is_worth_most_where_messages_are_small_and_many() -> None:
     alone = 1.5 * net.backward_ns.sum()
     assert (plain.iteration_ns - alone) / 1e6 == pytest.approx(233.7 - 205.3, abs=0.1)
     assert (merged.iteration_ns - alone) / 1e6 == pytest.approx(206.2 - 205.3, abs=0.1)
-    assert (plain.messages_count, merged.messages_count) == (64, 8)
     messages = best(net, *cost)
+    assert (plain.messages_count, merged.messages_count) == (64, len(messages))
     assert merged.iteration_ns == pytest.approx(
         iteration_ns(net, WAIT_FREE, messages.ready_ns, messages.time_ns), abs=64
     )
