@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from stashtrace.errors import BUILD_HINT, CaptureError
+from stashtrace.errors import CaptureError
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
+from stashtrace.record.preload import preload_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
@@ -55,13 +56,19 @@ def traced_environment(
     UsageError, FormatError
         As :meth:`RecordOptions.to_environment`.
     CaptureError
-        If the library is missing, or lies where LD_PRELOAD cannot name it.
+        If the library is missing, or LD_PRELOAD cannot name it.
     """
-    preload = _library_path(library)
+    if ":" in str(INJECT_PATH):
+        raise CaptureError(
+            f"the path {INJECT_PATH} holds a colon, which PYTHONPATH cannot name",
+            hint="install stashtrace into a folder without colons",
+        )
+    library = LIBRARY_PATH if library is None else Path(library)
+    preload = preload_path(library)
     environment = options.to_environment(base)
     preloaded = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))
     if options.lookup_hook:
-        lookup = _library_path(Path(preload).with_name(LOOKUP_LIBRARY))
+        lookup = preload_path(library.with_name(LOOKUP_LIBRARY))
         preloaded = _prepend(preload, _prepend(lookup, preloaded))
     environment["LD_PRELOAD"] = preloaded
     environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
@@ -86,16 +93,3 @@ def _prepend(first: str, old: str) -> str:
     """Put ``first`` in front of a colon-separated list that may hold it already: a traced command may trace another."""
     # An empty entry of PYTHONPATH means the current directory, so it must survive.
     return ":".join([first, *(part for part in (old.split(":") if old else []) if part != first)])
-
-
-def _library_path(library: str | os.PathLike[str] | None) -> str:
-    path = Path(library).absolute() if library is not None else LIBRARY_PATH
-    if not path.is_file():
-        raise CaptureError(f"{path.name} is not in {path.parent}", hint=BUILD_HINT)
-    if any(separator in str(path) for separator in ": "):
-        # The loader splits LD_PRELOAD at both characters and knows no quoting.
-        raise CaptureError(
-            f"the path {path} holds a colon or a blank, which LD_PRELOAD cannot name",
-            hint="install stashtrace into a folder without blanks and colons",
-        )
-    return str(path)

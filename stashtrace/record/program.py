@@ -17,6 +17,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.record.preload import preload_path
 
 
 def find_program(command: Sequence[str]) -> str:
@@ -101,7 +102,7 @@ def without_library(preload: str) -> str:
 
 def loader_takes_library(path: str | os.PathLike[str]) -> bool:
     """Return True if the loader of a dynamic program loads the library; the program itself does not run."""
-    variables = {"LD_PRELOAD": str(LIBRARY_PATH), "LD_TRACE_LOADED_OBJECTS": "1"}
+    variables = {"LD_PRELOAD": preload_path(LIBRARY_PATH), "LD_TRACE_LOADED_OBJECTS": "1"}
     try:
         done = subprocess.run(
             [str(path)],

@@ -19,6 +19,7 @@ from collectors.recorded import NATIVE, Recording, plain_environment, record
 from device import build
 
 from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.record.preload import preload_path
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -457,7 +458,8 @@ print(made, copied, first, second, function("cuStreamSynchronize", c.c_void_p)(s
 
 
 def test_a_program_without_cuda_runs_under_both_libraries() -> None:
-    env = plain_environment() | {"LD_PRELOAD": f"{LIBRARY_PATH}:{LIBRARY_PATH.with_name(LOOKUP_LIBRARY)}"}
+    libraries = (LIBRARY_PATH, LIBRARY_PATH.with_name(LOOKUP_LIBRARY))
+    env = plain_environment() | {"LD_PRELOAD": ":".join(map(preload_path, libraries))}
     program = "import ctypes, socket, json; print(ctypes.CDLL(None).getpid() > 0)"
     done = subprocess.run(["python3", "-c", program], env=os.environ | env, capture_output=True, text=True, timeout=180)
     assert done.stdout == "True\n", done.stderr

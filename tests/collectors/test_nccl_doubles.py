@@ -20,6 +20,7 @@ from traced import ROOT, TracedRun
 
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import LIBRARY_PATH
+from stashtrace.record.preload import preload_path
 from stashtrace.schema.kinds import CollectiveOp, CommEvent, NcclFlag
 
 OURS = LIBRARY_PATH
@@ -392,7 +393,8 @@ def test_chained_plugin_gets_what_it_gets_alone(release: int, static: bool, tmp_
     env = {"STASHTRACE_NCCL_CHAIN": str(library), "STASHTRACE_NCCL_SOURCE": "plugin"}
     if static:
         first = os.environ.get("STASHTRACE_TEST_PRELOAD", "")  # a sanitizer's own libraries
-        env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": f"{first}:{OURS}:{library}".lstrip(":")}
+        preloaded = f"{first}:{preload_path(OURS)}:{library}".lstrip(":")
+        env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": preloaded}
     run = job(2, both, tmp_path, script, nccl_version=release, env=env)
     told = [text.splitlines()[0] for text in run.stdout]
     assert told == [text.splitlines()[0] for text in alone.stdout]

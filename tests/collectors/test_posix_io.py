@@ -14,6 +14,7 @@ import pytest
 from collectors.recorded import IoRow, Recording, compiled, plain_environment, record
 from measurements import Measurements
 
+from stashtrace.record.preload import preload_path
 from stashtrace.schema.kinds import IoFlag, IoOp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,7 +302,7 @@ def test_own_files_are_not_recorded(tmp_path: Path) -> None:
 def test_inert_without_a_run_directory(tmp_path: Path, data: Path) -> None:
     from stashtrace.record.environment import LIBRARY_PATH
 
-    environment = plain_environment({"LD_PRELOAD": str(LIBRARY_PATH)})
+    environment = plain_environment({"LD_PRELOAD": preload_path(LIBRARY_PATH)})
     done = subprocess.run([compiled("io_scenes.c"), "threads", data, "10"], env=environment, cwd=tmp_path, check=False)
     assert done.returncode == 0
     assert os.listdir(tmp_path) == ["data"]

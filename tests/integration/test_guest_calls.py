@@ -16,6 +16,7 @@ import pytest
 from stashtrace import _native
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import LIBRARY_PATH
+from stashtrace.record.preload import preload_path
 
 SCRIPT = """
     import json, os, struct, threading, time
@@ -79,7 +80,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     (folder / "run").mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")} | {
-        "LD_PRELOAD": str(LIBRARY_PATH),
+        "LD_PRELOAD": preload_path(LIBRARY_PATH),
         "PYTHONPATH": str(Path(_native.__file__).resolve().parents[1]),
         "STASHTRACE_DIR": str(folder / "run"),
         "STASHTRACE_COLLECTORS": "annotations",

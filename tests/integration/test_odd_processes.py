@@ -19,6 +19,7 @@ from other_users import let_others_in
 
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import LIBRARY_PATH
+from stashtrace.record.preload import preload_path
 
 PROGRAMS = Path(__file__).parent / "programs"
 HANG_S = 300  # only against tests that never end
@@ -45,7 +46,7 @@ class Traced:
     ) -> subprocess.CompletedProcess[str]:
         own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
         environment = own | {
-            "LD_PRELOAD": str(LIBRARY_PATH),
+            "LD_PRELOAD": preload_path(LIBRARY_PATH),
             "STASHTRACE_DIR": str(self.run_directory),
             "STASHTRACE_RUN_ID": "0dd",
             **variables,
@@ -195,7 +196,7 @@ def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced:
         "os.environ['LD_PRELOAD'] = sys.argv[1]\n"
         "os.execv(sys.argv[2], sys.argv[2:])\n"
     )
-    done = traced.run(sys.executable, "-c", starter, str(LIBRARY_PATH), program, "3000", LD_PRELOAD="")
+    done = traced.run(sys.executable, "-c", starter, preload_path(LIBRARY_PATH), program, "3000", LD_PRELOAD="")
     assert done.returncode == 0
     assert done.stdout.startswith("tasks 1 ")
     assert done.stderr.count("\n") == 1

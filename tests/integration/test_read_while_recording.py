@@ -16,6 +16,7 @@ import pytest
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
+from stashtrace.record.preload import preload_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import struct, time
 from stashtrace import _native
+from stashtrace.record.preload import preload_path
 [kind] = [r for r in _native.schema()["records"] if r["name"] == "span"]
 row = struct.Struct("<QQQqIHH")
 assert row.size == kind["row_bytes"]
@@ -41,7 +43,7 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A traced process that records without end."""
     environment = dict(
         os.environ,
-        LD_PRELOAD=str(ROOT / "stashtrace" / "libstashtrace.so"),
+        LD_PRELOAD=preload_path(ROOT / "stashtrace" / "libstashtrace.so"),
         PYTHONPATH=str(ROOT),
         STASHTRACE_DIR=str(tmp_path),
         STASHTRACE_RUN_ID="feed",

@@ -18,6 +18,7 @@ import pytest
 from stashtrace import _native
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import LIBRARY_PATH
+from stashtrace.record.preload import preload_path
 from stashtrace.schema.trace import RawProcess
 
 
@@ -96,7 +97,7 @@ def test_nothing_recorded_leaves_nothing(actor: Actor) -> None:
     done = subprocess.run(
         ["/bin/true"],
         env={
-            "LD_PRELOAD": str(LIBRARY_PATH),
+            "LD_PRELOAD": preload_path(LIBRARY_PATH),
             "STASHTRACE_DIR": str(actor.directory),
             "STASHTRACE_COLLECTORS": "annotations",
         },
@@ -141,7 +142,8 @@ for number in range(5):
 @pytest.mark.parametrize("end", ["_exit", "_Exit", "quick_exit"])
 def test_forked_children_leave_no_ring(tmp_path: Path, end: str) -> None:
     own = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
-    variables = own | {"LD_PRELOAD": str(LIBRARY_PATH), "STASHTRACE_DIR": str(tmp_path), "STASHTRACE_RUN_ID": "c0ffee"}
+    recording = {"STASHTRACE_DIR": str(tmp_path), "STASHTRACE_RUN_ID": "c0ffee"}
+    variables = own | {"LD_PRELOAD": preload_path(LIBRARY_PATH)} | recording
     done = subprocess.run([sys.executable, "-I", "-S", "-c", CHILDREN, end], env=variables, check=False, timeout=120)
     assert done.returncode == 0
     children = [each for each in open_run(tmp_path).processes if each.load().metadata["parent_incarnation"] >= 0]
@@ -394,6 +396,8 @@ def test_full_disk(actor: Actor, tmp_path: Path) -> None:
         assert "No space left on device" in actor.errors
         lost = sum(loss[3] for process in actor.processes() for loss in process.losses if loss[2] == 2)
         assert lost >= 20_000 - kept
+        reasons = {loss[1] for process in actor.processes() for loss in process.losses if loss[2] == 2}
+        assert reasons <= {"no_space", "no_space_rows"}, reasons
         (mount / "filler").write_bytes(b"")
         full = Actor(actor.program, mount).run("plain", 10, STASHTRACE_DRAINER="self")  # not even a header fits now
         assert (full.code, full.output) == (0, "0\n")
@@ -439,7 +443,7 @@ def test_spawned_workers_of_multiprocessing(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "STASHTRACE_DIR": str(directory),
-        "LD_PRELOAD": str(LIBRARY_PATH),
+        "LD_PRELOAD": preload_path(LIBRARY_PATH),
         "STASHTRACE_COLLECTORS": "annotations",
         "PYTHONPATH": str(Path(_native.__file__).resolve().parents[1]),
     }

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from native.native_build import OPTIONS, build, run_command, runtimes
 
+from stashtrace.record.preload import preload_path
+
 ROOT = Path(__file__).resolve().parents[2]
 #: The one of which the short selection is worth its build in every run.
 DEFAULT = "thread"
@@ -105,7 +107,7 @@ def test_first_calls_of_many_threads(request: pytest.FixtureRequest, tmp_path: P
     command = [compiler, "-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-o", program, tmp_path / "first.cpp"]
     subprocess.run([str(word) for word in command], check=True)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("STASHTRACE_")}
-    environment["LD_PRELOAD"] = ":".join([*libraries, str(folder / "stashtrace/libstashtrace.so")])
+    environment["LD_PRELOAD"] = ":".join([*libraries, preload_path(folder / "stashtrace/libstashtrace.so")])
     # The symbolizer reads its pipe through our hooks, so a report about these would wait for itself.
     environment["TSAN_OPTIONS"] = OPTIONS["TSAN_OPTIONS"] + ":symbolize=0:halt_on_error=1"
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=180)

@@ -20,6 +20,7 @@ from traced import ROOT, TracedRun, run_traced
 from stashtrace import _native
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import INJECT_PATH, LIBRARY_PATH
+from stashtrace.record.preload import preload_path
 from stashtrace.schema.kinds import Severity
 
 #: Oldest Python that stands aside with a word, and the one from which on the probes record.
@@ -51,7 +52,7 @@ def run_script(program: str, code: str, folder: Path, *path: Path | str, **extra
     """Run ``code`` as a process of a traced job; return what it wrote on stdout and stderr."""
     folder.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("STASHTRACE_", "PYTHON"))} | {
-        "LD_PRELOAD": str(LIBRARY_PATH),
+        "LD_PRELOAD": preload_path(LIBRARY_PATH),
         "PYTHONPATH": os.pathsep.join(map(str, (INJECT_PATH, *path))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "STASHTRACE_DIR": str(folder),

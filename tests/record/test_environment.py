@@ -90,16 +90,11 @@ def test_refuses_a_range_that_is_none(library: Path, steps: str) -> None:
         traced_environment({}, RecordOptions(steps=steps), run_dir="/x", run_id="1", library=library)
 
 
-def test_refuses_unknown_collectors_and_unnameable_libraries(library: Path, tmp_path: Path) -> None:
+def test_refuses_unknown_collectors_and_missing_libraries(library: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cupti"):
         traced_environment({}, RecordOptions(collectors=["cupti"]), run_dir="/x", run_id="1", library=library)
     with pytest.raises(CaptureError):
         traced_environment({}, run_dir="/x", run_id="1", library=tmp_path / "missing.so")
-    blank = tmp_path / "a b" / "libstashtrace.so"
-    blank.parent.mkdir()
-    blank.write_bytes(b"")
-    with pytest.raises(CaptureError, match="blank"):
-        traced_environment({}, run_dir="/x", run_id="1", library=blank)
 
 
 def test_deep_mode_is_off_unless_asked_for_and_not_inherited(library: Path) -> None:

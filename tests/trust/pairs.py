@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.record.environment import traced_environment
+from stashtrace.record.preload import preload_path
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: Against hanging alone: nothing here is judged by its time.
@@ -142,7 +143,7 @@ class Pair:
             variables = base if name == "plain_" else self.traced_variables(base, **settings)
             if name == "traced" and library is not None:
                 front = f"{preload}:" if preload else ""
-                variables["LD_PRELOAD"] = f"{front}{library}"
+                variables["LD_PRELOAD"] = f"{front}{preload_path(library)}"
             outcomes.append(run_group(words, cwd=place, env=variables, limit_s=limit_s))
         return outcomes[0], outcomes[1]
 
