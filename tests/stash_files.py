@@ -95,6 +95,7 @@ class StashWriter:
         self.segments: list[bytes] = []
         self.lanes: list[bytes] = []
         self.lost_lanes = 0
+        self.grow_error = self.write_error = 0
         self._sequences: dict[tuple[str, int], int] = {}
         self._strings: dict[str, int] = {}
 
@@ -219,7 +220,9 @@ class StashWriter:
         self.path.write_bytes(head + b"".join(self.segments))
         if self.lanes or self.lost_lanes:
             used = PAGE_BYTES + sum(map(len, self.lanes))
-            ring = RING_HEADER.pack(RING_MAGIC, 1, 0, self.pid, used, self.lost_lanes).ljust(PAGE_BYTES, b"\0")
+            ring = RING_HEADER.pack(
+                RING_MAGIC, 1, 0, self.pid, used, self.lost_lanes, self.grow_error, self.write_error
+            ).ljust(PAGE_BYTES, b"\0")
             self.ring_path.write_bytes(ring + b"".join(self.lanes))
         return self.path
 

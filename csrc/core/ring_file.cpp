@@ -83,8 +83,10 @@ void* RingFile::map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64
   apart([this, offset, space_bytes, bytes, &start]() noexcept {
     const int fd = file_.open();
     if (fd < 0) return;
-    if (allocate(fd, offset, space_bytes) == 0)
+    const int error = allocate(fd, offset, space_bytes);
+    if (error == 0)
       start = raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<std::int64_t>(offset));
+    note_growth(error);
     raw::close(fd);
   });
   return start;
@@ -124,7 +126,9 @@ bool RingFile::give_space(LaneHeader* lane) noexcept {
   apart([&]() noexcept {
     const int fd = file_.open();
     if (fd < 0) return;
-    given = allocate(fd, offset + has, bytes - has) == 0;
+    const int error = allocate(fd, offset + has, bytes - has);
+    given = error == 0;
+    note_growth(error);
     raw::close(fd);
   });
   if (given) std::atomic_ref(lane->space_end).store(0, std::memory_order_relaxed);
@@ -144,6 +148,30 @@ std::uint64_t RingFile::lost_rows() const noexcept { return is_intact() ? ring::
 
 void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
   if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);
+}
+
+void RingFile::note_write_error(int error_number) noexcept {
+  if (is_intact())
+    std::atomic_ref(header_->write_error).store(static_cast<std::uint32_t>(error_number), std::memory_order_relaxed);
+}
+
+void RingFile::note_growth(int error) noexcept {
+  if (error < 0 && is_intact())
+    std::atomic_ref(header_->grow_error).store(static_cast<std::uint32_t>(-error), std::memory_order_relaxed);
+}
+
+int RingFile::grow_error() const noexcept {
+  return is_intact() ? static_cast<int>(ring::relaxed(header_->grow_error)) : 0;
+}
+
+int RingFile::write_error() const noexcept {
+  return is_intact() ? static_cast<int>(ring::relaxed(header_->write_error)) : 0;
+}
+
+void RingFile::forget_errors() noexcept {
+  if (!is_intact()) return;
+  std::atomic_ref(header_->grow_error).store(0, std::memory_order_relaxed);
+  std::atomic_ref(header_->write_error).store(0, std::memory_order_relaxed);
 }
 
 void RingFile::remove() noexcept { file_.remove(); }

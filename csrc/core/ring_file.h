@@ -30,6 +30,11 @@ class RingFile {
   void count_lost_row() noexcept;
   std::uint64_t lost_rows() const noexcept;
   void forget_lost_rows(std::uint64_t told) noexcept;  // they are in a loss row now
+  // What kept the run directory from taking more (errno, 0 for nothing): the cause of rows lost since they were told.
+  void note_write_error(int error_number) noexcept;
+  int grow_error() const noexcept;
+  int write_error() const noexcept;
+  void forget_errors() noexcept;
   std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
   void remove() noexcept;
   // Makes the removed file again with the content of its lanes and maps the lanes to it at their old addresses. No
@@ -42,6 +47,7 @@ class RingFile {
 
  private:
   bool is_intact() const noexcept;
+  void note_growth(int error) noexcept;  // 0, or minus errno
   // Maps a new part of the file and gives space to its first bytes; null on failure.
   void* map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64_t bytes) noexcept;
 

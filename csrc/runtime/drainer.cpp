@@ -38,6 +38,7 @@ bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t coun
   const Status status = writer_.append(due, due_count, written);
   for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].lane, due[i].batch.first + due[i].batch.count);
   if (status) return true;
+  runtime().note_write_error(status.error_number());
   blocked_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kRetryNs, std::memory_order_relaxed);
   if (status.error_number() == EINVAL && has_left_namespace()) level = LogLevel::info;
   log_line(level, "cannot write records", writer_.file().path(), status.error_number());

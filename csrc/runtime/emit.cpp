@@ -4,6 +4,7 @@
 #include <linux/prctl.h>
 #include <pthread.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "core/log.h"
@@ -17,6 +18,18 @@ namespace stashtrace {
 namespace {
 constexpr std::int64_t kNoLaneRetryNs = 1'000'000'000;
 constexpr std::int64_t kSyncPeriodNs = 1'000'000'000;
+
+struct LossCause {
+  const char* reason;
+  const char* what;
+};
+
+// Why rows were lost: what the run directory answered, or else the given cause.
+LossCause loss_cause(int error, const char* reason, const char* what) noexcept {
+  if (error == 0) return {reason, what};
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return {"no_space", "found no space in the run directory"};
+  return {"not_written", "could not be written to the run directory"};
+}
 
 std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
   for (const auto& collector : schema::kCollectors)
@@ -208,6 +221,8 @@ void Runtime::report_drops() noexcept {
 }
 
 void Runtime::tell_drops() noexcept {
+  const LossCause full = loss_cause(ring_.write_error(), "lane_full", "came faster than they could be written");
+  bool all_told = true;
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
     std::uint64_t dropped = 0;
     for (std::size_t i = 0; i < lanes_.count(); ++i)
@@ -215,10 +230,12 @@ void Runtime::tell_drops() noexcept {
     if (dropped == 0) continue;
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
-    detail.add(schema::kRecords[record].name).add(" rows came faster than they could be written to the run directory");
-    if (!report_loss(collector_code_of(schema::kRecords[record]), "lane_full", dropped, detail.c_str(),
-                     schema::codes::Severity::data_loss))
+    detail.add(schema::kRecords[record].name).add(" rows ").add(full.what);
+    if (!report_loss(collector_code_of(schema::kRecords[record]), full.reason, dropped, detail.c_str(),
+                     schema::codes::Severity::data_loss)) {
+      all_told = false;
       continue;
+    }
     told_drops_.fetch_add(dropped, std::memory_order_relaxed);
     for (std::size_t i = 0; i < lanes_.count() && dropped > 0; ++i) {
       container::LaneHeader* lane = lanes_.at(i);
@@ -230,11 +247,16 @@ void Runtime::tell_drops() noexcept {
     }
   }
   const std::uint64_t lost = ring_.lost_rows();
-  if (lost == 0 || !report_loss(0, "no_lane", lost, "rows of threads that found no room in the ring file",
-                                schema::codes::Severity::data_loss))
-    return;
-  told_drops_.fetch_add(lost, std::memory_order_relaxed);
-  ring_.forget_lost_rows(lost);
+  if (lost != 0) {
+    const LossCause none = loss_cause(ring_.grow_error(), "no_lane", "of threads that found no room in the ring file");
+    char memory[128];
+    TextBuffer detail(memory, sizeof memory);
+    detail.add("rows ").add(none.what);
+    if (!report_loss(0, none.reason, lost, detail.c_str(), schema::codes::Severity::data_loss)) return;
+    told_drops_.fetch_add(lost, std::memory_order_relaxed);
+    ring_.forget_lost_rows(lost);
+  }
+  if (all_told) ring_.forget_errors();
 }
 
 // A summary compares the cost with these CPU times, since most processes have no thread that samples them. Time of

@@ -55,6 +55,7 @@ class Runtime final : public Context {
   // before exec_failed() or the call succeeds. Both are safe in signal handlers and in forked children, and keep errno.
   std::uint32_t begin_exec() noexcept;
   void exec_failed(std::uint32_t number) noexcept;
+  void note_write_error(int error_number) noexcept { ring_.note_write_error(error_number); }  // of the drainer
   bool has_files() const noexcept { return opened_ && owns_files(); }
   void forked() noexcept;       // in the child, before anything else of ours
   void thread_ends() noexcept;  // of the calling thread

@@ -18,7 +18,7 @@ from stashtrace.format.container import ByteFile, refuse_newer
 RING_MAGIC = b"STASHRG\n"
 LANE_MAGIC = 0x454E414C
 PAGE_BYTES = 4096
-RING_HEADER = struct.Struct("<8sHHIQQ")
+RING_HEADER = struct.Struct("<8sHHIQQII")
 LANE_HEADER = struct.Struct("<IHHIIQII32xQQQ40xQ")  # up to and including consumed
 LANE_HEADER_BYTES = 192
 assert LANE_HEADER.size == 136
@@ -40,10 +40,12 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class RingImage:
-    """All lanes of a ring file."""
+    """All lanes of a ring file; the errors (errno, 0 for none) tell why rows were lost that no loss row counts."""
 
     pid: int
     lost_lanes: int
+    grow_error: int
+    write_error: int
     lanes: list[Lane]
     damaged_lanes: int
 
@@ -62,7 +64,7 @@ def read_ring(path: str) -> RingImage | None:
         raw = source.read(0, RING_HEADER.size)
         if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
             raise FormatError(f"{path} is not a stashtrace ring")
-        _, major, minor, pid, used_bytes, lost_lanes = RING_HEADER.unpack(raw)
+        _, major, minor, pid, used_bytes, lost_lanes, grow_error, write_error = RING_HEADER.unpack(raw)
         refuse_newer(path, major, minor)
         lanes: list[Lane] = []
         damaged = 0
@@ -103,7 +105,7 @@ def read_ring(path: str) -> RingImage | None:
                 first, count, rows = lane
                 lanes.append(Lane(lane_id, record_id, row_bytes, tid, first, count, dropped, rows))
             offset += lane_bytes
-    return RingImage(pid, lost_lanes, lanes, damaged)
+    return RingImage(pid, lost_lanes, grow_error, write_error, lanes, damaged)
 
 
 def _copy(

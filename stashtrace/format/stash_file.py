@@ -7,6 +7,7 @@ one ``np.frombuffer`` a segment; rows of the ring continue where the lane's last
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import zlib
@@ -301,16 +302,20 @@ class StashFile:
             layout = self.layouts.get(lane.record_id)
             collector = layout.collector if layout else "format"
             if lane.dropped:
-                advice = f"{layout.name if layout else 'some'} rows came faster than they could be written"
-                self._lose(collector, "lane_full_rows", lane.dropped, advice)
+                reason, what = _loss_cause(
+                    self._ring.write_error, "lane_full_rows", "came faster than they could be written"
+                )
+                self._lose(collector, reason, lane.dropped, f"{layout.name if layout else 'some'} rows {what}")
             if layout is None or layout.dtype.itemsize != lane.row_bytes:
                 advice = f"{self.name}.ring holds rows that its .stash does not describe"
                 self._lose(collector, "unknown_record_rows", lane.row_count, advice)
             else:
                 self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
-            advice = "more threads recorded than the ring file could grow for"
-            self._lose("core", "lost_lane_rows", self._ring.lost_lanes, advice)
+            reason, what = _loss_cause(
+                self._ring.grow_error, "lost_lane_rows", "of more threads than the ring file could grow for"
+            )
+            self._lose("core", reason, self._ring.lost_lanes, f"rows {what}")
         if self._ring.damaged_lanes:
             self._damage("damaged_lanes", self._ring.damaged_lanes, f"{self.name}.ring is damaged in places")
 
@@ -331,6 +336,15 @@ class StashFile:
         if self.strict:
             raise FormatError(advice)
         self._lose(collector, reason, count, advice)
+
+
+def _loss_cause(error: int, reason: str, what: str) -> tuple[str, str]:
+    """Return why rows of a ring were lost: what the run directory answered (errno), or else the given cause."""
+    if not error:
+        return reason, what
+    if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "no_space_rows", "found no space in the run directory"
+    return "not_written_rows", f"could not be written to the run directory: {os.strerror(error)}"
 
 
 def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:

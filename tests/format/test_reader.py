@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +99,26 @@ def test_drops_and_lost_lanes_are_losses(tmp_path: Path) -> None:
     [process] = open_run(tmp_path).processes
     assert begins(process) == [0, 1]
     assert reasons(process) == {"lane_full_rows": 11, "lost_lane_rows": 4}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "text"),
+    [
+        (errno.ENOSPC, "no_space_rows", "no space"),
+        (errno.EDQUOT, "no_space_rows", "no space"),
+        (errno.EIO, "not_written_rows", os.strerror(errno.EIO)),
+    ],
+)
+def test_rows_that_a_full_disk_cost_are_not_laid_to_threads(tmp_path: Path, error: int, reason: str, text: str) -> None:
+    stash = StashWriter(tmp_path)
+    stash.add_ring("io_op", io_rows(stash, 2), dropped=11)
+    stash.lost_lanes, stash.grow_error, stash.write_error = 4, error, error
+    stash.save()
+    [process] = open_run(tmp_path).processes
+    assert {loss[1]: loss[3] for loss in process.losses if loss[0] == "core"} == {reason: 4}
+    assert sum(loss[3] for loss in process.losses) == 15
+    assert set(reasons(process)) == {reason}
+    assert all(text in loss[4] for loss in process.losses), process.losses
 
 
 def test_a_ring_beside_a_merged_file_is_stale(tmp_path: Path) -> None:

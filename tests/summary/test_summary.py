@@ -434,12 +434,21 @@ def _one_track_per_counter(build: TraceBuilder) -> Any:
     return build.trace()
 
 
-def test_steps_may_be_among_the_records_that_were_lost() -> None:
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("lost_lane_rows", "too many threads at once"),
+        ("no_space_rows", "no space left in the run directory"),
+        ("no_space", "no space left in the run directory"),
+        ("not_written", "errors while writing to the run directory"),
+    ],
+)
+def test_steps_may_be_among_the_records_that_were_lost(reason: str, cause: str) -> None:
     build = TraceBuilder(("node00",))
     build.rank(0)
-    build.loss("lost_lane_rows", 1200, collector="core", advice="more threads recorded than there was room for")
+    build.loss(reason, 1200, collector="core", advice="what the recorder said")
     shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
-    assert "RECORDS LOST: 1,200 of 1,200 (100 %), most of them because of too many threads at once" in shown
+    assert f"RECORDS LOST: 1,200 of 1,200 (100 %), most of them because of {cause}" in shown
     assert "steps are seen where" not in shown  # there may have been updates among the lost records
     assert "no training steps among the records that are left" in shown
 

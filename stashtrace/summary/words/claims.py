@@ -284,6 +284,10 @@ def _sources(label: str) -> Callable[[Finding], str]:
 _REASONS = {
     "no_lane": "too many threads at once",
     "lost_lane_rows": "too many threads at once",
+    "no_space": "no space left in the run directory",
+    "no_space_rows": "no space left in the run directory",
+    "not_written": "errors while writing to the run directory",
+    "not_written_rows": "errors while writing to the run directory",
     "lane_full": "records that came faster than they could be written",
     "lane_full_rows": "records that came faster than they could be written",
 }
