@@ -35,13 +35,15 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
     role : str
         What the child is, for example ``worker 2``.
     sender : str
-        Who sent the signal: ``loader``, ``launcher`` or ``unknown``.
+        Who sent the signal: ``loader``, ``launcher`` or ``unknown``. A SIGKILL by nobody known is the ``kernel``'s where it
+        has ended a process for want of memory since this module was imported.
     """
     if pid is None or exit_code is None or exit_code >= 0 or pid in _noted or len(_noted) >= _MOST_FACTS:
         return
     _noted.add(pid)
     name = _name(-exit_code)
-    recorder.record_fact(f"{FACT}{pid}", f"{name} {sender} {role}")
+    by_kernel = sender == "unknown" and name == "SIGKILL" and _memory_kills() > _KILLS_BEFORE
+    recorder.record_fact(f"{FACT}{pid}", f"{name} {'kernel' if by_kernel else sender} {role}")
     if sender == "unknown":
         native.report_loss(
             recorder.collector_code(collector),
@@ -51,6 +53,38 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
             recorder.code("Severity", "error"),
         )
     native.flush()  # the parent may be the next to be killed
+
+
+def _memory_kills() -> int:
+    """Return how many processes the kernel has ended for want of memory: in our cgroup, or else on the host; -1 if unknown.
+
+    The files are those of cgroup v2 (memory.events), cgroup v1 (memory.oom_control) and /proc/vmstat; each has a line
+    ``oom_kill N``, that of the cgroup also where the host had no memory left.
+    """
+    files = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            files += [f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"]
+        elif "memory" in controllers.split(","):
+            files += [f"/sys/fs/cgroup/memory{path}/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"]
+    for file in (*files, "/proc/vmstat"):
+        for line in _read(file).splitlines():
+            key, _, count = line.partition(" ")
+            if key == "oom_kill" and count.isdecimal():
+                return int(count)
+    return -1
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:  # a kernel or container without it
+        return ""
+
+
+_KILLS_BEFORE = _memory_kills()
 
 
 def _name(number: int) -> str:

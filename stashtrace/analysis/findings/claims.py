@@ -183,7 +183,7 @@ def killed_claims(trace: Trace) -> list[Claim]:
             name=row["signal"],
         )
         for number, row in enumerate(table.rows())
-        if row["sender"] == "unknown"
+        if row["sender"] in ("unknown", "kernel")
     ]
     return [Claim("machine", "killed", items_count=len(rows), evidence=tuple(rows))] if rows else []
 

@@ -21,12 +21,13 @@ KILLED = schema(
     Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
     ("pid", "i8", "", "process id on its host"),
     Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
-    ("signal", "U16", "", "name of the signal, SIGKILL if the kernel's out-of-memory killer did it"),
+    ("signal", "U16", "", "name of the signal"),
     (
         "sender",
         "U16",
         "",
-        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed) or unknown",
+        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed), kernel (SIGKILL while"
+        " it ended processes for want of memory) or unknown",
     ),
     Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
 )

@@ -297,7 +297,7 @@ def _killed(row: Row, f: Finding) -> str:
     who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process without a rank"
     if row["worker_id"] >= 0:
         who = f"worker {row['worker_id']} of {who}"
-    memory = "; the kernel does that when memory runs out" if row["name"] == "SIGKILL" else ""
+    memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
     return f"{who} (pid {row['of_count']}) was killed by {row['name']}{memory}"
 
 
