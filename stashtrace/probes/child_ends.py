@@ -35,8 +35,8 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
     role : str
         What the child is, for example ``worker 2``.
     sender : str
-        Who sent the signal: ``loader``, ``launcher`` or ``unknown``. A SIGKILL by nobody known is the ``kernel``'s where it
-        has ended a process for want of memory since this module was imported.
+        Who sent the signal: ``loader``, ``launcher`` or ``unknown``. A SIGKILL by nobody known is the ``kernel``'s
+        where it has ended a process for want of memory since this module was imported.
     """
     if pid is None or exit_code is None or exit_code >= 0 or pid in _noted or len(_noted) >= _MOST_FACTS:
         return
@@ -56,9 +56,9 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
 
 
 def _memory_kills() -> int:
-    """Return how many processes the kernel has ended for want of memory: in our cgroup, or else on the host; -1 if unknown.
+    """Return how many processes of our cgroup, or else of the host, the kernel has ended for want of memory.
 
-    The files are those of cgroup v2 (memory.events), cgroup v1 (memory.oom_control) and /proc/vmstat; each has a line
+    It is -1 where no file tells. The files are those of cgroup v2 (memory.events), cgroup v1 (memory.oom_control) and /proc/vmstat; each has a line
     ``oom_kill N``, that of the cgroup also where the host had no memory left.
     """
     files = []

@@ -26,8 +26,8 @@ KILLED = schema(
         "sender",
         "U16",
         "",
-        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed), kernel (SIGKILL while"
-        " it ended processes for want of memory) or unknown",
+        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed), kernel (SIGKILL"
+        " while it ended processes for want of memory) or unknown",
     ),
     Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
 )
