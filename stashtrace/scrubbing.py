@@ -1,7 +1,7 @@
 """Take secrets and parts of URLs out of command lines and file names before they are stored.
 
-``csrc/core/scrubbing.cpp`` applies the same rules inside the job, with the words below (``docs/generate_guest_words.py``
-writes them for it); ``tests/data/scrubbed_arguments.json`` and ``scrubbed_names.json`` test both.
+``csrc/core/scrubbing.cpp`` applies the same rules inside the job, with the words below, which
+``docs/generate_guest_words.py`` writes for it; ``tests/data/scrubbed_arguments.json`` and ``scrubbed_names.json`` test both.
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and
   similar ones, becomes ``<scrubbed>``. A name is split into words at signs and before capitals; ``--max-tokens``,
@@ -22,44 +22,47 @@ from collections.abc import Iterable
 
 SCRUBBED = "<scrubbed>"
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The words of the rules, in small letters. After a change run `python docs/generate_guest_words.py`, then build.
 #: A name that ends in one of these holds a secret ...
-SECRETS = frozenset(
-    (
-        "token secret credential credentials authorization bearer cookie jwt sas userpwd sshpass "
-        "hftoken apitoken mysqlpwd dbpass"
-    ).split()
+SECRETS = _words(
+    "token secret credential credentials authorization bearer cookie jwt sas userpwd sshpass hftoken apitoken "
+    "mysqlpwd dbpass"
 )
 #: ... and one whose last word ends so: PGPASSWORD, --dbpassword.
-SUFFIXES = frozenset(
+SUFFIXES = _words(
     "password passwd passphrase apikey accesskey secretkey privatekey accountkey openaikey authtoken accesstoken "
-    "bearertoken sastoken clientsecret".split()
+    "bearertoken sastoken clientsecret"
 )
 #: ... and one that ends in "key" after one of these,
-KEYS = frozenset(
-    "api access secret auth private account storage shared encryption signing hmac license subscription service app "
-    "openai anthropic azure aws gcp google gemini mistral cohere groq together replicate deepseek openrouter nvidia ngc "
-    "hf huggingface wandb comet neptune clearml mlflow langsmith pinecone minio jwt sas admin".split()
+KEYS = _words(
+    "api access secret auth private account storage shared encryption signing hmac license subscription service "
+    "app openai anthropic azure aws gcp google gemini mistral cohere groq together replicate deepseek openrouter "
+    "nvidia ngc hf huggingface wandb comet neptune clearml mlflow langsmith pinecone minio jwt sas admin"
 )
 #: ... in "pass" or "pwd" after one of these,
-ACCOUNTS = frozenset(
-    "user admin root login sudo become db database sql mysql postgres pg redis mongo ldap smtp mail imap ftp http https "
-    "proxy registry docker git ssh key keystore truststore store cert wandb".split()
+ACCOUNTS = _words(
+    "user admin root login sudo become db database sql mysql postgres pg redis mongo ldap smtp mail imap ftp http "
+    "https proxy registry docker git ssh key keystore truststore store cert wandb"
 )
 #: ... in "signature" after one of these: of presigned addresses.
-SIGNERS = frozenset("amz goog oss".split())
+SIGNERS = _words("amz goog oss")
 #: Ignored at the end of a name: --aws-access-key-id, --token-value.
-ENDINGS = frozenset("id value".split())
+ENDINGS = _words("id value")
 #: Before "token": one of a vocabulary.
-VOCABULARY = frozenset("pad eos bos unk mask sep cls special image stop per".split())
+VOCABULARY = _words("pad eos bos unk mask sep cls special image stop per")
 #: A name that begins with one of these takes no secret: --no-password, --ask-pass.
-REFUSALS = frozenset("no skip without ask".split())
+REFUSALS = _words("no skip without ask")
 #: Options that alone are the name of USER:PASSWORD.
-USERS = frozenset("u user auth login".split())
+USERS = _words("u user auth login")
 #: Schemes of addresses of which one slash may be gone: libraries for paths make ``https:/host`` of ``https://host``.
-SCHEMES = frozenset(
+SCHEMES = _words(
     "http https ftp ftps sftp ssh ws wss s3 s3a s3n gs gcs az adl abfs abfss wasb wasbs oss obs cos r2 b2 hf hdfs "
-    "webhdfs dbfs swift webdav dav davs git smb redis rediss mongodb postgres postgresql mysql amqp amqps".split()
+    "webhdfs dbfs swift webdav dav davs git smb redis rediss mongodb postgres postgresql mysql amqp amqps"
 )
 
 #: What a name says of its value: nothing; it is secret; it is unless it is a plain word; ... a path; USER:PASSWORD.
