@@ -1,7 +1,7 @@
 """Take secrets and parts of URLs out of command lines and file names before they are stored.
 
 ``csrc/core/scrubbing.cpp`` applies the same rules inside the job, with the words below, which
-``docs/generate_guest_words.py`` writes for it; ``scrubbed_arguments.json`` and ``scrubbed_names.json`` in ``tests/data``
+``docs/generate_guest_words.py`` writes for it; ``tests/data/scrubbed_arguments.json`` and ``scrubbed_names.json``
 test both.
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and

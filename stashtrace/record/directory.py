@@ -175,6 +175,14 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
         raise _write_error(directory, error) from error
 
 
+def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
+    """Return True if another folder now has the name of the one in which a run began."""
+    try:
+        return not os.path.samestat(os.stat(directory), began_in)
+    except OSError:
+        return False  # that is told by who writes into it
+
+
 def _make_default(job: Job | None, now: time.struct_time) -> Path:
     named = job is not None and job.name
     stem = f"stash-{job.name}" if job is not None and job.name else time.strftime("stash-%m%d-%H%M%S", now)

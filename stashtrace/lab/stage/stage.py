@@ -381,8 +381,10 @@ def _name_of(path: str) -> str:
 
 
 def _alike(path: str, copy: Path) -> bool:
+    """Return True if there is a copy, made by us: the job will read it in place of the file."""
     try:
-        a, b = os.stat(path), os.stat(copy)
+        a, b = os.stat(path), os.lstat(copy)
     except OSError:
         return False
-    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+    is_own = stat.S_ISREG(b.st_mode) and b.st_uid == os.geteuid()
+    return is_own and (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
