@@ -156,7 +156,7 @@ def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
 def _new_name(path: Path) -> Iterator[Path]:
     """A path on the file system of the target that nothing has, and that others cannot give to something else."""
     beside = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
-    if not _others_may_rename(path.parent):
+    if not others_may_rename(path.parent) or not os.path.isdir("/proc/self/fd"):
         yield beside
         return
     beside.mkdir(mode=0o700)
@@ -174,10 +174,11 @@ def _new_name(path: Path) -> Iterator[Path]:
             beside.rmdir()
 
 
-def _others_may_rename(folder: Path) -> bool:
+def others_may_rename(folder: Path) -> bool:
+    """Return True for a folder in which users other than us and root may give a file's name to another one."""
     known = folder.stat()
     shared = known.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not known.st_mode & stat.S_ISVTX
-    return bool(shared or known.st_uid not in (0, os.geteuid())) and os.path.isdir("/proc/self/fd")
+    return bool(shared or known.st_uid not in (0, os.geteuid()))
 
 
 def _host() -> str:
