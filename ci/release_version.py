@@ -1,4 +1,4 @@
-"""Check that a tag, pyproject.toml, the package and the changelog name one version.
+"""Check that a tag, pyproject.toml, the package, the action and the changelog name one version.
 
     python ci/release_version.py v0.2.0
 
@@ -18,6 +18,7 @@ PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',
     "stashtrace/__init__.py": r'^__version__ = "([^"]+)"$',
     "csrc/runtime/version.h": r'kVersion\[\] = "([^"]+)"',
+    "ci/action.yml": r'^    default: "(\d[^"]*)"$',
     "CHANGELOG.md": r"^## (\S+) \(",
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from stashtrace.scrubbing import SCRUBBED, is_secret, scrub_arguments, scrub_urls
 
-#: Variables that are stored; ``csrc/runtime/identity.cpp`` has the same list, and a test compares them.
+#: Variables that are stored. After a change run ``python docs/generate_guest_words.py``, then build.
 RANK_VARIABLES = frozenset(
     [
         "RANK",
@@ -292,8 +292,10 @@ class Scrubber:
             return self._with_hosts(plain)
         head, scheme, rest = plain.partition("://")
         if scheme:
+            folders, slash, name = head.rpartition("/")  # of a relative name, or of a local copy of what the URL names
+            before = "/".join(map(self._part, folders.split("/"))) + slash if slash else ""
             server, slash, below = rest.partition("/")
-            return head + scheme + self._server(server) + slash + (self._parts(below, plain) if below else "")
+            return before + name + scheme + self._server(server) + slash + (self._parts(below, plain) if below else "")
         if plain.startswith("unix:"):
             return "unix:" + self._parts(plain.removeprefix("unix:"), plain)
         if plain.startswith("/dev/shm/"):

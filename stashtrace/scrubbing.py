@@ -1,11 +1,17 @@
 """Take secrets and parts of URLs out of command lines and file names before they are stored.
 
-``csrc/core/scrubbing.cpp`` applies the same rules inside the job; ``tests/data/scrubbed_arguments.json`` tests both.
+``csrc/core/scrubbing.cpp`` applies the same rules inside the job, with the words below, which
+``docs/generate_guest_words.py`` writes for it; ``tests/data/scrubbed_arguments.json`` and ``scrubbed_names.json``
+test both.
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and
   similar ones, becomes ``<scrubbed>``. A name is split into words at signs and before capitals; ``--max-tokens``,
   ``--tokenizer`` and ``--token-budget`` are not secrets, nor is a token of a vocabulary, such as ``--pad-token``.
-- A URL loses user and password, and its query. Local paths stay as they are.
+- So does the value of a header or of a field of JSON (``Authorization: Bearer X``), and what follows the colon in
+  ``--user NAME:VALUE``.
+- Of ``--key`` a plain word or number stays, of ``--pwd`` a path: they mean other things too.
+- A URL loses user and password, its query, and its fragment from the first ``?`` or ``=`` on. Local paths stay as they
+  are, unless a URL stands in one.
 - An argument with blanks, such as the script of ``sh -c``, is scrubbed word by word.
 """
 
@@ -16,32 +22,63 @@ import re
 from collections.abc import Iterable
 
 SCRUBBED = "<scrubbed>"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The words of the rules, in small letters. After a change run `python docs/generate_guest_words.py`, then build.
 #: A name that ends in one of these holds a secret ...
-_SECRETS = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "secret",
-        "token",
-        "credential",
-        "credentials",
-        "apikey",
-        "accesskey",
-        "secretkey",
-        "authtoken",
-        "hftoken",
-    ]
+SECRETS = _words(
+    "token secret credential credentials authorization bearer cookie jwt sas userpwd sshpass hftoken apitoken "
+    "mysqlpwd dbpass"
 )
-#: ... and one that ends in "key" after one of these.
-_KEYS = frozenset(["api", "access", "secret", "auth", "private"])
+#: ... and one whose last word ends so: PGPASSWORD, --dbpassword.
+SUFFIXES = _words(
+    "password passwd passphrase apikey accesskey secretkey privatekey accountkey openaikey authtoken accesstoken "
+    "bearertoken sastoken clientsecret"
+)
+#: ... and one that ends in "key" after one of these,
+KEYS = _words(
+    "api access secret auth private account storage shared encryption signing hmac license subscription service "
+    "app openai anthropic azure aws gcp google gemini mistral cohere groq together replicate deepseek openrouter "
+    "nvidia ngc hf huggingface wandb comet neptune clearml mlflow langsmith pinecone minio jwt sas admin"
+)
+#: ... in "pass" or "pwd" after one of these,
+ACCOUNTS = _words(
+    "user admin root login sudo become db database sql mysql postgres pg redis mongo ldap smtp mail imap ftp http "
+    "https proxy registry docker git ssh key keystore truststore store cert wandb"
+)
+#: ... in "signature" after one of these: of presigned addresses.
+SIGNERS = _words("amz goog oss")
 #: Ignored at the end of a name: --aws-access-key-id, --token-value.
-_ENDINGS = frozenset(("id", "value"))
+ENDINGS = _words("id value")
 #: Before "token": one of a vocabulary.
-_VOCABULARY = frozenset(["pad", "eos", "bos", "unk", "mask", "sep", "cls", "special", "image", "stop", "per"])
+VOCABULARY = _words("pad eos bos unk mask sep cls special image stop per")
+#: A name that begins with one of these takes no secret: --no-password, --ask-pass.
+REFUSALS = _words("no skip without ask")
+#: Options that alone are the name of USER:PASSWORD.
+USERS = _words("u user auth login")
+#: Schemes of addresses of which one slash may be gone: libraries for paths make ``https:/host`` of ``https://host``.
+SCHEMES = _words(
+    "http https ftp ftps sftp ssh ws wss s3 s3a s3n gs gcs az adl abfs abfss wasb wasbs oss obs cos r2 b2 hf hdfs "
+    "webhdfs dbfs swift webdav dav davs git smb redis rediss mongodb postgres postgresql mysql amqp amqps"
+)
+
+#: What a name says of its value: nothing; it is secret; it is unless it is a plain word; ... a path; USER:PASSWORD.
+_NONE, _SECRET, _KEY, _FOLDER, _USER = range(5)
 _BLANKS = " \t\n\r"
 _QUOTES = "'\""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+#: Before a name within a word, and behind a value within one.
+_OPENERS = "=;,&|([{'\""
+_CLOSERS = ";,&|)]}'\""
+#: Behind the closing quote of an address.
+_BEHIND_QUOTE = _BLANKS + ",)]}"
+_NAME_SIGNS = "_.-"
+_SCHEME_SIGNS = "+.-"
+_PLAIN = re.compile(r"[a-z_.,-]*|[0-9.]*")
+_ASSIGNMENT = re.compile("[=:]")
 
 
 def scrub_arguments(arguments: Iterable[str], taken: set[str] | None = None) -> list[str]:
@@ -54,39 +91,68 @@ def scrub_arguments(arguments: Iterable[str], taken: set[str] | None = None) -> 
     >>> scrub_arguments(["train.py", "--api-key", "X", "--max-tokens=5", "s3://me:pw@bucket/a?sig=1"])
     ['train.py', '--api-key', '<scrubbed>', '--max-tokens=5', 's3://bucket/a']
     """
-    result, value_follows = [], False
+    result, pending = [], _NONE
     for argument in arguments:
-        scrubbed, value_follows = _scrub(argument, value_follows, set() if taken is None else taken)
+        scrubbed, pending = _scrub(argument, pending, set() if taken is None else taken)
         result.append(scrubbed)
     return result
 
 
 def scrub_urls(text: str, taken: set[str] | None = None) -> str:
     """Return a text whose URLs have no user, password and query; values taken out are added to ``taken``."""
-    out, at = [], 0
-    while (scheme := _SCHEME.search(text, at)) is not None:
-        begin = scheme.end()
-        end = _first_of("/?#'\"", text, begin)
+    if ":/" not in text:
+        return text
+    out, at, search = [], 0, 0
+    while (colon := text.find(":/", search)) >= 0:
+        scheme = _begin_of_run(text, at, colon, _SCHEME_SIGNS)
+        begin = search = colon + (3 if text.startswith("://", colon) else 2)
+        name = text[scheme:colon]
+        if not any(c.isascii() and c.isalpha() for c in name):
+            continue
+        if begin == colon + 2 and name.rpartition("+")[2].lower() not in SCHEMES:
+            continue
+        end_of_url = _end_of_url(text, begin, text[scheme - 1] if scheme > 0 else "")
+        end = _first_of("/?#", text, begin, end_of_url)
         begin_host = max(text.rfind("@", begin, end) + 1, begin)
-        stop = _first_of("?#'\"", text, end)
-        out += [text[at:begin], text[begin_host:stop]]
-        at = _first_of("#'\"", text, stop) if text[stop : stop + 1] == "?" else stop
+        stop = _first_of("?#", text, end, end_of_url)
+        fragment = _first_of("#", text, stop, end_of_url)
+        cut = _first_of("?=", text, fragment, end_of_url)
+        out += [text[at:begin], text[begin_host:stop], text[fragment:cut]]
+        at = search = end_of_url
         if taken is not None:
-            taken |= {text[begin : begin_host - 1].partition(":")[2], text[stop + 1 : at]} - {""}
+            password = text[begin : max(begin_host - 1, begin)].partition(":")[2]
+            taken |= {password, text[stop + 1 : fragment], text[cut + 1 : end_of_url]} - {""}
     return "".join([*out, text[at:]])
 
 
 def is_secret(name: str) -> bool:
     """Whether a name of an option or variable says that its value is a secret."""
+    return _kind_of(name) == _SECRET
+
+
+def _kind_of(name: str) -> int:
     words = [word.lower() for word in _parts(name)]
-    while words and words[-1] in _ENDINGS:
+    if not words or (len(words) > 1 and words[0] in REFUSALS):
+        return _NONE
+    # One word is a name only where it can be nothing else: `--key X`, `PASS=X`; not `f(key=...)`.
+    alone = len(words) == 1 and (name.startswith("-") or not any("a" <= c <= "z" for c in name))
+    while words and words[-1] in ENDINGS:
         words.pop()
     if not words:
-        return False
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "key":
-        return before in _KEYS
-    return words[-1] in _SECRETS and not (words[-1] == "token" and before in _VOCABULARY)
+        return _NONE
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last == "key":
+        return _SECRET if before in KEYS else _KEY if alone else _NONE
+    if last in ("pass", "pwd"):
+        return _SECRET if before in ACCOUNTS or (alone and last == "pass") else _FOLDER if alone else _NONE
+    if last == "signature":
+        return _SECRET if before in SIGNERS else _NONE
+    if last == "token" and before in VOCABULARY:
+        return _NONE
+    if last in SECRETS or any(last.endswith(suffix) for suffix in SUFFIXES):
+        return _SECRET
+    is_user = (alone and last in USERS) or (len(words) == 2 and (before, last) == ("proxy", "user"))
+    return _USER if is_user and name.startswith("-") else _NONE
 
 
 def _parts(name: str) -> list[str]:
@@ -94,7 +160,7 @@ def _parts(name: str) -> list[str]:
     parts: list[str] = []
     joined = False
     for i, c in enumerate(name):
-        plain = c.isascii() and c.isalnum()
+        plain = _is_plain(c)
         if plain and joined and not ("A" <= c <= "Z" and not "A" <= name[i - 1] <= "Z"):
             parts[-1] += c
         elif plain:
@@ -103,11 +169,28 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _scrub(argument: str, value_follows: bool, taken: set[str]) -> tuple[str, bool]:
-    if value_follows and not argument.startswith("--"):
-        taken |= {argument} - {"", SCRUBBED}
-        return SCRUBBED if argument else "", False
-    value_follows = False
+def _stays(kind: int, value: str) -> int:
+    """How much of the begin of a value stays; -1: all of it, for it is no secret."""
+    if kind == _KEY and _PLAIN.fullmatch(value):
+        return -1
+    if kind == _FOLDER and value.startswith(("/", ".", "~", "$")):
+        return -1
+    if kind != _USER:
+        return 0
+    user, colon, password = value.partition(":")
+    both = user + password
+    number = both.isascii() and both.isdecimal()  # docker run --user 1000:1000
+    if not user or not password or password[0] in ":/\\" or user == password or number:
+        return -1
+    return len(user + colon)
+
+
+def _scrub(argument: str, pending: int, taken: set[str]) -> tuple[str, int]:
+    """One argument; ``pending`` says what the one before it says of this one, the second result that of the next."""
+    if pending and not _is_option(argument) and (stay := _stays(pending, argument)) >= 0:
+        taken |= {argument[stay:]} - {"", SCRUBBED}
+        return argument[:stay] + (SCRUBBED if argument else ""), _NONE
+    pending = _NONE
     out, at = [], 0
     while at < len(argument):
         if argument[at] in _BLANKS:
@@ -116,27 +199,91 @@ def _scrub(argument: str, value_follows: bool, taken: set[str]) -> tuple[str, bo
             continue
         end = _first_of(_BLANKS, argument, at)
         word = argument[at:end]
-        if value_follows and not word.startswith("--"):
-            end = _end_of_value(argument, at)
-            taken |= {argument[at:end].strip(_QUOTES)} - {"", SCRUBBED}
-            out.append(SCRUBBED)
-            at, value_follows = end, False
-            continue
+        if pending and not _is_option(word):
+            stop = _end_of_value(argument, at)
+            value = argument[at:stop].strip(_QUOTES)
+            if (stay := _stays(pending, value)) >= 0:
+                taken |= {value[stay:]} - {"", SCRUBBED}
+                out += [value[:stay], SCRUBBED]
+                at, pending = stop, _NONE
+                continue
+        pending = _NONE
         name, equals, _ = word.partition("=")
-        value_follows = False
-        if not is_secret(name) or "://" in name:
-            out.append(scrub_urls(word, taken))
-        elif equals:
+        kind = _NONE if ":/" in name else _kind_of(name)
+        if kind and equals:
             begin = at + len(name) + 1
             whole = at == 0 and argument.startswith("-")
-            end = len(argument) if whole else _end_of_value(argument, begin)
-            taken |= {argument[begin:end].strip(_QUOTES)} - {"", SCRUBBED}
-            out.append(name + "=" + (SCRUBBED if end > begin else ""))
-        else:
-            value_follows = name.startswith("-")
+            stop = len(argument) if whole else _end_of_value(argument, begin)
+            value = argument[begin:stop].strip(_QUOTES)
+            if (stay := _stays(kind, value)) >= 0:
+                taken |= {value[stay:]} - {"", SCRUBBED}
+                out += [name, "=", value[:stay], SCRUBBED if stop > begin else ""]
+                at = stop
+                continue
+        elif kind and name.startswith("-"):
             out.append(word)
+            at, pending = end, kind
+            continue
+        begin, stop = _named_within(argument, at, end)
+        if begin < stop:
+            taken |= {argument[begin:stop]} - {SCRUBBED}
+            out += [scrub_urls(argument[at:begin], taken), SCRUBBED]
+            at = stop
+            continue
+        out.append(scrub_urls(word, taken))
+        if end < len(argument) and word.endswith("Bearer") and not _is_plain(word[-7:-6]):
+            pending = _SECRET
         at = end
-    return "".join(out), value_follows
+    return "".join(out), pending
+
+
+def _named_within(argument: str, at: int, end: int) -> tuple[int, int]:
+    """Where the value of the first secret name within a word stands: ``a=b;AccountKey=X``, ``"token": "X"``, a header.
+
+    The value may reach beyond the word. What follows a URL is the URL's.
+    """
+    url = argument.find(":/", at, end)
+    for found in _ASSIGNMENT.finditer(argument, at, url if url >= 0 else end):
+        i = found.start()
+        closed = i > at and argument[i - 1] in _QUOTES
+        last = i - closed
+        first = _begin_of_run(argument, at, last, _NAME_SIGNS)
+        opener = argument[first - 1] if first > at else ""
+        if opener and opener not in _OPENERS:
+            continue
+        is_header = found[0] == ":"
+        if is_header and argument.startswith("-H", first):
+            first += 2
+        if first >= last or _kind_of(argument[first:last]) != _SECRET:
+            continue
+        begin = i + 1
+        if is_header:
+            if argument[begin : begin + 1] in ("", ":", "/", "\\"):
+                continue
+            while begin < len(argument) and argument[begin] in _BLANKS:
+                begin += 1
+        quote = argument[begin : begin + 1]
+        closing = argument.find(quote, begin + 1) if quote and quote in _QUOTES else -1
+        if closing >= 0:
+            begin, stop = begin + 1, closing
+        elif is_header and opener and opener in _QUOTES and not closed:
+            closing = argument.find(opener, begin)
+            stop = closing if closing >= 0 else len(argument)
+        elif is_header and not closed and at == 0 and (not opener or opener == "="):
+            stop = len(argument)
+        else:
+            stop = _first_of(_BLANKS + _CLOSERS, argument, begin)
+        if begin < stop:
+            return begin, stop
+    return end, end
+
+
+def _is_option(word: str) -> bool:
+    """Whether a word is an option and not the value of the one before it, which may begin with two dashes as well."""
+    if not word.startswith("--"):
+        return False
+    name = word[2:].partition("=")[0]
+    return not name or ("a" <= name[0] <= "z" and all(_is_plain(c) or c in _NAME_SIGNS for c in name))
 
 
 def _end_of_value(text: str, at: int) -> int:
@@ -145,5 +292,31 @@ def _end_of_value(text: str, at: int) -> int:
     return closing + 1 if closing >= 0 else _first_of(_BLANKS, text, at)
 
 
-def _first_of(signs: str, text: str, at: int) -> int:
-    return next((i for i in range(at, len(text)) if text[i] in signs), len(text))
+def _end_of_url(text: str, at: int, before: str) -> int:
+    """Where a URL ends: at the quote that closes the one before it, else with the text.
+
+    A query may hold quotes of its own: the closing one is followed by nothing that goes on with the URL.
+    """
+    if not before or before not in _QUOTES:
+        return len(text)
+    while (at := text.find(before, at)) >= 0:
+        if at + 1 == len(text) or text[at + 1] in _BEHIND_QUOTE:
+            return at
+        at += 1
+    return len(text)
+
+
+def _begin_of_run(text: str, first: int, end: int, signs: str) -> int:
+    """Where the run of letters, digits and these signs before ``end`` begins, not before ``first``."""
+    while end > first and (_is_plain(text[end - 1]) or text[end - 1] in signs):
+        end -= 1
+    return end
+
+
+def _is_plain(c: str) -> bool:
+    return c.isascii() and c.isalnum()
+
+
+def _first_of(signs: str, text: str, at: int, end: int | None = None) -> int:
+    end = len(text) if end is None else end
+    return next((i for i in range(at, end) if text[i] in signs), end)

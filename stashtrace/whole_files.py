@@ -1,9 +1,10 @@
-"""Write files that appear under their name only when they are complete.
+"""Make files: those that appear under their name only when they are complete, and those that must be new.
 
 The content is written beside the target, under a random name that must be new: a link that another user put there is
-never followed, and only the owner can read the file before it has its final mode. Partial files of a killed process are
-removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization, has
-the mode of that run's or characterization's own file.
+never followed, and only the owner can read the file before it has its final mode. Where others may rename what lies in
+the folder, it is written into a new folder of ours, which is held by its descriptor. Partial files of a killed process
+are removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization,
+has the mode of that run's or characterization's own file.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -20,6 +22,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 #: Files whose mode a new one beside them follows.
 _EXAMPLES = ("run.json", "characterization.json")
@@ -43,7 +46,7 @@ def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iter
     with _partial(path, tidy) as partial:
         yield partial
         if not own_mode:
-            give_mode(partial, _final_mode(path))
+            give_mode(partial, _final_mode(path, partial.stat().st_uid))
         partial.replace(path)
 
 
@@ -60,7 +63,7 @@ def claim_file(path: Path, text: str) -> bool:
     """
     with _partial(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        give_mode(partial, _final_mode(path))
+        give_mode(partial, _final_mode(path, partial.stat().st_uid))
         try:
             os.link(partial, path)
         except FileExistsError:
@@ -76,30 +79,106 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
     As with files, what a killed process left of the same target is removed first.
     """
-    folder = _name_beside(path)
     remove_left(path)
-    folder.mkdir(mode=0o700)
+    with _new_name(path) as folder:
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_file(path: str | Path, mode: int = 0o600) -> int:
+    """Make a file that must not exist, open it to be read and written, and return its descriptor.
+
+    A link of this name, wherever it leads, is something that exists. Errors of the system are raised unchanged.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def new_log(path: Path) -> BinaryIO:
+    """Make a file for what a process prints, in place of what has its name."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(new_file(path, 0o666), "wb")
+
+
+def try_folder(folder: Path) -> tuple[int, str]:
+    """Write a little into a folder and remove it; return the free bytes, and who else may replace what is in it.
+
+    The latter is empty, or fit for a sentence. It names a user who owns the folder, and everybody if all may write and
+    the sticky bit is not set; not root, and not the group, whose members were let in on purpose. Root may work in the
+    folders of others. Where files have no modes of their own, as on disks of Windows, those of folders say nothing.
+    """
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    name = f".stashtrace-probe.{secrets.token_hex(8)}"
     try:
-        yield folder
+        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        try:
+            for _ in range(16):
+                os.write(made, b"\0" * 4096)
+            own, disk = os.fstat(made), os.fstatvfs(made)
+        finally:
+            os.close(made)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=place)
+        known = os.fstat(place)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(place)
+    others, free_bytes = "", disk.f_bavail * disk.f_frsize
+    if known.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH and not own.st_mode & stat.S_IWOTH:
+        others = "every user of this machine"
+    elif os.geteuid() != 0 and known.st_uid not in (0, os.geteuid(), own.st_uid):
+        others = f"its owner {_user_name(known.st_uid)}"
+    return free_bytes, others
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 @contextmanager
 def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
     """A new file beside the target, which is gone at the end unless it was renamed."""
-    partial = _name_beside(path)
+    if tidy:
+        remove_left(path)
+    with _new_name(path) as partial:
+        try:
+            os.close(new_file(partial))
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _new_name(path: Path) -> Iterator[Path]:
+    """A path on the file system of the target that nothing has, and that others cannot give to something else."""
+    beside = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+    if not others_may_rename(path.parent) or not os.path.isdir("/proc/self/fd"):
+        yield beside
+        return
+    beside.mkdir(mode=0o700)
+    place = os.open(beside, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    inside = Path(f"/proc/self/fd/{place}/new")  # leads to our folder, whatever has its name by now
     try:
-        if tidy:
-            remove_left(path)
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        yield partial
+        inside.mkdir(mode=0o700)
+        if os.fstat(place).st_uid != inside.stat().st_uid:
+            raise PermissionError(errno.EPERM, "another user has replaced a folder of ours")
+        yield inside / path.name
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(inside, ignore_errors=True)
+        os.close(place)
+        with contextlib.suppress(OSError):  # not empty: it is somebody else's by now
+            beside.rmdir()
 
 
-def _name_beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+def others_may_rename(folder: Path) -> bool:
+    """Return True for a folder in which users other than us and root may give a file's name to another one."""
+    known = folder.stat()
+    shared = known.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not known.st_mode & stat.S_ISVTX
+    return bool(shared or known.st_uid not in (0, os.geteuid()))
 
 
 def _host() -> str:
@@ -156,10 +235,12 @@ def give_mode(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-def _final_mode(path: Path) -> int:
-    for example in (path, *map(path.with_name, _EXAMPLES)):
-        with contextlib.suppress(FileNotFoundError):
-            return stat.S_IMODE(example.stat().st_mode) & (0o7777 if example is path else 0o666)
+def _final_mode(path: Path, own_uid: int) -> int:
     mask = os.umask(0o077)
     os.umask(mask)
+    for example in (path, *map(path.with_name, _EXAMPLES)):
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(example.stat().st_mode) & (0o7777 if example is path else 0o666)
+            # Another user's, who may have put it there, gives no right that the umask takes.
+            return mode if example.lstat().st_uid == own_uid else mode & 0o666 & ~mask
     return 0o666 & ~mask

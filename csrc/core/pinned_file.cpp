@@ -32,7 +32,7 @@ int move_high(int fd) noexcept {
 }
 
 int PinnedFile::create() noexcept {
-  const int fd = raw::open(path_, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, new_file_mode);
+  const int fd = raw::open(path_, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, new_file_mode);
   if (fd < 0) return fd;
   raw::call(SYS_fchmod, fd, new_file_mode);  // whatever the umask of the job is
   struct stat info;
@@ -47,7 +47,7 @@ int PinnedFile::create() noexcept {
 }
 
 int PinnedFile::open() noexcept {
-  const int fd = raw::open(path_, O_RDWR | O_CLOEXEC);
+  const int fd = raw::open(path_, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return fd;
   struct stat info;
   if (raw::fstat(fd, &info) == 0 && info.st_dev == device_ && info.st_ino == inode_) return fd;

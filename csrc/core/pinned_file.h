@@ -19,8 +19,8 @@ class PinnedFile {
  public:
   static constexpr std::size_t kPathBytes = 3584;
 
-  // Both return a descriptor in the calling thread's table, or minus errno. create() makes the file at path(), O_EXCL;
-  // open() returns -ESTALE if another file is there now.
+  // Both return a descriptor in the calling thread's table, or minus errno. create() makes the file at path(), which must be
+  // new; open() returns -ESTALE if another file is there now. Neither follows a link that somebody put there.
   int create() noexcept;
   int open() noexcept;
   void remove() noexcept;

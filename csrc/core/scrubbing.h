@@ -1,6 +1,7 @@
 // Takes secrets out of command lines and URLs before they are stored. SPDX-License-Identifier: Apache-2.0
 //
-// Follows the rule of stashtrace/scrubbing.py, with the same words; tests/data/scrubbed_arguments.json tests both.
+// Follows the rules of stashtrace/scrubbing.py, function by function, with its words (secret_words.h is generated from
+// it); tests/data/scrubbed_arguments.json and scrubbed_names.json test both.
 // No allocation, no lock, no system call: hooks may use it, also in signal handlers.
 #pragma once
 
@@ -11,19 +12,22 @@
 
 namespace stashtrace {
 
+// What a name says of its value: nothing; it is secret; it is unless it is a plain word; ... a path; USER:PASSWORD.
+enum class SecretKind : unsigned char { kNone, kSecret, kKey, kFolder, kUser };
+
 // Scrubs the arguments of one command line, one after the other.
 class ArgumentScrubber {
  public:
   void add(std::string_view argument, TextBuffer& out) noexcept;
 
  private:
-  bool value_follows_ = false;
+  SecretKind pending_ = SecretKind::kNone;  // what the argument before says of the next one
 };
+
+// Whether a text may hold a URL; without one add_scrubbed_urls() changes nothing.
+inline bool may_hold_url(std::string_view text) noexcept { return text.find(":/") != text.npos; }
 
 // Adds a text, with user, password and query removed from its URLs.
 void add_scrubbed_urls(std::string_view text, TextBuffer& out) noexcept;
-
-// True if the name of an option or variable says that its value is a secret.
-bool is_secret(std::string_view name) noexcept;
 
 }  // namespace stashtrace

@@ -7,6 +7,7 @@
 
 #include "core/raw_syscall.h"
 #include "core/scrubbing.h"
+#include "runtime/rank_variables.h"
 #include "runtime/version.h"
 #include "schema/schema.h"
 
@@ -38,71 +39,7 @@ std::string_view link_target(const char* path, char* memory, std::size_t bytes) 
 
 // Only what identifies ranks and launchers: launchers keep keys, tokens and names of people under their prefixes.
 bool is_rank_variable(std::string_view name) noexcept {
-  for (const std::string_view exact : {"RANK",
-                                       "LOCAL_RANK",
-                                       "WORLD_SIZE",
-                                       "LOCAL_WORLD_SIZE",
-                                       "GROUP_RANK",
-                                       "NODE_RANK",
-                                       "MASTER_ADDR",
-                                       "MASTER_PORT",
-                                       "TORCHELASTIC_RUN_ID",
-                                       "TORCHELASTIC_RESTART_COUNT",
-                                       "PMI_RANK",
-                                       "PMI_SIZE",
-                                       "PMI_LOCAL_RANK",
-                                       "PMI_JOBID",
-                                       "MPI_LOCALRANKID",
-                                       "MPI_LOCALNRANKS",
-                                       "PMIX_RANK",
-                                       "PMIX_NAMESPACE",
-                                       "PALS_RANKID",
-                                       "PALS_LOCAL_RANKID",
-                                       "PALS_APID",
-                                       "FLUX_JOB_ID",
-                                       "FLUX_JOB_SIZE",
-                                       "FLUX_TASK_RANK",
-                                       "FLUX_TASK_LOCAL_ID",
-                                       "JOB_COMPLETION_INDEX",
-                                       "CUDA_VISIBLE_DEVICES",
-                                       "PET_NNODES",
-                                       "PET_NPROC_PER_NODE",
-                                       "PET_NODE_RANK",
-                                       "PET_MAX_RESTARTS",
-                                       "PET_STANDALONE",
-                                       "PET_RDZV_BACKEND",
-                                       "PET_RDZV_ID",
-                                       "PET_RDZV_ENDPOINT",
-                                       "PET_MASTER_ADDR",
-                                       "PET_MASTER_PORT",
-                                       "SLURM_PROCID",
-                                       "SLURM_LOCALID",
-                                       "SLURM_NODEID",
-                                       "SLURM_JOB_ID",
-                                       "SLURM_JOBID",
-                                       "SLURM_STEP_ID",
-                                       "SLURM_STEPID",
-                                       "SLURM_STEP_NUM_TASKS",
-                                       "SLURM_STEP_NUM_NODES",
-                                       "SLURM_NTASKS",
-                                       "SLURM_NPROCS",
-                                       "SLURM_NNODES",
-                                       "SLURM_JOB_NUM_NODES",
-                                       "SLURM_NTASKS_PER_NODE",
-                                       "SLURM_TASKS_PER_NODE",
-                                       "SLURM_CPUS_PER_TASK",
-                                       "SLURM_RESTART_COUNT",
-                                       "SLURM_ARRAY_JOB_ID",
-                                       "SLURM_ARRAY_TASK_ID",
-                                       "OMPI_COMM_WORLD_RANK",
-                                       "OMPI_COMM_WORLD_LOCAL_RANK",
-                                       "OMPI_COMM_WORLD_NODE_RANK",
-                                       "OMPI_COMM_WORLD_SIZE",
-                                       "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                       "MV2_COMM_WORLD_RANK",
-                                       "MV2_COMM_WORLD_LOCAL_RANK",
-                                       "MV2_COMM_WORLD_SIZE",
-                                       "MV2_COMM_WORLD_LOCAL_SIZE"})
+  for (const std::string_view exact : kRankVariables)
     if (name == exact) return true;
   return false;
 }
@@ -177,7 +114,10 @@ void write_rank_variables(TextBuffer& out, const char* const* environment) noexc
     const std::string_view entry(*environment);
     const std::size_t equals = entry.find('=');
     if (equals == entry.npos || !is_rank_variable(entry.substr(0, equals))) continue;
-    const std::string_view value = entry.substr(equals + 1).substr(0, kLongestValue);
+    char memory[kLongestValue + 256];  // a value of one byte becomes longer
+    TextBuffer kept(memory, sizeof memory);
+    ArgumentScrubber().add(entry.substr(equals + 1).substr(0, kLongestValue), kept);  // an id may be an address
+    const std::string_view value = kept.text();
     if (out.room() < 6 * (equals + value.size()) + 16) continue;  // 6: the longest escape of a byte
     if (!first) out.add(", ");
     out.quote(entry.substr(0, equals)).add(": ").quote(value);

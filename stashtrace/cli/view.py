@@ -42,6 +42,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Serve the timeline until the browser has fetched it, or until Ctrl-C."""
     arguments = parser().read(argv)
+    end_on_terminate()  # else a signal would leave files of the viewer behind
     paths = [existing_run(path) for path in runs_or_newest(arguments.paths)]
     given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
     cut = {name: value for name, value in given.items() if value is not None}
@@ -87,7 +88,6 @@ def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) ->
             name, f"--{name.removesuffix('_ns')} cuts a run"
         )
         raise UsageError(f"{path} is a timeline file: {use}", hint="give the run directory instead")
-    end_on_terminate()  # else a signal would leave the folder behind
     with tempfile.TemporaryDirectory(prefix="stashtrace-view-") as folder:
         timeline = Path(folder) / TIMELINE_FILE
         write_timeline(paths, timeline, screen, **cut)

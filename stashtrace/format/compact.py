@@ -31,7 +31,7 @@ from stashtrace.format.liveness import LiveRings
 from stashtrace.format.project import Layout
 from stashtrace.format.reader import RawRun
 from stashtrace.format.stash_file import StashFile
-from stashtrace.whole_files import give_mode
+from stashtrace.whole_files import give_mode, new_file
 
 _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20
@@ -182,7 +182,7 @@ class _Rewritten:
         self.size = 0
         out: BinaryIO | None = None
         try:
-            descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = _open_fixed(self._temporary, os.stat(process.path).st_uid)
             self.out = out = os.fdopen(descriptor, "r+b")
             fcntl.flock(self.out, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another merge may have finished between our opening and our lock: then this file is its result.
@@ -227,6 +227,27 @@ class _Rewritten:
             _drop(self.process.ring_path)
 
 
+def _open_fixed(path: str, owner: int) -> int:
+    """Open the file of a fixed name that a merge locks, also one that a merge left which was killed.
+
+    One that another user put there is refused: it may be a second name of any file.
+
+    Raises
+    ------
+    OSError
+        If it is refused, or cannot be made.
+    """
+    try:
+        return new_file(path)
+    except FileExistsError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    known = os.fstat(descriptor)
+    if known.st_nlink > 1 or known.st_uid not in (owner, os.geteuid()):
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "it is another user's file", path)
+    return descriptor
+
+
 def _drop_abandoned(path: str) -> None:
     """Remove a half written file, unless a merge holds its lock; an interrupt may come before the lock."""
     with contextlib.suppress(OSError):
@@ -267,8 +288,7 @@ def write_packed(process: StashFile, path: str) -> int:
     OSError, FormatError
         As :class:`_Rewritten`; no file is left then.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "r+b") as out:
+    with os.fdopen(new_file(path), "r+b") as out:
         try:
             checksums = _write(process, out)
             out.flush()

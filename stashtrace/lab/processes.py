@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.own_program import own_program
+from stashtrace.whole_files import new_log
 
 _POLL_S = 0.02
 
@@ -69,7 +70,7 @@ def rank_processes(
     common = {"GLOO_SOCKET_IFNAME": "lo", **environment}
     try:
         for rank, (task, log) in enumerate(zip(tasks, logs, strict=True)):
-            with open(log, "wb") as printed:
+            with new_log(log) as printed:
                 process = subprocess.Popen(
                     own_program(module, str(task)),
                     stdin=subprocess.DEVNULL,

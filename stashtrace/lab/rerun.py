@@ -15,6 +15,7 @@ from pathlib import Path
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.hosts import last_words
 from stashtrace.record.own_program import own_program
+from stashtrace.whole_files import new_log
 
 #: So long a recorder may take to end after it was told to.
 _PATIENCE_S = 20.0
@@ -100,7 +101,7 @@ def record_by_turns(
 def _record(job: Job, directory: Path) -> Path:
     log = directory.with_name(f"{directory.name}.log")
     words = own_program("stashtrace", "run", "--no-merge", "--out", str(directory), "--", *job.command)
-    with open(log, "wb") as output:
+    with new_log(log) as output:
         process = subprocess.Popen(
             words, cwd=job.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )

@@ -226,7 +226,10 @@ class StepWindow:
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
         name = f"{os.uname().nodename}.{os.getpid()}.{ranks if ranks.isdecimal() else 1}.reached"
         try:
-            os.close(os.open(os.path.join(os.environ["STASHTRACE_DIR"], name), os.O_CREAT | os.O_WRONLY, 0o644))
+            path = os.path.join(os.environ["STASHTRACE_DIR"], name)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            return  # it was left before, by a process whose place this one has taken
         except (OSError, KeyError) as error:
             recorder.failed("torch_step", "until_step", error)
 

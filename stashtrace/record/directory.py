@@ -28,7 +28,7 @@ from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
 from stashtrace.record.launchers import all_ended
 from stashtrace.run_facts import json_object, sound_facts
-from stashtrace.whole_files import claim_file, remove_left_in, whole_file, write_whole
+from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
 
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.
@@ -59,10 +59,13 @@ def rights_of_run(directory: Path) -> Iterator[None]:
     """
     try:
         mode = (directory / RUN_FILE).stat().st_mode
+        is_own = (directory / RUN_FILE).lstat().st_uid == os.geteuid()
     except OSError:
         yield
         return
-    before = os.umask(0o777 & ~(mode | (mode & 0o444) >> 2))
+    before = os.umask(0o077)
+    # Another user's, who may have put it there, gives no right that the umask takes.
+    os.umask(0o777 & ~(mode | (mode & 0o444) >> 2) | (0 if is_own else before))
     try:
         yield
     finally:
@@ -172,6 +175,14 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
         raise _write_error(directory, error) from error
 
 
+def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
+    """Return True if another folder now has the name of the one in which a run began."""
+    try:
+        return not os.path.samestat(os.stat(directory), began_in)
+    except OSError:
+        return False  # that is told by who writes into it
+
+
 def _make_default(job: Job | None, now: time.struct_time) -> Path:
     named = job is not None and job.name
     stem = f"stash-{job.name}" if job is not None and job.name else time.strftime("stash-%m%d-%H%M%S", now)
@@ -189,16 +200,15 @@ def _make_default(job: Job | None, now: time.struct_time) -> Path:
 
 
 def _try_to_write(path: Path) -> None:
-    probe = path / f".stashtrace-probe.{os.uname().nodename}.{os.getpid()}"
     try:
-        with open(probe, "wb") as file:
-            file.write(b"\0" * 65536)
-        room = os.statvfs(path)
+        free_bytes, others = try_folder(path)
     except OSError as error:
         raise _write_error(path, error) from error
-    finally:
-        probe.unlink(missing_ok=True)
-    free_bytes = room.f_bavail * room.f_frsize
+    if others:
+        raise CaptureError(
+            f"{others} may replace what is written into {path}",
+            hint=f"let a run directory of yours be made in it: `--out {path / 'NAME'}`",
+        )
     if free_bytes < SMALLEST_FREE_BYTES:
         raise CaptureError(
             f"run directory {path} has only {free_bytes / 2**20:.1f} MiB of free space",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
+from stashtrace.scrubbing import scrub_urls
 
 _RUN_ID_DIGITS = 16
 _HEXADECIMAL = re.compile(r"[0-9a-f]{8,64}")
@@ -68,13 +69,13 @@ def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str |
         if count != 1:
             launchers = count
             if name and run_id is None:
-                return Job(_hash(name), _file_name(name), count, unique=not name.startswith("torchrun"))
+                return Job(_hash(name), _file_name(scrub_urls(name)), count, unique=not name.startswith("torchrun"))
             break
     if run_id is not None:
         if not run_id.strip():
             raise UsageError("the run id is empty", hint='for example --run-id "$JOB_ID", the same on every host')
         digits = run_id if _HEXADECIMAL.fullmatch(run_id) else _hash(run_id)
-        return Job(digits, _file_name(run_id), launchers)
+        return Job(digits, _file_name(scrub_urls(run_id)), launchers)
     return Job(os.urandom(_RUN_ID_DIGITS // 2).hex())
 
 

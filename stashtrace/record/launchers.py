@@ -17,7 +17,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.run_facts import json_object, sound_facts
-from stashtrace.whole_files import write_whole
+from stashtrace.whole_files import new_file, write_whole
 
 _PREFIX, _SUFFIX = "launch.", ".json"
 _TURN_FILE = "merging"
@@ -37,7 +37,7 @@ def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
         for number in range(1, 10_000):  # containers may share host name and process ids
             path = directory / f"{_PREFIX}{host}.{pid}{f'.{number}' if number > 1 else ''}{_SUFFIX}"
             try:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+                os.close(new_file(path, 0o666))
             except FileExistsError:
                 continue
             say(path, facts)
@@ -76,7 +76,7 @@ def merging_turn(directory: Path) -> Iterator[bool]:
     """Hold the right to merge a directory; yield False if another launcher holds it."""
     path = directory / _TURN_FILE
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        descriptor = new_file(path, 0o666)
     except FileExistsError:
         yield False
         return

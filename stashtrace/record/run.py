@@ -21,7 +21,14 @@ from typing import Any
 
 from stashtrace import __version__
 from stashtrace.errors import CaptureError
-from stashtrace.record.directory import claim_run_file, file_rights, make_scratch, prepare_directory, write_run_file
+from stashtrace.record.directory import (
+    claim_run_file,
+    file_rights,
+    make_scratch,
+    prepare_directory,
+    was_replaced,
+    write_run_file,
+)
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
@@ -99,6 +106,7 @@ class Outcome:
     survivors: tuple[int, ...]
     write_error: CaptureError | None
     goal_reached: bool = False
+    replaced: bool = False
 
 
 def run_command(
@@ -160,6 +168,7 @@ def run_command(
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job) if records is None or not url else records
+        began_in = os.stat(directory)
         launch_file = open_run_directory(directory, content, job)
         if records is None:
             records = directory
@@ -205,7 +214,10 @@ def run_command(
     if survivors:
         content["outlived_by"] = ", ".join(map(str, survivors))
     write_error = None
+    replaced = was_replaced(directory, began_in)
     try:
+        if replaced:
+            raise CaptureError(f"another folder has taken the place of run directory {directory} during the run")
         with file_rights(options.share):
             if launch_file is None:
                 write_run_file(directory, content)
@@ -226,6 +238,7 @@ def run_command(
         tuple(survivors),
         write_error,
         reached,
+        replaced,
     )
 
 

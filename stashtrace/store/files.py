@@ -44,6 +44,7 @@ from stashtrace.store.layout import (
     to_arrow,
 )
 from stashtrace.store.reinstating import Reinstated, add_losses
+from stashtrace.whole_files import new_file, write_whole
 
 if TYPE_CHECKING:
     import pyarrow
@@ -438,9 +439,9 @@ class StoreWriter:
             file = partition(self.path, name, rank)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                pyarrow.parquet.write_table(
-                    to_arrow(table, self._strings), file, **parquet_options(table.schema, len(table))
-                )
+                rows = to_arrow(table, self._strings)
+                with open(new_file(file, 0o666), "wb") as out:
+                    pyarrow.parquet.write_table(rows, out, **parquet_options(table.schema, len(table)))
             except OSError as error:
                 raise self._refused(error) from error
             self.file_bytes += file.stat().st_size
@@ -458,7 +459,7 @@ class StoreWriter:
             **facts,
         }
         try:
-            (self.path / STORE_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+            write_whole(self.path / STORE_FILE, json.dumps(content) + "\n")
         except OSError as error:
             raise self._refused(error) from error
 

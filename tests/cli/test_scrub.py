@@ -437,12 +437,6 @@ def test_complaints(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "n").exists()
 
 
-def test_variables_are_those_of_the_recorder() -> None:
-    source = (ROOT / "csrc/runtime/identity.cpp").read_text(encoding="utf-8")
-    listed = source[source.index("bool is_rank_variable") : source.index("if (name == exact)")]
-    assert frozenset(re.findall(r'"([A-Z0-9_]+)"', listed)) == RANK_VARIABLES
-
-
 def test_texts() -> None:
     survey = Survey()
     survey.add_host("node7.example.org")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,15 +23,22 @@ from stashtrace.lab.characterize.page import characterization_page
 from stashtrace.lab.characterize.plan import CharacterizationRequest, open_characterization
 from stashtrace.lab.plot import save_figure
 from stashtrace.output_files import complete_file
+from stashtrace.scrubbing import scrub_arguments
 
 CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
+#: Addresses as names of files, and local names with the same signs.
+NAMES = json.loads((ROOT / "tests/data/scrubbed_names.json").read_text(encoding="utf-8"))
 Run = Callable[..., Answer]
-#: A presigned address as the name of a file, and a local name with the same signs.
-JOB = """
-import contextlib, os
-for name in ("https://u:X1secret@host/a?sig=X1secret", os.path.abspath("local?b@c")):
+JOB = f"""
+import contextlib
+for name in {[given for given, _ in NAMES] + ["local?b@c"]!r}:
     with contextlib.suppress(OSError): open(name).close()
 """
+#: Of these the arguments of :func:`test_both_halves_scrub_alike` are made.
+FRAGMENTS = (
+    "--token --key --pwd --pass -u -H token key Api-Key Authorization Bearer no_token pad-token "
+    "me X1 a.b 1000 / // :/ :// : = , ; & ? # @ ' \" { } ( -- - https s3 x+https ß"
+)
 
 
 def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
@@ -46,20 +54,39 @@ def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
         "OMPI_COMM_WORLD_X": "X1secret",
         "RANK": "0",
         "WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "https://u:X1secret@host/job?sig=X1secret",
+        "PET_RDZV_ID": "https://u:X1secret@host/job?sig=X1secret",
+        "PET_NNODES": "2",
     }
     answer = run("run", "--out", "out", "--", sys.executable, "job.py", *words, **extra)
     assert answer.code == 0, answer.err
     (process,) = open_run(str(tmp_path / "out")).processes
     assert process.metadata["argv"][2:] == expected
-    assert process.metadata["env"] == {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0"}
+    plain = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "0", "PET_NNODES": "2"}
+    addresses = {"TORCHELASTIC_RUN_ID": "https://host/job", "PET_RDZV_ID": "https://host/job"}
+    assert process.metadata["env"] == plain | addresses
     assert json.loads((tmp_path / "out/run.json").read_text())["command"][2:] == expected
-    names = run("analyze", "io", "out", "--format", "json").out + run("info", "out").out
-    assert "X1secret" not in names
+    names = run("analyze", "io", "out", "--format", "json").out
+    assert "X1secret" not in names + run("info", "out").out
+    paths = {row["path"] for row in json.loads(names)}
+    assert {kept if kept.startswith("/") else f"{tmp_path}/{kept}" for _, kept in NAMES} <= paths
     raw = run("run", "--out", "raw", "--no-merge", "--", sys.executable, "job.py", *words, **extra)
     assert raw.code == 0
     texts = [path.read_bytes() for path in (tmp_path / "raw").iterdir()]
     assert not any(b"X1secret" in text for text in texts)
     assert any(b"local?b@c" in text for text in texts)
+
+
+def test_both_halves_scrub_alike(run: Run, tmp_path: Path) -> None:
+    """What stashtrace/scrubbing.py and csrc/core/scrubbing.cpp make of the same made-up arguments and names."""
+    chance = random.Random(7)
+    fragments = [*FRAGMENTS.split(), " ", " ", "="]
+    words = ["".join(chance.choices(fragments, k=chance.randrange(1, 12))) for _ in range(1200)]
+    answer = run("run", "--out", "out", "--", sys.executable, "-c", "", *words)
+    assert answer.code == 0, answer.err
+    (process,) = open_run(str(tmp_path / "out")).processes
+    found, expected = process.metadata["argv"][3:], scrub_arguments([sys.executable, "-c", "", *words])[3:]
+    assert [(w, f) for w, f, e in zip(words, found, expected, strict=True) if f != e] == []
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

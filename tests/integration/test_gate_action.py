@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from stashtrace import __version__
 from stashtrace.analysis.compare.gate import EXIT_CODES
 from stashtrace.lab.synth import SyntheticJob, write
 
@@ -194,6 +195,21 @@ def test_nonsense_about_inconclusive(action: Action) -> None:
 
 def test_installs_what_is_asked_for(action: Action, tmp_path: Path) -> None:
     old = record(tmp_path / "old", 1)
-    action(run=old, against=old, install="stashtrace[remote] fsspec")
-    words = (tmp_path / "pip.log").read_text().split()
-    assert words == ["-m", "pip", "install", "--quiet", "stashtrace[remote]", "fsspec"]
+    for given, packages in (
+        ({}, [f"stashtrace=={__version__}"]),
+        ({"install": "stashtrace[remote] fsspec"}, [f"stashtrace[remote]=={__version__}", "fsspec"]),
+        ({"version": "1.2.3rc1"}, ["stashtrace==1.2.3rc1"]),
+        ({"version": "", "install": "stashtrace[remote]"}, ["stashtrace[remote]"]),
+        ({"install": "./dist/stashtrace-9.whl stashtrace>=2 stashtrace-extra"}, None),
+    ):
+        action(run=old, against=old, **given)
+        words = (tmp_path / "pip.log").read_text().split()
+        assert words == ["-m", "pip", "install", "--quiet", *(packages or given["install"].split())]
+
+
+@pytest.mark.parametrize("version", ["--index-url=https://evil", "1.0 evil", "$(touch hacked)", "==1"])
+def test_a_version_is_a_version(action: Action, tmp_path: Path, version: str) -> None:
+    answer = action(version=version)
+    assert (answer.code, answer.text) == (2, "::error title=stashtrace check::version is a number such as 0.1.0\n")
+    assert not (tmp_path / "pip.log").exists()
+    assert not (tmp_path / "hacked").exists()

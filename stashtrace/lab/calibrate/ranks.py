@@ -17,6 +17,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.lab.processes import RankFailedError, last_line, rank_processes, wait_for_ranks
+from stashtrace.whole_files import write_whole
 
 _WORKER = "stashtrace.lab.calibrate.worker"
 #: Importing torch, meeting, allocating and the last round, on a busy machine.
@@ -57,7 +58,7 @@ def run_ranks(
         )
         for rank, (path, answer) in enumerate(zip(tasks, answers, strict=True)):
             place = {"rank": rank, "ranks": ranks, "rendezvous": str(folder / "meet"), "answer": str(answer)}
-            path.write_text(json.dumps({**task, **place}), encoding="utf-8")
+            write_whole(path, json.dumps({**task, **place}))
         begin, limit_s = time.monotonic(), seconds + _SLACK_S
 
         def watch(running: Sequence[int]) -> None:

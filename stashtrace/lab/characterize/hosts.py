@@ -24,6 +24,7 @@ from stashtrace.record.directory import file_rights
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.own_program import own_program
 from stashtrace.record.run import living_processes
+from stashtrace.whole_files import new_log
 
 #: Ranks are told to go on a little, so that the last step that counts is whole on each of them.
 _MARGIN_STEPS = 2
@@ -150,8 +151,7 @@ def run_tasks(
     failure: CaptureError | None = None
     with file_rights(share=False):
         directory.mkdir(parents=True, exist_ok=True)
-        log.unlink(missing_ok=True)  # of an attempt before, which may have had other rights
-        out = open(log, "wb")  # noqa: SIM115
+        out = new_log(log)
     with out, _interruptible():
         try:
             for task in tasks:

@@ -35,14 +35,14 @@ from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
 from stashtrace.units import bytes_text
+from stashtrace.whole_files import remove_left_in, try_folder, whole_file
 
 LIST_NAME = "staged.list"
 #: Configurations in the terms of ``lab.characterize.differential``: the gain is a difference, as a fetch stall is.
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
-_HALF_MADE = ".part"
-#: Names of halves of copies; others in the folder may end so too.
-_HALF_NAME = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
+#: Names of halves of copies that older versions left; others in the folder may end so too.
+_OLD_HALF = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
 
 
 class _FileRefusedError(Exception):
@@ -138,8 +138,15 @@ def stage(
     copies: dict[str, Copy] = {}
     try:
         tier.mkdir(parents=True, exist_ok=True)
-        for half in tier.iterdir():  # of a call that was killed
-            if _HALF_NAME.fullmatch(half.name):
+        _, others = try_folder(tier)
+        if others:
+            raise CaptureError(
+                f"cannot stage into {tier}: {others} may replace the copies that the job is to read",
+                hint=f"let a folder of yours be made in it: `--to {tier / 'NAME'}`",
+            )
+        remove_left_in(tier)  # of a call that was killed
+        for half in tier.iterdir():
+            if _OLD_HALF.fullmatch(half.name):
                 half.unlink(missing_ok=True)
         _remove_others(sizes, tier)
         _look_for_room(sizes, tier)
@@ -245,15 +252,14 @@ def _copy(path: str, copy: Path) -> Iterator[int]:
     OSError
         If the tier refuses.
     """
-    half = copy.with_name(copy.name + _HALF_MADE)
     try:
-        try:
-            source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
-        except OSError as error:
-            raise _FileRefusedError(refusal(error)) from error
-        with source, open(half, "wb", buffering=0, opener=_for_us_alone) as target:
-            before = os.fstat(source.fileno())
-            done = 0
+        source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
+    except OSError as error:
+        raise _FileRefusedError(refusal(error)) from error
+    with source, whole_file(copy, own_mode=True, tidy=False) as half:
+        before = os.fstat(source.fileno())
+        done = 0
+        with open(half, "wb", buffering=0) as target:
             while chunk := source.read(_CHUNK_BYTES):
                 view = memoryview(chunk)
                 while view:
@@ -265,14 +271,6 @@ def _copy(path: str, copy: Path) -> Iterator[int]:
         after = os.stat(path)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or done != after.st_size:
             raise _FileRefusedError("was changed while it was copied")
-        half.replace(copy)
-    finally:
-        half.unlink(missing_ok=True)
-
-
-def _for_us_alone(path: str, flags: int) -> int:
-    """Open a copy that nobody else reads before it has the permissions of its file."""
-    return os.open(path, flags, 0o600)
 
 
 def check_runs_folder(out: Path, repeats: int) -> None:
@@ -383,8 +381,10 @@ def _name_of(path: str) -> str:
 
 
 def _alike(path: str, copy: Path) -> bool:
+    """Return True if there is a copy, made by us: the job will read it in place of the file."""
     try:
-        a, b = os.stat(path), os.stat(copy)
+        a, b = os.stat(path), os.lstat(copy)
     except OSError:
         return False
-    return (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+    is_own = stat.S_ISREG(b.st_mode) and b.st_uid == os.geteuid()
+    return is_own and (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)

@@ -239,7 +239,7 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
     meeting = {"rendezvous": str((folder / "meet").absolute())}
     with file_rights(share=False):
         folder.mkdir(parents=True)
-        path.write_text(json.dumps({**task, **meeting}, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps({**task, **meeting}, indent=1) + "\n")
     outcome = run_command(
         own_program(_COMMAND, str(path.absolute())),
         RecordOptions(collectors=_COLLECTORS),

@@ -1,0 +1,80 @@
+"""Write the lists of words that the recorder shares with Python: words of secrets, variables of launchers.
+
+They stand in ``stashtrace/scrubbing.py`` and ``stashtrace/pseudonyms.py``. Run it after a change of one, then build.
+
+python docs/generate_guest_words.py          # write
+python docs/generate_guest_words.py --check  # exit 1 if a file is stale
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from stashtrace import pseudonyms, scrubbing
+
+ROOT = Path(__file__).resolve().parents[1]
+SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
+RANK_VARIABLES = ROOT / "csrc/runtime/rank_variables.h"
+#: Names in C++ and in ``stashtrace/scrubbing.py``.
+_LISTS = {
+    "kSecrets": "SECRETS",
+    "kSuffixes": "SUFFIXES",
+    "kKeys": "KEYS",
+    "kAccounts": "ACCOUNTS",
+    "kSigners": "SIGNERS",
+    "kEndings": "ENDINGS",
+    "kVocabulary": "VOCABULARY",
+    "kRefusals": "REFUSALS",
+    "kUsers": "USERS",
+    "kSchemes": "SCHEMES",
+}
+
+
+def secret_words() -> str:
+    """The words that tell secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
+    lists = [_array(name, sorted(getattr(scrubbing, source))) for name, source in _LISTS.items()]
+    return _header("Words by which scrubbing.cpp tells secrets", "scrubbing", "stashtrace::secret_words", lists)
+
+
+def rank_variables() -> str:
+    """Names of the variables that are stored, as C++."""
+    lists = [_array("kRankVariables", sorted(pseudonyms.RANK_VARIABLES))]
+    return _header("Variables of launchers that identity.cpp stores", "pseudonyms", "stashtrace", lists)
+
+
+def _array(name: str, words: Iterable[str]) -> str:
+    quoted = textwrap.fill(", ".join(f'"{word}"' for word in words), 116, break_long_words=False)
+    return f"inline constexpr std::string_view {name}[] = {{\n{textwrap.indent(quoted, '    ')}}};\n"
+
+
+def _header(what: str, module: str, namespace: str, lists: Iterable[str]) -> str:
+    return (
+        f"// {what}. SPDX-License-Identifier: Apache-2.0\n//\n"
+        f"// Generated from stashtrace/{module}.py by docs/generate_guest_words.py; do not edit.\n"
+        "#pragma once\n\n#include <string_view>\n\n"
+        f"// clang-format off\nnamespace {namespace} {{\n\n{''.join(lists)}\n}}  // namespace {namespace}\n"
+    )
+
+
+#: What is written -> its text.
+FILES = {SECRET_WORDS: secret_words, RANK_VARIABLES: rank_variables}
+
+
+def main(arguments: list[str]) -> int:
+    """Write each file, or say by the exit code whether one is stale."""
+    stale = 0
+    for path, make in FILES.items():
+        text = make()
+        if "--check" in arguments:
+            stale |= not path.exists() or path.read_text(encoding="utf-8") != text
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
