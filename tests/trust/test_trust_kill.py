@@ -180,7 +180,7 @@ def test_lost_rows_are_in_the_account_too(program: Path, tmp_path: Path) -> None
 
 
 def test_a_ring_that_lost_its_end_or_a_page_is_counted(program: Path, tmp_path: Path) -> None:
-    """A killed program's ring after a power loss or an interrupted copy: rows read plus rows counted are those it had."""
+    """A killed program's ring after a power loss or an interrupted copy: rows read plus rows counted are its rows."""
     rng = random.Random(f"{SEED} rings")
     case = {"workers": 2, "shape": "threads", "number": signal.SIGKILL, "fewest": 5_000}
     kill_once(program, tmp_path / "one", rng, **case, DRAINER="off", LANE_BYTES="65536")  # type: ignore[arg-type]
