@@ -47,8 +47,10 @@ X.ring    RingHeader | lane | lane | ...
 
 Everything is little endian. A file carries its own field table, so a reader projects the fields it finds onto the
 fields it knows, by name. Unknown records are skipped and counted; a torn tail is skipped to the next sync word and
-counted. `*_ticks` are raw values of the processor's counter (TSC, on aarch64 CNTVCT_EL0); `clock_sync` rows relate
-them to CLOCK_MONOTONIC and CLOCK_REALTIME.
+counted. A lane's header says which rows were published: those that a ring which ends early or has pages of zeros no
+longer holds are counted (`lost_ring_rows`). Where a header itself is gone, a loss says that the number is unknown
+(`damaged_lanes`, `damaged_ring_header`, `unreadable_ring`). `*_ticks` are raw values of the processor's counter (TSC,
+on aarch64 CNTVCT_EL0); `clock_sync` rows relate them to CLOCK_MONOTONIC and CLOCK_REALTIME.
 
 The recorder writes payloads raw. The merge rewrites each file of a process that has ended: the rows of the ring are
 added, numbers become columns of bit-packed differences, texts one zlib stream; the new file is checked by decoding it,

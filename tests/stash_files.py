@@ -193,6 +193,7 @@ class StashWriter:
             committed if claimed is None else claimed,
             committed,
             dropped,
+            PAGE_BYTES + sum(map(len, self.lanes)),
             first,
         )
         self.lanes.append((header.ljust(PAGE_BYTES, b"\0") + slots.tobytes()).ljust(lane_bytes, b"\0"))

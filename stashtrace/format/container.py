@@ -76,7 +76,7 @@ class FileHead:
 
 
 class ByteFile:
-    """Positional reads of a file up to the size it had when opened. Closed by ``with`` or ``close``."""
+    """Positional reads of a file up to the size it had when last looked at. Closed by ``with`` or ``close``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -101,6 +101,10 @@ class ByteFile:
         except OSError as error:
             raise FormatError(f"cannot read {self.path}: {error.strerror}") from error
         return data
+
+    def look_again(self) -> None:
+        """Take in what was appended since the file was opened."""
+        self.size = max(self.size, os.fstat(self._fd).st_size)
 
     def find(self, needle: bytes, offset: int) -> int:
         """Offset of the next ``needle`` at or after ``offset``, or -1."""

@@ -3,6 +3,9 @@
 The writer may still be running, so the ring is copied before its .stash is opened. A row that is drained in between is
 in both, and ``stash_file`` drops one of the two by its sequence. A row that is overwritten while it is copied was
 drained before, so the .stash has it.
+
+A lost power supply, a full quota or an interrupted copy leaves a ring that ends early or has pages of zeros. A lane's
+header says which rows were published: those that are not there are told apart, so that they can be counted.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,6 +14,10 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from stashtrace.errors import FormatError
 from stashtrace.format.container import ByteFile, refuse_newer
@@ -19,14 +26,19 @@ RING_MAGIC = b"STASHRG\n"
 LANE_MAGIC = 0x454E414C
 PAGE_BYTES = 4096
 RING_HEADER = struct.Struct("<8sHHIQQII")
-LANE_HEADER = struct.Struct("<IHHIIQII32xQQQ40xQ")  # up to and including consumed
-LANE_HEADER_BYTES = 192
+LANE_HEADER = struct.Struct("<IHHIIQII32xQQQ24xQ8xQ")  # up to and including consumed
 assert LANE_HEADER.size == 136
+
+#: Pages of machines on which the first lane does not begin right behind the ring's header.
+_LARGE_PAGES = (16 * 1024, 64 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Content of one lane: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count)."""
+    """Content of one lane: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count).
+
+    ``gone`` marks the rows that the file does not hold, None if it holds all.
+    """
 
     lane_id: int
     record_id: int
@@ -36,11 +48,25 @@ class Lane:
     row_count: int
     dropped: int
     rows: bytes
+    gone: npt.NDArray[np.bool_] | None = None
+
+    def kept_runs(self, begin: int) -> list[tuple[int, int]]:
+        """Ranges of rows from number ``begin`` on that the file holds: (first, number behind the last)."""
+        end = self.first_sequence + self.row_count
+        if self.gone is None:
+            return [(begin, end)] if begin < end else []
+        kept = np.concatenate(([False], ~self.gone[begin - self.first_sequence :], [False]))
+        edges = np.flatnonzero(kept[1:] != kept[:-1]) + begin
+        return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class RingImage:
-    """All lanes of a ring file; the errors (errno, 0 for none) tell why rows were lost that no loss row counts."""
+    """All lanes of a ring file, and the number of places where others must have been.
+
+    Without ``has_header`` the count of ``lost_lanes`` is gone. The errors (errno, 0 for none) tell why rows were lost
+    that no loss row counts.
+    """
 
     pid: int
     lost_lanes: int
@@ -48,6 +74,7 @@ class RingImage:
     write_error: int
     lanes: list[Lane]
     damaged_lanes: int
+    has_header: bool = True
 
 
 def read_ring(path: str) -> RingImage | None:
@@ -61,62 +88,144 @@ def read_ring(path: str) -> RingImage | None:
     if not os.path.exists(path):
         return None
     with ByteFile(path) as source:
-        raw = source.read(0, RING_HEADER.size)
-        if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
-            raise FormatError(f"{path} is not a stashtrace ring")
-        _, major, minor, pid, used_bytes, lost_lanes, grow_error, write_error = RING_HEADER.unpack(raw)
-        refuse_newer(path, major, minor)
-        lanes: list[Lane] = []
-        damaged = 0
-        offset = PAGE_BYTES
-        end = min(used_bytes, source.size)
-        while offset + LANE_HEADER_BYTES <= end:
-            header = LANE_HEADER.unpack(source.read(offset, LANE_HEADER.size))
-            (
-                magic,
-                record_id,
-                row_bytes,
-                lane_id,
-                capacity,
-                lane_bytes,
-                tid,
-                _state,
-                _claimed,
-                committed,
-                dropped,
-                consumed,
-            ) = header
-            plausible = (
-                magic == LANE_MAGIC
-                and row_bytes > 0
-                and capacity > 0
-                and capacity & (capacity - 1) == 0
-                and lane_bytes % PAGE_BYTES == 0
-                and lane_bytes >= PAGE_BYTES + capacity * row_bytes
-            )
-            if not plausible:  # the length of a damaged lane is unknown: look for the next page that starts one
-                damaged += magic != 0
-                offset += PAGE_BYTES
-                continue
-            lane = _copy(source, offset + PAGE_BYTES, capacity, row_bytes, consumed, committed)
-            if lane is None:
-                damaged += 1
-            elif consumed or lane[1] or dropped:  # an empty one still tells how many rows the .stash must have
-                first, count, rows = lane
-                lanes.append(Lane(lane_id, record_id, row_bytes, tid, first, count, dropped, rows))
-            offset += lane_bytes
-    return RingImage(pid, lost_lanes, grow_error, write_error, lanes, damaged)
+        raw = source.read(0, PAGE_BYTES)
+        header = _ring_header(path, raw)
+        source.look_again()  # lanes that the header counts may have been made since the file was opened
+        lanes, damaged = _lanes(source, None if header is None else header.used_bytes)
+    if header is None and not lanes:
+        raise FormatError(f"{path} is not a stashtrace ring")
+    told_by = header or _RingHeader(0, 0, 0, 0, 0)
+    # An empty lane still tells how many rows the .stash must have.
+    told = [lane for lane in lanes if lane.first_sequence or lane.row_count or lane.dropped]
+    errors = (told_by.grow_error, told_by.write_error)
+    return RingImage(told_by.pid, told_by.lost_lanes, *errors, told, damaged, header is not None)
+
+
+class _RingHeader(NamedTuple):
+    pid: int
+    used_bytes: int
+    lost_lanes: int
+    grow_error: int
+    write_error: int
+
+
+def _ring_header(path: str, raw: bytes) -> _RingHeader | None:
+    """Header of a ring; None if its page was lost: lanes describe themselves."""
+    if len(raw) == PAGE_BYTES and not raw.strip(b"\0"):
+        return None
+    if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
+        raise FormatError(f"{path} is not a stashtrace ring")
+    _, major, minor, *fields = RING_HEADER.unpack_from(raw)
+    refuse_newer(path, major, minor)
+    return _RingHeader(*fields)
+
+
+def _lanes(source: ByteFile, used_bytes: int | None) -> tuple[list[Lane], int]:
+    """Lanes up to ``used_bytes``, None if unknown, and the number of stretches in which there must have been others."""
+    lanes: list[Lane] = []
+    damaged = 0
+    offset = expected = PAGE_BYTES
+    while offset < source.size and (used_bytes is None or offset < used_bytes):
+        found = _lane_at(source, offset)
+        if found is None:  # the length of a damaged lane is unknown: look for the next page that starts one
+            offset += PAGE_BYTES
+            continue
+        lane, lane_bytes = found
+        damaged += offset > expected and not _is_padding(source, expected, offset)
+        damaged += lane is None
+        if lane is not None:
+            lanes.append(lane)
+        offset = expected = offset + lane_bytes
+    if used_bytes is None:  # the last lane's rows may have no space in the file yet
+        used_bytes = max(expected, source.size)
+    if expected != used_bytes:
+        damaged += expected > used_bytes or not _is_padding(source, expected, used_bytes)
+    return lanes, damaged
+
+
+def _is_padding(source: ByteFile, begin: int, end: int) -> bool:
+    """Whether these bytes lie between the ring's header and the first lane on a machine with larger pages."""
+    if begin != PAGE_BYTES or end not in _LARGE_PAGES:
+        return False
+    data = source.read(begin, end - begin)
+    return len(data) == end - begin and not data.strip(b"\0")
+
+
+def _lane_at(source: ByteFile, offset: int) -> tuple[Lane | None, int] | None:
+    """The lane whose header lies here, None if its counters make no sense, and its length; None if there is none."""
+    raw = source.read(offset, LANE_HEADER.size)
+    if len(raw) < LANE_HEADER.size:
+        return None
+    (
+        magic,
+        record_id,
+        row_bytes,
+        lane_id,
+        capacity,
+        lane_bytes,
+        tid,
+        _state,
+        _claimed,
+        committed,
+        dropped,
+        own_offset,
+        consumed,
+    ) = LANE_HEADER.unpack(raw)
+    plausible = (
+        magic == LANE_MAGIC
+        and row_bytes > 0
+        and capacity > 0
+        and capacity & (capacity - 1) == 0
+        and lane_bytes % PAGE_BYTES == 0
+        and lane_bytes >= PAGE_BYTES + capacity * row_bytes
+        and own_offset in (0, offset)  # 0: written before lanes knew their place
+    )
+    if not plausible:
+        return None
+    count = committed - consumed
+    if count < 0 or count > capacity:
+        return None, lane_bytes
+    source.look_again()  # the lane may have got more space since
+    rows, gone = _copy(source, offset + PAGE_BYTES, capacity, row_bytes, consumed, count)
+    return Lane(lane_id, record_id, row_bytes, tid, consumed, count, dropped, rows, gone), lane_bytes
 
 
 def _copy(
-    source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int, committed: int
-) -> tuple[int, int, bytes] | None:
-    """(first sequence, rows, bytes) of [consumed, committed), unwrapped; None if the counters make no sense."""
-    count = committed - consumed
-    if count < 0 or count > capacity:
-        return None
+    source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int, count: int
+) -> tuple[bytes, npt.NDArray[np.bool_] | None]:
+    """Bytes of ``count`` rows from number ``consumed`` on, unwrapped, and which of them are gone."""
     begin = consumed & (capacity - 1)
     head = min(count, capacity - begin)
-    data = source.read(rows_offset + begin * row_bytes, head * row_bytes)
-    data += source.read(rows_offset, (count - head) * row_bytes)
-    return consumed, len(data) // row_bytes, data
+    first, first_gone = _piece(source, rows_offset + begin * row_bytes, head, row_bytes)
+    second, second_gone = _piece(source, rows_offset, count - head, row_bytes)
+    gone = np.concatenate((first_gone, second_gone))
+    return first + second, gone if gone.any() else None
+
+
+def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, npt.NDArray[np.bool_]]:
+    """Rows that lie side by side, and which of them are gone: cut off, all zeros, or with a part on a page of zeros.
+
+    No row is all zeros, and the rows before a published one on its page were written before it. So a page of zeros on
+    which one begins was lost. One on which a row only ends says nothing: its last fields may be zeros.
+    """
+    if count == 0:
+        return b"", np.zeros(0, dtype=np.bool_)
+    end = offset + count * row_bytes
+    first_page = offset // PAGE_BYTES
+    pages = -(-end // PAGE_BYTES) - first_page
+    data = source.read(first_page * PAGE_BYTES, pages * PAGE_BYTES)
+    held_bytes = first_page * PAGE_BYTES + len(data)
+    data = data.ljust(pages * PAGE_BYTES, b"\0")
+    begins = offset + np.arange(count, dtype=np.int64) * row_bytes
+    begin_page = begins // PAGE_BYTES - first_page
+    end_page = (begins + row_bytes - 1) // PAGE_BYTES - first_page
+    lost_page = np.zeros(pages, dtype=np.bool_)
+    lost_page[begin_page] = True
+    lost_page &= ~np.frombuffer(data, dtype=np.uint8).reshape(pages, PAGE_BYTES).any(axis=1)
+    lost_before = np.concatenate(([0], np.cumsum(lost_page)))
+    start = offset - first_page * PAGE_BYTES
+    rows = data[start : start + count * row_bytes]
+    gone = lost_before[end_page + 1] > lost_before[begin_page]
+    gone |= begins + row_bytes > held_bytes
+    gone |= ~np.frombuffer(rows, dtype=np.uint8).reshape(count, row_bytes).any(axis=1)
+    return rows, gone

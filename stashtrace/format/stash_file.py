@@ -23,7 +23,7 @@ from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode
 from stashtrace.format.container import ByteFile, FileHead, Segment, pack_segment, read_head, scan_segments
 from stashtrace.format.project import Layout, current_layouts, layouts, project
-from stashtrace.format.ring import RingImage, read_ring
+from stashtrace.format.ring import Lane, RingImage, read_ring
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
@@ -83,7 +83,8 @@ class StashFile:
         elif ring_error is not None:
             if strict:
                 raise ring_error
-            self._lose("format", "unreadable_ring", 1, str(ring_error), Severity.ERROR)
+            advice = f"{ring_error}: an unknown number of rows is missing"
+            self._lose("format", "unreadable_ring", 1, advice)
         self.layouts = layouts(self.head.records)
         if self._ring is None:  # else the rows of a torn end are still in the ring: they are given up only when written
             skipped += torn
@@ -237,11 +238,10 @@ class StashFile:
             layout = self.layouts.get(lane.record_id)
             if layout is None or layout.dtype.itemsize != lane.row_bytes:
                 continue
-            begin = max(lane.first_sequence, self._lane_ends.get((lane.record_id, lane.lane_id), 0))
-            count = lane.first_sequence + lane.row_count - begin
-            if count > 0:
+            drained = max(lane.first_sequence, self._lane_ends.get((lane.record_id, lane.lane_id), 0))
+            for begin, end in lane.kept_runs(drained):
                 data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes :]
-                yield layout, lane.tid, lane.lane_id, (begin, count, data)
+                yield layout, lane.tid, lane.lane_id, (begin, end - begin, data)
 
     def _name_of(self, record_id: int) -> str:
         layout = self.layouts.get(record_id)
@@ -310,6 +310,7 @@ class StashFile:
                 advice = f"{self.name}.ring holds rows that its .stash does not describe"
                 self._lose(collector, "unknown_record_rows", lane.row_count, advice)
             else:
+                self._account_for_rows(lane, collector, ends.get((lane.record_id, lane.lane_id), 0))
                 self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
             reason, what = _loss_cause(
@@ -317,7 +318,20 @@ class StashFile:
             )
             self._lose("core", reason, self._ring.lost_lanes, f"rows {what}")
         if self._ring.damaged_lanes:
-            self._damage("damaged_lanes", self._ring.damaged_lanes, f"{self.name}.ring is damaged in places")
+            advice = f"{self.name}.ring lacks whole lanes: an unknown number of rows is missing"
+            self._damage("damaged_lanes", self._ring.damaged_lanes, advice)
+        if not self._ring.has_header:
+            advice = f"{self.name}.ring lacks its header: whether rows found no place in it is unknown"
+            self._damage("damaged_ring_header", 1, advice)
+
+    def _account_for_rows(self, lane: Lane, collector: str, drained: int) -> None:
+        """Count the rows that a ring published and no longer holds, but for those that the file has."""
+        if lane.gone is None:
+            return
+        count = int(lane.gone[max(drained - lane.first_sequence, 0) :].sum())
+        if count:
+            advice = f"{self.name}.ring ends early or has holes: it published rows that it no longer holds"
+            self._damage("lost_ring_rows", count, advice, collector)
 
     def _gap(self, ends: dict[tuple[int, int], int], lane: tuple[int, int], first: int, count: int) -> None:
         expected = ends.get(lane, 0)

@@ -58,8 +58,8 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
 def _memory_kills() -> int:
     """Return how many processes of our cgroup, or else of the host, the kernel has ended for want of memory.
 
-    It is -1 where no file tells. The files are those of cgroup v2 (memory.events), cgroup v1 (memory.oom_control) and /proc/vmstat; each has a line
-    ``oom_kill N``, that of the cgroup also where the host had no memory left.
+    It is -1 where no file tells. The files are those of cgroup v2 (memory.events) and v1 (memory.oom_control), and
+    /proc/vmstat; each has a line ``oom_kill N``, that of the cgroup also where the host had no memory left.
     """
     files = []
     for line in _read("/proc/self/cgroup").splitlines():

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 from stashtrace.format.reader import open_run
+from stashtrace.format.stash_file import StashFile
 from stashtrace.schema.kinds import IoOp
 from trust.pairs import Pair, compiled
 
@@ -176,6 +177,32 @@ def test_lost_rows_are_in_the_account_too(program: Path, tmp_path: Path) -> None
         )
         assert made.lost > 0
         made.check()
+
+
+def test_a_ring_that_lost_its_end_or_a_page_is_counted(program: Path, tmp_path: Path) -> None:
+    """A killed program's ring after a power loss or an interrupted copy: rows read plus rows counted are its rows."""
+    rng = random.Random(f"{SEED} rings")
+    case = {"workers": 2, "shape": "threads", "number": signal.SIGKILL, "fewest": 5_000}
+    kill_once(program, tmp_path / "one", rng, **case, DRAINER="off", LANE_BYTES="65536")  # type: ignore[arg-type]
+    [whole] = open_run(Pair(tmp_path / "one").run_dir).processes
+    ring, made = Path(whole.ring_path), sum(whole.row_counts().values())
+    data = ring.read_bytes()
+    size = len(data)
+    cuts = [data[:at] for at in (4096, 40_960, size // 2, *(rng.randrange(1, size) for _ in range(40)))]
+    holes = [data[:at] + bytes(4096) + data[at + 4096 :] for at in range(0, size, 4096)]
+    told = Counter[str]()
+    for damaged in (*cuts, *holes):
+        ring.write_bytes(damaged)
+        file = StashFile(whole.path)
+        read = sum(file.row_counts().values())
+        lost = {reason: 0 for _, reason, *_ in file.losses}
+        for _, reason, _, count, _ in file.losses:
+            lost[reason] += count
+        counted = lost.pop("lost_ring_rows", 0)
+        unknown = lost.keys() & {"damaged_lanes", "unreadable_ring", "damaged_ring_header"}
+        assert read + counted == made or (unknown and read + counted < made), (read, lost, made)
+        told.update(unknown or (["counted"] if counted else []))
+    assert told.keys() == {"counted", "damaged_lanes", "damaged_ring_header"}, told
 
 
 def test_an_account_that_does_not_add_up_is_refused() -> None:

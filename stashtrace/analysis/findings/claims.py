@@ -8,7 +8,7 @@ import numpy as np
 from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.killed import killed
-from stashtrace.analysis.findings.losses import loss_claims, lost_count
+from stashtrace.analysis.findings.losses import loss_claims
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
@@ -52,7 +52,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         hung = _hung(facts)
         claims += [ending[0], *(hung or ending[1:])]
     claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
-    claims += trust_claims(trace, facts.trust, lost_count(trace))
+    claims += trust_claims(trace, facts.trust)
     if "agreement" in facts.tables and len(facts.tables["agreement"]):
         row = agreement_evidence(facts.tables["agreement"])[0]
         claims.append(

@@ -3,9 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.kinds import Severity
@@ -18,6 +20,14 @@ _AT_MOST = 3
 WHOLE_FILES = "importers"
 #: Losses of a value: the record is kept.
 _KEPT = ("negative_times", "impossible_numbers", "hashes_ambiguous")
+#: Losses of an unknown number of records; their counts are of files or of parts of them.
+_UNCOUNTED = (
+    "damaged_lanes",
+    "damaged_ring_header",
+    "ring_without_file",
+    "unreadable_file",
+    "unreadable_ring",
+)
 #: Tables whose rows are records of the job.
 _RECORDED = (
     "spans",
@@ -34,11 +44,21 @@ _RECORDED = (
 
 
 def lost_count(trace: Trace) -> int:
-    """Return the number of lost records; records that lost only a value are not counted."""
+    """Return the number of lost records as far as it is known; records that lost only a value are not counted."""
     losses = trace.losses
-    kept = [code for code in map(trace.strings.find, _KEPT) if code >= 0]
-    lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~np.isin(losses["name_code"], kept)
+    lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~_named(trace, (*_KEPT, *_UNCOUNTED))
     return int(losses["lost_count"][lost].sum())
+
+
+def loses_uncounted(trace: Trace) -> bool:
+    """Return True if records were lost whose number is unknown."""
+    return bool(_named(trace, _UNCOUNTED).any())
+
+
+def _named(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Return the rows of the losses table with one of these reasons."""
+    codes = [code for code in map(trace.strings.find, names) if code >= 0]
+    return np.isin(trace.losses["name_code"], codes)
 
 
 def loss_claims(trace: Trace) -> list[Claim]:
@@ -58,7 +78,7 @@ def loss_claims(trace: Trace) -> list[Claim]:
     claims = []
     lost = lost_count(trace)
     whole = lost + trace.io_rows_count + sum(len(trace.table(name)) for name in _RECORDED)
-    gone = (key for key in order if severity[key] == Severity.DATA_LOSS and key[1] not in _KEPT)
+    gone = (key for key in order if severity[key] == Severity.DATA_LOSS and key[1] not in (*_KEPT, *_UNCOUNTED))
     worst = max(gone, key=totals.__getitem__, default=None)
     if worst is not None and lost > _MATTERS_RATIO * whole:
         claims.append(

@@ -15,6 +15,7 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import contact_errors, match
 from stashtrace.analysis.devices.cpus import HostCpu, counter_samples, host_cpus, last_values
+from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
@@ -73,7 +74,7 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
     return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, host_cpus(trace, window))
 
 
-def trust_claims(trace: Trace, known: Trust, lost_count: int) -> list[Claim]:
+def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
     """Return claims about what was measured, inferred and invisible, the cost of tracing, the losses and the clocks."""
     sources = (("measured", known.measured), ("inferred", known.inferred), ("invisible", known.invisible))
     claims = [
@@ -81,7 +82,8 @@ def trust_claims(trace: Trace, known: Trust, lost_count: int) -> list[Claim]:
         for kind, names in sources
     ]
     claims.append(Claim("trust", "own_cost", share_ratio=known.own_cost_most_ratio, least_ratio=known.own_cost_ratio))
-    claims.append(Claim("trust", "lost_records", items_count=lost_count))
+    name = "uncounted" if loses_uncounted(trace) else ""
+    claims.append(Claim("trust", "lost_records", name=name, items_count=lost_count(trace)))
     claims.append(_clocks(trace))
     return claims
 

@@ -404,7 +404,9 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "inferred": _sources("inferred"),
     "invisible": _sources("invisible here"),
     "own_cost": _own_cost,
-    "lost_records": _filled("lost records {items_count}"),
+    "lost_records": lambda f: (
+        f"lost records {f.row['items_count']}" + (" and an unknown number more" if f.row["name"] == "uncounted" else "")
+    ),
     "clocks": _clocks,
     "agreement": _filled(
         "brackets and kernels agree to {share_ratio:percent} of a step over {items_count:step} (largest difference:"

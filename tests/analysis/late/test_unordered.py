@@ -58,7 +58,7 @@ def test_one_host_is_ordered_to_the_nanosecond() -> None:
 
 def test_summary_says_what_is_not_ordered() -> None:
     trace = job(50 * US)
-    assert worded(*trust_claims(trace, Trust(), 0))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
+    assert worded(*trust_claims(trace, Trust()))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
     (told,) = worded(*scope_claims(trace))
     assert (
         "the order of events on different hosts is unknown within 100 us: in 1 of 3 collectives no rank is called last"
