@@ -92,6 +92,8 @@ class Outcome:
         Why the end of the run could not be written to ``run.json``.
     goal_reached : bool
         Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
+    replaced : bool
+        Whether another folder has the name of the run directory by now.
     """
 
     directory: Path
