@@ -107,7 +107,7 @@ def _by_stalls(
     from stashtrace.analysis.compare.diff import diff_of_sides
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
     from stashtrace.cli.loading import load_watched
-    from stashtrace.summary.compare import cpu_wait_lines, jobs_lines, verdict
+    from stashtrace.summary.compare import cpu_wait_lines, jobs_lines, step_times_line, verdict
 
     known = loaded or {}
     old, new = (
@@ -116,7 +116,8 @@ def _by_stalls(
     )
     table = diff_of_sides(old, new)
     waits = cpu_wait_lines(old.cpu_wait_ns, new.cpu_wait_ns, old.value(STEP, "mean"))
-    return table, [*jobs_lines(old.facts, new.facts), *verdict(table, *names), *waits]
+    lines = [*jobs_lines(old.facts, new.facts), step_times_line(old, new), *verdict(table, *names), *waits]
+    return table, lines
 
 
 def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, list[str]]:

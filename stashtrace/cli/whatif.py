@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
+    from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.cli.loading import load_watched
     from stashtrace.replay import Change, slowdown_of, what_if
     from stashtrace.replay.advice.report import advice_lines, advice_row
@@ -123,7 +124,10 @@ def main(argv: Sequence[str]) -> int:
         },
         "limits": limits,
     }
-    lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply, limits=limits)
+    step = step_time_of(trace)
+    if step is not None:
+        content["step_time"] = {"mean_ns": step.mean_ns, "steps_count": step.steps_count}
+    lines = whatif_lines(base, answers, step, asked=bool(changes) or arguments.apply, limits=limits)
     if alike is not None:
         content["slowdown"] = list(alike.rows())
     if measured is not None:

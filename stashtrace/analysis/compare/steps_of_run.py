@@ -13,7 +13,7 @@ from stashtrace.analysis.compare.facts import job_facts
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.stalls.hidden import hidden
-from stashtrace.analysis.steps.steps import counted_steps
+from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -29,7 +29,7 @@ KEPT_STEPS = 512
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRun:
-    """Steps of one run without warm-up and validation, each the mean over its ranks.
+    """The steps that the step time of a run is made of, each the mean over its ranks.
 
     Attributes
     ----------
@@ -97,12 +97,10 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         If no rank has a step.
     """
     steps = find_steps(trace)
-    counted = counted_steps(steps)
-    counted = counted.take(counted["kind"] != "validation")
-    counted = counted if len(counted) else steps
+    counted = step_time_steps(steps)
     by_step, by_rank = GroupBy(counted["step"]), GroupBy(counted["rank"])
     walls = counted["end_ns"] - counted["begin_ns"]
-    table = stalls(trace)
+    table = stalls(trace, warmup=True)
     in_step = GroupBy.numbered(by_step.find(table["step"]), len(by_step))
     # Only rows of counted steps: a rank may lack a step that others have.
     rank_steps = GroupBy(counted["rank"], counted["step"])

@@ -22,7 +22,8 @@ from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.kinds import step_kinds
 from stashtrace.analysis.steps.loop import QUIET_KINDS
-from stashtrace.analysis.steps.steps import counted_steps, in_steps
+from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
+from stashtrace.analysis.steps.steps import in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
@@ -206,23 +207,21 @@ def gather(trace: Trace) -> RunFacts:
         steps = find_steps(trace)
         if not len(steps):
             raise MissingDataError("no rank has a step")
-        stalls = find_stalls(trace)
+        stalls = find_stalls(trace, warmup=True)
     except MissingDataError:
         return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}, missing=bool(missing)))
     tables = {
         "stalls": stalls,
-        "straggler_causes": straggler_causes(trace),
+        "straggler_causes": straggler_causes(trace, warmup=True),
         "hidden": hidden(trace),
         "step_kinds": step_kinds(trace),
     }
     if len(trace.kernels):
         tables["agreement"] = agreement(trace)
-    quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any()]
-    trains = ~np.isin(steps["kind"], QUIET_KINDS)
-    main = trains if trains.any() else steps["kind"] == quiet.pop(0)
-    counted = _counted(steps, main)
-    tables["steps"] = counted
-    first = steps.take(main & (steps["rank"] == counted["rank"][0]))
+    kinds = kinds_that_count(steps)
+    quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
+    counted = tables["steps"] = step_time_steps(steps)
+    first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0
     known = trust(trace, tables, missing=bool(missing))
@@ -240,19 +239,11 @@ def gather(trace: Trace) -> RunFacts:
     )
     others = []
     for kind in quiet:
-        beside = {**tables, "steps": _counted(steps, steps["kind"] == kind)}
+        beside = {**tables, "steps": counted_of_kinds(steps, [kind])}
         beside.pop("agreement", None)
         count = int(np.count_nonzero(beside["steps"]["rank"] == beside["steps"]["rank"][0]))
         others.append(replace(facts, ranks=_ranks(trace, beside), steps_count=count, tables=beside, step_kind=kind))
     return replace(facts, others=tuple(others))
-
-
-def _counted(steps: Table, chosen: np.ndarray) -> Table:
-    """Return the chosen steps without warm-up; if there are no others, with warm-up."""
-    own = steps.take(chosen)
-    counted = counted_steps(steps)
-    counted = counted.take(np.isin(counted["kind"], np.unique(own["kind"])))
-    return counted if len(counted) else counted_steps(own, warmup=True)
 
 
 def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:

@@ -214,7 +214,7 @@ def _root(facts: RunFacts, hit: Sequence[RankFacts]) -> Evidence | None:
     """Return the rank at which clearly most waits end; None where ranks wait for one rank or no rank stands out."""
     if len({main_cause(rank) for rank in hit}) < _CHAIN_LENGTH:
         return None
-    table = straggler_roots(facts.trace)
+    table = straggler_roots(facts.trace, warmup=True)
     table = table.take(np.isin(table["step"], facts.tables["steps"]["step"]) & (table["root_rank"] >= 0))
     roots = GroupBy(table["root_rank"])
     if not len(roots):

@@ -447,7 +447,7 @@ def _attributed(trace: Trace) -> tuple[float, float, float]:
         return (float("nan"),) * 3
     if not len(known):
         return (float("nan"),) * 3
-    rows = analyze(trace, "stalls")
+    rows = analyze(trace, "stalls", warmup=True)
     sums: dict[str, dict[tuple[int, int], int]] = {"link": {}, "late": {}}
     kinds = {"network": "link", "interconnect": "link", "straggler": "late"}
     chosen = rows.take(np.isin(rows["kind"], list(kinds)))

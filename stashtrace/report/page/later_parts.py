@@ -91,8 +91,9 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     if slow["too_few"]:
         return [paragraph(f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow.")]
     rule = (
-        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median"
-        f" ({duration_text(slow['median_ns'])}) and a tenth of it, or five median deviations if that is more."
+        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median step"
+        f" ({duration_text(slow['median_ns'])}; the mean is {duration_text(slow['mean_ns'])}) and a tenth of it, or"
+        " five median deviations if that is more."
     )
     known = how(
         "slow steps",

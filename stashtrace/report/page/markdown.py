@@ -129,7 +129,8 @@ def _slow(facts: dict[str, Any]) -> list[str]:
     verb = "takes" if slow["slow_count"] == 1 else "take"
     lead = (
         f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verb} more than"
-        f" {duration_text(slow['limit_ns'])} (median {duration_text(slow['median_ns'])})."
+        f" {duration_text(slow['limit_ns'])} (the median step takes"
+        f" {duration_text(slow['median_ns'])}, the mean is {duration_text(slow['mean_ns'])})."
     )
     rows = [
         (row["step"], duration_text(row["length_ns"]), "; ".join(slow_reasons(row))) for row in slow["listed"][:_SLOW]
