@@ -169,6 +169,20 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
 
+def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
+    """Return those of several changes that one word stands for of which the run has something.
+
+    Raises
+    ------
+    MissingDataError
+        If the run has nothing of any.
+    """
+    known = [change for change in together if _is_known(graph, change)]
+    if not known:
+        _require_known(graph, together[0])
+    return known
+
+
 def _is_known(graph: Graph, change: Change) -> bool:
     try:
         _require_known(graph, change)

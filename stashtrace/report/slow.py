@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ LISTED, CAUSES = 10, 3
 NAMED_RATIO = 0.1
 #: Fewer steps have no usual length.
 FEWEST = 5
-_KINDS = [kind.name.lower() for kind in StallKind]
+_KINDS = list(KIND_NAMES)
 #: Columns of ``hidden`` that may go on beside a step; they are part of no kind of their own.
 _BESIDE = ("hidden_checkpoint_ns", "gc_ns", "cpu_contention_ns")
 

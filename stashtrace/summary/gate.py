@@ -14,7 +14,7 @@ from typing import Any
 from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
 from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
-from stashtrace.analysis.compare.steps_of_run import STEP
+from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.summary.compare import difference_texts, jobs_lines
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text
@@ -60,9 +60,9 @@ def sentence(judged: Judged, step_ns: float) -> str:
     """
     change, condition = judged.change, judged.condition
     allows = f"{condition} allows {condition.percent:g} %"
-    what = "the step" if condition.kind == STEP else f"{condition.kind} per step"
+    what = "the step" if condition.kind == STEP else f"{_name(condition.kind)} per step"
     if not change.before_ns and not change.after_ns:
-        return f"{judged.verdict}: {condition.kind} took no time in either job; {allows}"
+        return f"{judged.verdict}: {_name(condition.kind)} took no time in either job; {allows}"
     before, after = (duration_text(ns) for ns in (change.before_ns, change.after_ns))
     share = _percent(change.change_ns, step_ns) + ("" if condition.kind == STEP else " of the step before")
     moved = f"{what} went from {before} to {after} on average: {share}"
@@ -82,6 +82,12 @@ def sentence(judged: Judged, step_ns: float) -> str:
             " too, so record on a machine of its own, or by turns with --rerun"
         )
     return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged)}"
+
+
+def _name(kind: str) -> str:
+    """Name a kind; a column of several kinds with what it sums."""
+    parts = parts_of(kind)
+    return kind if len(parts) == 1 else f"{kind} ({' + '.join(parts)})"
 
 
 def _where(judged: Judged) -> str:

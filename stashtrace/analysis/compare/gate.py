@@ -1,7 +1,8 @@
 """A gate: did a time grow by more than it may? Worse, not worse, or not to be told from these runs.
 
 A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow by N % of the step that was before, and
-``step+N%`` the step itself. Means, not medians: a job pays for its rare slow steps too, and the kinds of a step add up.
+``step+N%`` the step itself; a column of the summary (``data``) stands for the sum of its kinds. Means, not medians: a
+job pays for its rare slow steps too, and the kinds of a step add up.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,11 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side, change_of, kinds_of
+from stashtrace.analysis.compare.change import (
+    RUN_TO_RUN_RATIO,
+    RUNS_THAT_TELL,
+    Change,
+    Side,
+    change_of,
+    kinds_of,
+    occurs,
+)
 from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
 from stashtrace.analysis.compare.resampling import student
-from stashtrace.analysis.compare.steps_of_run import KINDS, STEP
+from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.errors import UsageError
+from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
 
 #: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
 DEFAULT_CONDITION = "step+5%"
@@ -39,7 +49,7 @@ class Condition:
     Attributes
     ----------
     kind : str
-        ``step`` or a kind of stall.
+        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     percent : float
         Of the step before.
     """
@@ -54,7 +64,7 @@ class Condition:
         Raises
         ------
         UsageError
-            If it is not of that form, or there is no such kind.
+            If it is not of that form, or there is no such kind or column.
 
         Examples
         --------
@@ -64,9 +74,8 @@ class Condition:
         match = _CONDITION.fullmatch(text.lower())
         if match is None:
             raise UsageError(f"--fail-if {text} is not of the form KIND+N%", hint="for example --fail-if step+5%")
-        if match[1] not in KINDS:
-            known = ", ".join(KINDS)
-            raise UsageError(f"--fail-if {text}: no kind of time is named {match[1]}", hint=f"choose from {known}")
+        if match[1] != STEP and not kinds_of_word(match[1]):
+            raise UsageError(f"--fail-if {text}: unknown kind '{match[1]}'", hint=hint_for(match[1], more=[STEP]))
         return cls(match[1], float(match[2]))
 
     def __str__(self) -> str:
@@ -222,7 +231,7 @@ def _judged(before: Side, after: Side, condition: Condition, change: Change, ste
         verdict = "not worse"
     # Bounds of the growth without what waits for CPUs changed by: they have to agree.
     without = {"worse": change.low_ns - wait_ns > limit_ns, "not worse": change.high_ns - wait_ns <= limit_ns}
-    if change.kind in kinds_of((before, after)) and not without.get(verdict, True):
+    if occurs((before, after), change.kind) and not without.get(verdict, True):
         return Judged(condition, change, limit_ns, "inconclusive", Needs(), wait_ns, *grown)
     needs = _needs(before, after, change, limit_ns) if verdict == "inconclusive" else Needs()
     return Judged(condition, change, limit_ns, verdict, needs, 0.0, *grown)
@@ -269,7 +278,7 @@ def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:
     means: list[dict[int, float]] = []
     for side in (before, after):
         shared = set.intersection(*(set(run.ranks_ns) for run in side.runs))
-        means.append({r: sum(run.ranks_ns[r].get(kind, 0.0) for run in side.runs) / len(side.runs) for r in shared})
+        means.append({r: sum(run.mean_of_rank(r, kind) for run in side.runs) / len(side.runs) for r in shared})
     old, new = means
     if set(old) != set(new) or len(old) < 2:
         return -1, 0.0

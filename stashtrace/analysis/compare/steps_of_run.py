@@ -16,15 +16,20 @@ from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES, kinds_of_word
 from stashtrace.schema.trace import Trace
 
 #: Name of the wall time among the kinds.
 STEP = "step"
 #: Kinds in the order of the enumeration, after the step itself.
-KINDS = (STEP, *(kind.name.lower() for kind in StallKind))
+KINDS = (STEP, *KIND_NAMES)
 #: A baseline keeps at most so many values of a kind; of longer runs each is the mean of several neighbouring steps.
 KEPT_STEPS = 512
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Return what a word for a time of a step sums: ``step`` and kinds are themselves, a column has several kinds."""
+    return kinds_of_word(kind) or (kind,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,15 @@ class StepsOfRun:
     cpu_wait_ns: float | None = None
 
     def of(self, kind: str) -> Int64:
-        """Time of a kind in each step, ns; zeros if it does not occur."""
-        found = self.times_ns.get(kind)
-        return np.zeros(len(self.times_ns[STEP]), dtype=np.int64) if found is None else found
+        """Time in each step of a kind, or of all kinds of a column of the summary, ns; zeros if it does not occur."""
+        total = np.zeros(len(self.times_ns[STEP]), dtype=np.int64)
+        for part in parts_of(kind):
+            total = total + self.times_ns.get(part, 0)
+        return int64(total)
+
+    def mean_of_rank(self, rank: int, kind: str) -> float:
+        """Mean of such a time over the steps of one rank, ns."""
+        return sum(self.ranks_ns[rank].get(part, 0.0) for part in parts_of(kind))
 
     @property
     def kinds(self) -> list[str]:

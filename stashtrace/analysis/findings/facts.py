@@ -28,20 +28,10 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Columns of the summary, and the stall kinds of each.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "compute": ("compute",),
-    "data": ("fetch", "prep", "handoff"),
-    "link": ("network", "interconnect"),
-    "late": ("straggler",),
-    "copy": ("h2d",),
-    "save": ("checkpoint",),
-    "host": ("sync", "launch"),
-    "other": ("other",),
-}
 #: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
 _OTHER_RATIO = 0.01
 
@@ -110,7 +100,7 @@ class RankFacts:
 
     def share(self, group: str) -> float:
         """Return a column's share of the step time."""
-        return sum(self.kinds.get(k, 0) for k in GROUPS[group]) / max(self.wall_ns, 1)
+        return sum(self.kinds.get(k, 0) for k in COLUMNS[group]) / max(self.wall_ns, 1)
 
     def per_step_ns(self, *kinds: str) -> float:
         """Return the mean nanoseconds per step of some kinds."""
@@ -248,7 +238,7 @@ def gather(trace: Trace) -> RunFacts:
 
 def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
     counted = tables["steps"]
-    bounds = bounds_of_groups(trace, counted, GROUPS)
+    bounds = bounds_of_groups(trace, counted, COLUMNS)
     blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
     known = _Known(trace, tables)
     return tuple(
@@ -317,7 +307,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
         *_unseen(known.timed, rank, beside),
         host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
-        exact={frozenset(GROUPS[name]): of_name for name, of_name in bounds.items()},
+        exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
         method=methods[0] if len(methods) == 1 else "mixed",
     )
 
@@ -355,7 +345,7 @@ def budgets(facts: RunFacts) -> Table:
     for part in (facts, *facts.others):
         for rank in part.ranks:
             head = (rank.rank, rank.host, part.step_kind, rank.steps_count, rank.step_ns, rank.middle_step_ns)
-            for column, kinds in GROUPS.items():
+            for column, kinds in COLUMNS.items():
                 low, high = (round(bound * rank.steps_count) for bound in rank.bounds_ns(*kinds))
                 spent = sum(rank.kinds.get(kind, 0) for kind in kinds)
                 rows.append((*head, column, spent, low, high, rank.share(column)))

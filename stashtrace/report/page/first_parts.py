@@ -10,7 +10,6 @@ from stashtrace.report.budget import percents
 from stashtrace.report.page import pictures
 from stashtrace.report.page.html import how, listing, paragraph, see, table, tag, text, unfolding
 from stashtrace.report.page.words import (
-    COLUMNS,
     KINDS,
     binned_text,
     claims_of,
@@ -20,6 +19,7 @@ from stashtrace.report.page.words import (
     method_text,
     sentence,
 )
+from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.summary.words.parts import counted
 from stashtrace.units import duration_text, percent_text
 
@@ -70,14 +70,14 @@ def budget_part(facts: dict[str, Any]) -> list[str]:
     if budget["missing"]:
         return [paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
     kinds = {group["step_kind"] for group in budget["groups"]}
-    present = [name for name in COLUMNS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
+    present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
     parts = [
         paragraph(
             "Mean of the counted steps, divided among what each instant went to; each bar adds up to 100 %."
             + (" Ranks that spend their time alike are one bar." if _ranks_count(budget["groups"]) > 1 else "")
         ),
         tag("ul", "".join(_group(group, len(kinds) > 1) for group in budget["groups"]), class_="groups"),
-        unfolding("What the columns hold", listing([f"{name}: {COLUMNS[name]}" for name in present])),
+        unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
         how(
             "the budget",
             f"Method: {method_text(budget['methods'])}.",

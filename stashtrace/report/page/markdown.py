@@ -10,7 +10,8 @@ from typing import Any
 from stashtrace.report.budget import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_reasons
-from stashtrace.report.page.words import COLUMNS, claims_of, finding_how, method_text
+from stashtrace.report.page.words import claims_of, finding_how, method_text
+from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
 from stashtrace.visible import visible_line
 
@@ -98,7 +99,7 @@ def _budget(budget: dict[str, Any], command: str) -> list[str]:
     groups = budget["groups"]
     shown = [
         at
-        for at, name in enumerate(COLUMNS)
+        for at, name in enumerate(COLUMN_LABELS)
         if name in ("compute", "other") or any(group["columns"][at]["share_ratio"] >= 0.0005 for group in groups)
     ]
     several = len({group["step_kind"] for group in groups}) > 1
@@ -106,7 +107,7 @@ def _budget(budget: dict[str, Any], command: str) -> list[str]:
     for group in groups:
         shares = percents([column["share_ratio"] for column in group["columns"]])
         rows.append((group_title(group, named_kind=several), *(shares[at] for at in shown)))
-    names = list(COLUMNS)
+    names = list(COLUMN_LABELS)
     return [
         "### Where the time of a step goes",
         _table(("ranks", *(names[at] for at in shown)), rows, len(shown)),
