@@ -14,6 +14,10 @@ from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text, percent_text, shortened
 from stashtrace.visible import visible_line
 
+#: What is said of a recording that is compared with itself, or with a copy.
+SAME_RECORDING = (
+    "both sides are the same recording, so nothing can have changed; record the job again and compare the two"
+)
 #: From this ratio on a change is no longer worded as percent.
 _TIMES_RATIO = 9
 #: Kinds, or kernels, that a sentence names.

@@ -15,7 +15,7 @@ from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL,
 from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
-from stashtrace.summary.compare import difference_texts, jobs_lines
+from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text
 from stashtrace.visible import visible_line
@@ -45,8 +45,15 @@ def sentences(gate: Gate) -> list[str]:
     if gate.refused:
         fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
         return [f"not comparable: the jobs differ in {fields}"]
+    if gate.is_same:
+        return [f"inconclusive: {SAME_RECORDING}"]
     ordered = sorted(gate.judged, key=lambda one: _WORST_FIRST.index(one.verdict))
-    return [sentence(one, _step_ns(gate)) for one in ordered]
+    return [condition_sentence(gate, one) for one in ordered]
+
+
+def condition_sentence(gate: Gate, judged: Judged) -> str:
+    """Return the verdict on one condition of a gate."""
+    return f"inconclusive: {SAME_RECORDING}" if gate.is_same else sentence(judged, _step_ns(gate))
 
 
 def sentence(judged: Judged, step_ns: float) -> str:
@@ -98,7 +105,9 @@ def _where(judged: Judged) -> str:
 
 
 def notes(gate: Gate) -> list[str]:
-    """Return what the numbers rest on: the run-to-run allowance, and what could have been seen."""
+    """Return what the numbers rest on: the run-to-run allowance, and what could have been seen; or nothing."""
+    if gate.is_same:
+        return []
     step_ns, first = _step_ns(gate), gate.judged[0]
     if first.change.allowance_ns:
         share = _percent(first.change.allowance_ns, step_ns).lstrip("+")

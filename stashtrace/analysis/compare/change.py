@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.compare.facts import Fact, common_facts
 from stashtrace.analysis.compare.resampling import FOUR_OF_FIVE, STATISTICS, Floats, Statistic, standard_error, student
-from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, parts_of
+from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, is_same_recording, parts_of
 
 #: Two equal runs differ by up to this part of their step beyond what their steps show: ``benchmarks/results/gate.md``.
 RUN_TO_RUN_RATIO = 0.02
@@ -172,6 +172,11 @@ def change_of(
     old, new = float(first.mean()), float(second.mean())
     half = steps_ns + allowance_ns
     return Change(kind, old, new, new - old - half, new - old + half, steps_ns, allowance_ns, source)
+
+
+def same_recordings(before: Side, after: Side) -> bool:
+    """Return whether each run after a change is also one of those before, so that nothing is said of the change."""
+    return all(any(is_same_recording(run, old) for old in before.runs) for run in after.runs)
 
 
 def occurs(sides: Sequence[Side], kind: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stashtrace.analysis.compare.change import (
@@ -22,6 +22,7 @@ from stashtrace.analysis.compare.change import (
     change_of,
     kinds_of,
     occurs,
+    same_recordings,
 )
 from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
 from stashtrace.analysis.compare.resampling import student
@@ -151,6 +152,8 @@ class Gate:
         The step and every kind.
     allowance_ratio : float
         Run-to-run allowance that was asked for, as part of the step before.
+    is_same : bool
+        Each run after the change is also one of those before it: their growth says nothing.
     """
 
     before: Side
@@ -160,12 +163,15 @@ class Gate:
     judged: tuple[Judged, ...] = ()
     changes: tuple[Change, ...] = ()
     allowance_ratio: float = RUN_TO_RUN_RATIO
+    is_same: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        """Worse if any condition is; not worse only if all are."""
+        """Worse if any condition is; not worse only if all are. A recording beside itself decides nothing."""
         if self.refused:
             return "not comparable"
+        if self.is_same:
+            return "inconclusive"
         verdicts = {one.verdict for one in self.judged}
         return "worse" if "worse" in verdicts else "inconclusive" if "inconclusive" in verdicts else "not worse"
 
@@ -211,7 +217,10 @@ def judge(
     judged = tuple(
         _judged(before, after, condition, changes[condition.kind], step_ns, wait_ns) for condition in conditions
     )
-    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio)
+    is_same = same_recordings(before, after)
+    if is_same:
+        judged = tuple(replace(one, verdict="inconclusive", needs=Needs(), cpu_wait_ns=0.0) for one in judged)
+    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio, is_same)
 
 
 def _cpu_wait_growth_ns(before: Side, after: Side) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.compare.facts import job_facts
+from stashtrace.analysis.compare.facts import job_facts, recording_id
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.stalls.hidden import hidden
@@ -50,6 +50,8 @@ class StepsOfRun:
         See :func:`stashtrace.analysis.compare.facts.job_facts`.
     cpu_wait_ns : float, optional
         Mean time of a step for which a step thread could run but had no CPU; None if unknown.
+    recording : str
+        Id that the recorder gave the run, the path of files of other tools, or empty.
     """
 
     name: str
@@ -58,6 +60,7 @@ class StepsOfRun:
     ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     cpu_wait_ns: float | None = None
+    recording: str = ""
 
     def of(self, kind: str) -> Int64:
         """Time in each step of a kind, or of all kinds of a column of the summary, ns; zeros if it does not occur."""
@@ -90,6 +93,17 @@ class StepsOfRun:
             for kind, values in self.times_ns.items()
         }
         return replace(self, times_ns=times)
+
+
+def is_same_recording(one: StepsOfRun, other: StepsOfRun) -> bool:
+    """Return whether two runs are one recording, or a copy of it: the same id, and each step equal to the ns."""
+    if not one.recording or one.recording != other.recording:
+        return False
+    most = min(len(run.times_ns[STEP]) for run in (one, other))
+    first, second = one.condensed(most), other.condensed(most)
+    return first.kinds == second.kinds and all(
+        np.array_equal(first.times_ns[kind], second.times_ns[kind]) for kind in first.kinds
+    )
 
 
 def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
@@ -130,7 +144,8 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         for at, rank in enumerate(by_rank.values.tolist())
     }
     facts = job_facts(trace, counted, np.unique(table["method"][is_counted]).tolist())
-    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, _cpu_wait_ns(trace, rank_steps))
+    waited = _cpu_wait_ns(trace, rank_steps)
+    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, waited, recording_id(trace))
 
 
 def _cpu_wait_ns(trace: Trace, counted: GroupBy) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 from stashtrace.report.budget import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_reasons
-from stashtrace.report.page.words import claims_of, finding_how, method_text
+from stashtrace.report.page.words import claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
 from stashtrace.visible import visible_line
@@ -31,7 +31,7 @@ def markdown(facts: dict[str, Any]) -> str:
         As :func:`stashtrace.report.facts.report_facts` returns it.
     """
     blocks = [
-        f"## stashtrace: {plain(facts['path'])}",
+        "## " + code(facts["path"]).join(title_around(facts)),
         plain(", ".join(facts["headline"])),
         *_verdicts(facts),
         *_budget(facts["budget"], facts["commands"]["budget"]),

@@ -41,6 +41,11 @@ BESIDE = {
 }
 
 
+def title_around(facts: dict[str, Any]) -> tuple[str, str]:
+    """Return what stands before and behind the name of the run in the title of its report."""
+    return ("What was recorded of run ", "") if facts["budget"]["missing"] else ("Where the time of run ", " went")
+
+
 def span_text(low_ns: float, high_ns: float) -> str:
     """Word the bounds of a time; ``exactly`` where they are the same to the digits shown."""
     low, high = duration_text(low_ns), duration_text(high_ns)
