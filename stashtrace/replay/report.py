@@ -137,8 +137,11 @@ def _step_time(run: Answer, step: StepTime | None) -> list[str]:
     takes, replayed = duration_text(mean_ns), duration_text(run.measured_ns)
     lines = [f"a step takes {takes} on average over {count} steps" if count > 1 else f"the only step takes {takes}"]
     if run.steps_count != count or replayed != takes:
-        steps = f"{run.steps_count} steps are" if run.steps_count > 1 else "1 step is"
-        lines += _wrapped(f"{steps} replayed, of {replayed} on average; the changes below are changes of that")
+        steps = f"{run.steps_count} steps" if run.steps_count > 1 else "1 step"
+        lines += _wrapped(
+            f"the replay is of {steps} of {replayed} on average, each from the end of the one before; the changes below"
+            " are changes of that"
+        )
     return lines
 
 
