@@ -21,7 +21,6 @@ from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
-from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -79,7 +78,7 @@ def loader_rates(trace: Trace) -> Table:
         If there are no steps or no batches.
     """
     steps = analyze(trace, "steps")
-    counted = step_time_steps(steps)
+    counted = steps.take((steps["warmup"] == 0) & (steps["kind"] != "validation"))
     stalls = analyze(trace, "stalls", warmup=True)
     rows: list[Row] = []
     batches: list[_Batches] = []
