@@ -33,7 +33,7 @@ print(100 * row["idle_ns"] / row["window_ns"], 100 * row["overlap_ratio"])
 """
 TO_STALLS = """
 import stashtrace, sys
-table = stashtrace.analyze(stashtrace.load(sys.argv[1]), "stalls")
+table = stashtrace.analyze(stashtrace.load(sys.argv[1]), "stalls", warmup=True)
 print(len(table), int(table["stall_ns"].sum()))
 """
 THEIRS = """

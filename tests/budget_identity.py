@@ -27,7 +27,7 @@ def relaxed(examples: int) -> settings:
 def budget(trace: Trace) -> Rows:
     """Rows of ``stalls``, none for a trace without steps."""
     try:
-        return list(stalls(trace).rows())
+        return list(stalls(trace, warmup=True).rows())
     except MissingDataError:
         return []
 

@@ -31,6 +31,8 @@ def parser() -> Parser:
     parser = _common("Print one analysis of a run.", analyses_text())
     by = "a row for each step and rank, each rank, each rank and kind of step, or the run"
     parser.add_argument("--by", choices=("step", "rank", "step_kind", "run"), help=by)
+    warmup = "count the warm-up steps too; stalls by step: all steps, and step -1 for the time outside of them"
+    parser.add_argument("--warmup", action="store_true", default=None, help=warmup)
     calibration = "file of `stashtrace calibrate` (default: calibration.toml in the run directory)"
     add_value(parser, "--calibration", "FILE", calibration)
     orphans = "GPU work launched before the recording: keep (default) or drop"
@@ -130,7 +132,7 @@ def added_text() -> str:
 
 #: Options of analyses, by the name of the parameter.
 _OPTIONS = (
-    *("by", "orphans", "last_step", "calibration", "top", "center"),
+    *("by", "warmup", "orphans", "last_step", "calibration", "top", "center"),
     *("per", "under", "files", "tier_size", "tier_latency", "tier_bandwidth", "source_latency", "source_bandwidth"),
     *("cache_size", "block", "importance"),
 )

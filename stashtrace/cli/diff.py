@@ -103,11 +103,11 @@ def _by_stalls(
     sides: Sequence[Sequence[str]], names: Sequence[str], loaded: Mapping[str, Trace] | None = None
 ) -> tuple[Table, list[str]]:
     """Compare the kinds of time of all runs; those that are not loaded yet are loaded one after the other."""
-    from stashtrace.analysis.compare.change import Side
+    from stashtrace.analysis.compare.change import Side, same_recordings
     from stashtrace.analysis.compare.diff import diff_of_sides
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
     from stashtrace.cli.loading import load_watched
-    from stashtrace.summary.compare import cpu_wait_lines, jobs_lines, verdict
+    from stashtrace.summary.compare import SAME_RECORDING, cpu_wait_lines, jobs_lines, step_times_line, verdict
 
     known = loaded or {}
     old, new = (
@@ -115,8 +115,11 @@ def _by_stalls(
         for name, paths in zip(names, sides, strict=True)
     )
     table = diff_of_sides(old, new)
+    if same_recordings(old, new):
+        return table, [step_times_line(old, new), SAME_RECORDING]
     waits = cpu_wait_lines(old.cpu_wait_ns, new.cpu_wait_ns, old.value(STEP, "mean"))
-    return table, [*jobs_lines(old.facts, new.facts), *verdict(table, *names), *waits]
+    lines = [*jobs_lines(old.facts, new.facts), step_times_line(old, new), *verdict(table, *names), *waits]
+    return table, lines
 
 
 def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, list[str]]:

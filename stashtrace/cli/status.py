@@ -13,7 +13,7 @@ from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.record.directory import RUN_FILE, read_run_file
 from stashtrace.record.launchers import own_place
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import duration_text
 
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
@@ -37,10 +37,11 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
 
     from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
+    from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
-    from stashtrace.summary.progress import describe_waiting, last_budget
+    from stashtrace.summary.progress import describe_waiting, newest_steps, newest_text, step_time_text
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])
@@ -51,14 +52,13 @@ def main(argv: Sequence[str]) -> int:
     trace = load_trace(path, run_id=arguments.run)
     newest = newest_ns(trace)
     lines = [_headline(raw.run, len(alive), len(raw.processes)), ""]
-    budgets = last_budget(trace)
+    step = step_time_of(trace)
+    if step is not None:
+        lines += [step_time_text(step), ""]
+    newest_of = newest_steps(trace)
     for rank in trace.ranks.tolist():
-        count, step_ns, shares = budgets.get(rank, (0, 0, {}))
-        kinds = sorted(shares.items(), key=lambda item: -item[1])
-        budget = ", ".join(f"{kind} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
         idle = newest - newest_ns(trace, activity=True, rank=rank)
-        pace = f" of {duration_text(step_ns)}: {budget}" if count else ""
-        lines.append(f"rank {rank}: {count} steps{pace}")
+        lines.append(f"rank {rank}: {newest_text(newest_of[rank]) if rank in newest_of else '0 steps'}")
         if idle > SUSPICIOUS_NS:
             lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")

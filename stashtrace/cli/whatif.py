@@ -26,6 +26,8 @@ _EPILOG = """Without --set, single changes are ranked by what they save. QUANTIT
 compute, launch, h2d, prep, fetch, checkpoint, straggler, workers, ranks,
 compression, network.bandwidth, network.latency, interconnect.bandwidth,
 interconnect.latency, or bucket_mb (bucket_cap_mb of DistributedDataParallel).
+A column of the summary changes all of its kinds: data, late, copy, save, host,
+link.bandwidth, link.latency.
 VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
 for a bandwidth, 8 for a number, fp16 for compression.
 
@@ -70,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
+    from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.cli.loading import load_watched
-    from stashtrace.replay import Change, slowdown_of, what_if
+    from stashtrace.replay import Change, known_changes, slowdown_of, what_if
     from stashtrace.replay.advice.report import advice_lines, advice_row
     from stashtrace.replay.report import (
         WORTH_SHARING,
@@ -83,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     )
     from stashtrace.summary.critical import critical_lines, critical_sentence
 
-    changes = [Change.parse(text) for text in arguments.changes]
+    asked = [Change.parse_all(text) for text in arguments.changes]
+    changes = [change for several in asked for change in several]
     names = [change.quantity for change in changes]
     for name in names:
         if names.count(name) > 1:
@@ -101,6 +105,7 @@ def main(argv: Sequence[str]) -> int:
             f"this run allows no prediction: {unreliable(base)}",
             hint="without --set and --apply the command shows what is known of its critical path",
         )
+    changes = [c for several in asked for c in (known_changes(graph, several) if len(several) > 1 else several)]
     answers = _answers(trace, graph, changes, best_buckets=arguments.apply) if base.is_reliable else []
     measured = None
     if arguments.apply:
@@ -123,7 +128,10 @@ def main(argv: Sequence[str]) -> int:
         },
         "limits": limits,
     }
-    lines = whatif_lines(base, answers, asked=bool(changes) or arguments.apply, limits=limits)
+    step = step_time_of(trace)
+    if step is not None:
+        content["step_time"] = {"mean_ns": step.mean_ns, "steps_count": step.steps_count}
+    lines = whatif_lines(base, answers, step, asked=bool(changes) or arguments.apply, limits=limits)
     if alike is not None:
         content["slowdown"] = list(alike.rows())
     if measured is not None:

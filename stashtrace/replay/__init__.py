@@ -6,7 +6,7 @@ from __future__ import annotations
 from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
 from stashtrace.replay.slowdown import Ideal, slowdown_of
-from stashtrace.replay.whatif import Answer, best_buckets, single_changes, what_if
+from stashtrace.replay.whatif import Answer, best_buckets, known_changes, single_changes, what_if
 
 __all__ = [
     "BUCKET",
@@ -16,6 +16,7 @@ __all__ = [
     "Ideal",
     "best_buckets",
     "gradient_buckets",
+    "known_changes",
     "single_changes",
     "slowdown_of",
     "what_if",

@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed, Resource
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMNS, STALL_KINDS
 
-_COLUMN = {StallKind[kind.upper()]: name for name, kinds in GROUPS.items() for kind in kinds}
+_COLUMN = {kind.code: kind.column for kind in STALL_KINDS}
 
 
 def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, float]:
@@ -29,7 +29,7 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     steps : int array
         Counted steps.
     """
-    budget = dict.fromkeys(GROUPS, 0.0)
+    budget = dict.fromkeys(COLUMNS, 0.0)
     on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE, Resource.COMPUTE_STREAM))
     threads = np.flatnonzero(on_thread & np.isin(graph.step, steps))
     _add_threads(graph, replayed, threads, budget)

@@ -3,17 +3,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, nearest_word, word_text
 
 #: Times; ``0`` takes one away.
 TIMES = ("compute", "launch", "h2d", "prep", "fetch", "checkpoint", "straggler")
 #: Quantities of a link.
-LINKS = tuple(f"{link}.{what}" for link in ("network", "interconnect") for what in ("bandwidth", "latency"))
+_OF_A_LINK = ("bandwidth", "latency")
+LINKS = tuple(f"{link}.{what}" for link in COLUMNS["link"] for what in _OF_A_LINK)
 COUNTS = ("workers", "ranks")
 WORDS = {"compression": ("fp16",)}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
@@ -70,8 +71,7 @@ class Change:
             known = f"quantities that can be changed: {', '.join((*QUANTITIES, BUCKET))}"
             if not equals:
                 raise UsageError(f"{text!r} is not QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
-            near = difflib.get_close_matches(quantity, (*QUANTITIES, BUCKET), 1)
-            raise UsageError(f"cannot change {quantity!r}", hint=f"did you mean {near[0]}?" if near else known)
+            raise UsageError(f"cannot change {quantity!r}", hint=_hint(quantity) or known)
         if quantity in WORDS:
             if value not in WORDS[quantity]:
                 raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=" or ".join(WORDS[quantity]))
@@ -88,6 +88,28 @@ class Change:
             raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=f"as in {_RANGE[quantity]}")
         return cls(quantity, None, amount, value)
 
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Change, ...]:
+        """Read ``QUANTITY=VALUE``, where a column of the summary stands for all of its kinds that can be changed.
+
+        Examples
+        --------
+        >>> [str(change) for change in Change.parse_all("data=x0.5")]
+        ['fetch=x0.5', 'prep=x0.5']
+        """
+        word, equals, value = (part.strip() for part in text.partition("="))
+        column, dot, what = word.partition(".")
+        parts = _changeable(column, what if dot else "")
+        if not equals or column not in COLUMNS or not parts or parts == (word,):
+            return (cls.parse(text),)
+        changes = tuple(cls.parse(f"{part}={value}") for part in parts)
+        if len(parts) > 1 and any(change.amount is not None for change in changes) and not dot:
+            raise UsageError(
+                f"{text}: {word} is the sum of {' and '.join(parts)}, so it takes a factor or 0",
+                hint=f"{word}=x0.5, or a time for one of them: {parts[0]}={value}",
+            )
+        return changes
+
     def factor_from(self, present: float) -> float:
         """Return the factor of a present amount, which is in the unit of ``amount``."""
         if self.factor is not None:
@@ -101,6 +123,24 @@ class Change:
         if self.quantity == BUCKET:
             return f"{BUCKET}={self.factor:g}"
         return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"
+
+
+def _changeable(column: str, what: str = "") -> tuple[str, ...]:
+    """Return the quantities that a column of the summary stands for; ``what`` is that of a link, as in bandwidth."""
+    parts = (f"{kind}.{what}" if what else kind for kind in COLUMNS.get(column, ()))
+    return tuple(part for part in parts if part in QUANTITIES)
+
+
+def _hint(word: str) -> str:
+    """Return what else to change for a word that is no quantity; empty if nothing is near."""
+    known = (*QUANTITIES, BUCKET, *(column for column in COLUMNS if _changeable(column)))
+    column = word if word in COLUMNS else COLUMN_OF.get(word, "")
+    if column == "link":
+        return f"of a link: {' or '.join(f'{word}.{what}' for what in _OF_A_LINK)}"
+    if column and _changeable(column):
+        return f"of {column}, {' and '.join(_changeable(column))} can be changed: {column}=x0.5 changes them together"
+    near = nearest_word(word, known)
+    return f"did you mean {word_text(near)}?" if near else ""
 
 
 def _size_mib(text: str) -> float:

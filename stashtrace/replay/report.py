@@ -20,6 +20,7 @@ from stashtrace.units import duration_text, percent_text
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
+    from stashtrace.analysis.steps.step_time import StepTime
     from stashtrace.replay import Answer
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
@@ -89,7 +90,9 @@ def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
     return lines
 
 
-def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits: Sequence[str] = ()) -> list[str]:
+def whatif_lines(
+    run: Answer, answers: Sequence[Answer], step: StepTime | None = None, *, asked: bool, limits: Sequence[str] = ()
+) -> list[str]:
     """Return the lines for the terminal: the accuracy of the replay, then a table of changes.
 
     Parameters
@@ -97,6 +100,8 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     run : Answer
         Without a change.
     answers : sequence of Answer
+    step : StepTime, optional
+        Step time of the run; where it is not known, that of the steps that were replayed.
     asked : bool
         One question was asked, so its budget follows.
     limits : sequence of str
@@ -104,10 +109,8 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
     """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
     noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
-    takes = duration_text(run.measured_ns)
-    several = run.steps_count > 1
     lines = [
-        f"a step takes {takes} on average over {run.steps_count} steps" if several else f"the only step takes {takes}",
+        *_step_time(run, step),
         *_wrapped(
             f"a replay of the unchanged run is off by {error}; {gap} of a step has no known cause and stays as it was;"
             f" other recordings may differ by {noise}, with a change by +/-"
@@ -126,6 +129,20 @@ def whatif_lines(run: Answer, answers: Sequence[Answer], *, asked: bool, limits:
         figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
     return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
+
+
+def _step_time(run: Answer, step: StepTime | None) -> list[str]:
+    """Say how long a step takes, and which of the steps were replayed if they are not all."""
+    mean_ns, count = (run.measured_ns, run.steps_count) if step is None else (step.mean_ns, step.steps_count)
+    takes, replayed = duration_text(mean_ns), duration_text(run.measured_ns)
+    lines = [f"a step takes {takes} on average over {count} steps" if count > 1 else f"the only step takes {takes}"]
+    if run.steps_count != count or replayed != takes:
+        steps = f"{run.steps_count} steps" if run.steps_count > 1 else "1 step"
+        lines += _wrapped(
+            f"the replay is of {steps} of {replayed} on average, each from the end of the one before; the changes below"
+            " are changes of that"
+        )
+    return lines
 
 
 def unreliable(run: Answer) -> str:

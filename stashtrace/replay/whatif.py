@@ -31,6 +31,7 @@ from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.times import require_time, with_time
 from stashtrace.replay.transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
 #: Changes are not predicted from a replay with a larger error, or with more time that no edge explains.
@@ -168,6 +169,20 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
 
+def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
+    """Return those of several changes that one word stands for of which the run has something.
+
+    Raises
+    ------
+    MissingDataError
+        If the run has nothing of any.
+    """
+    known = [change for change in together if _is_known(graph, change)]
+    if not known:
+        _require_known(graph, together[0])
+    return known
+
+
 def _is_known(graph: Graph, change: Change) -> bool:
     try:
         _require_known(graph, change)
@@ -237,7 +252,8 @@ class _Run:
         self.counted: Bools = counted if counted.any() else measured >= 0
         if not self.counted.any():
             raise MissingDataError("no rank has two steps", hint="a step lasts from the end of the step before")
-        self.measured_ns = float(measured[self.counted].mean())
+        self._by_step = GroupBy(graph.ends_step[self.counted])
+        self.measured_ns = self._mean_of(measured[self.counted])
         if self.measured_ns <= 0:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
@@ -386,7 +402,11 @@ class _Run:
 
     def _mean(self, graph: Graph, replayed: Replayed) -> float:
         # By damaged times a step may end before the one that it follows.
-        return float(np.maximum(graph.step_ns(replayed)[self.counted], 0).mean())
+        return self._mean_of(np.maximum(graph.step_ns(replayed)[self.counted], 0))
+
+    def _mean_of(self, lengths: Int64) -> float:
+        """Return the mean over steps of the mean over ranks, as the step time of the run is made."""
+        return float((self._by_step.sum(lengths) / self._by_step.sizes).mean())
 
     def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
         """Return by how much another recording may differ, by the scatter of the replayed steps."""

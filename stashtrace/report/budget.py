@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.facts import GROUPS
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.units import ranks_in, ranks_text
 
@@ -23,7 +23,6 @@ ALIKE_RATIO = 0.05
 GROUPS_AT_MOST = 8
 #: Budgets of more ranks are in the document by group only.
 RANKS_AT_MOST = 2048
-COLUMNS = tuple(GROUPS)
 
 
 def budget_groups(budgets: Table) -> list[dict[str, Any]]:
@@ -90,7 +89,7 @@ def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
 def _matrices(own: Table) -> tuple[Ints, dict[str, Ints]]:
     """Return the ranks, and per quantity an array (ranks, columns)."""
     by_rank = GroupBy(own["rank"])
-    place = np.argmax(own["column"][:, None] == np.array(COLUMNS)[None, :], axis=1)
+    place = np.argmax(own["column"][:, None] == np.array(list(COLUMNS))[None, :], axis=1)
     cells = GroupBy.cells((by_rank.number, place), (len(by_rank), len(COLUMNS)))
     return by_rank.values, {name: cells.sum(own[name]) for name in ("stall_ns", "low_ns", "high_ns")}
 

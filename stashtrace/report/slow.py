@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +24,7 @@ LISTED, CAUSES = 10, 3
 NAMED_RATIO = 0.1
 #: Fewer steps have no usual length.
 FEWEST = 5
-_KINDS = [kind.name.lower() for kind in StallKind]
+_KINDS = list(KIND_NAMES)
 #: Columns of ``hidden`` that may go on beside a step; they are part of no kind of their own.
 _BESIDE = ("hidden_checkpoint_ns", "gc_ns", "cpu_contention_ns")
 
@@ -44,16 +45,16 @@ def slow_steps(steps: Table, stalls: Table, causes: Table, hidden: Table) -> dic
     Returns
     -------
     dict
-        ``steps_count``, ``median_ns``, ``limit_ns`` (a step above it is slow), ``slow_count``, ``excess_ns`` (of all
-        slow steps over as many median ones), ``whole_ns`` (of all counted steps) and ``listed``: per slow step
+        ``steps_count``, ``mean_ns`` (the step time of the run), ``median_ns``, ``limit_ns`` (a step above it is slow),
+        ``slow_count``, ``excess_ns`` (of all slow steps over as many median ones), ``whole_ns`` (of all counted steps)
+        and ``listed``: per slow step
         ``step``, ``length_ns``, ``excess_ns``, ``begin_ns``, ``end_ns``, ``kinds`` (dicts of ``kind``, ``surplus_ns``,
         ``low_ns``, ``high_ns``, ``rank``, ``late_rank``) and ``beside`` (dicts of ``name``, ``surplus_ns``).
         ``too_few``: no step can be called slow.
     """
     by_step = GroupBy(steps["step"])
     ranks = np.maximum(by_step.sizes, 1)
-    wall = steps["end_ns"] - steps["begin_ns"]
-    length = by_step.sum(wall) / ranks
+    length = step_lengths(steps)
     count = len(by_step)
     if count < FEWEST:
         return {"steps_count": count, "too_few": True, "slow_count": 0, "listed": []}
@@ -104,6 +105,7 @@ def slow_steps(steps: Table, stalls: Table, causes: Table, hidden: Table) -> dic
     return {
         "steps_count": count,
         "too_few": False,
+        "mean_ns": round(float(length.mean())),
         "median_ns": round(median),
         "limit_ns": round(limit),
         "slow_count": len(slow),

@@ -23,6 +23,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.report.lanes import Window, file_lane, longest_file, rank_lane, worker_lane
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import wait_text
@@ -38,7 +39,7 @@ _BEFORE, _AFTER = 5, 2
 _DATA_RATIO = 0.03
 #: Waits that cost less than this part of the costliest one are not listed.
 _WORTH_DIVISOR = 10
-_DATA_KINDS = ("fetch", "prep", "handoff")
+_DATA_KINDS = COLUMNS["data"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from stashtrace.analysis.compare.gate import Gate
-from stashtrace.summary.gate import gate_lines, sentence, sentences
+from stashtrace.summary.gate import condition_sentence, gate_lines, sentences
 from stashtrace.visible import visible
 
 _SUITE = "stashtrace check"
@@ -20,7 +20,7 @@ def junit_xml(gate: Gate) -> str:
     A condition that is worse is a failure, an inconclusive one is skipped with its reason, and jobs that cannot be
     compared are one case in error.
     """
-    cases = [(str(one.condition), one.verdict, sentence(one, gate.changes[0].before_ns)) for one in gate.judged]
+    cases = [(str(one.condition), one.verdict, condition_sentence(gate, one)) for one in gate.judged]
     cases = cases or [("comparable", gate.verdict, sentences(gate)[0])]
     counts = {tag: sum(_TAGS.get(verdict) == tag for _, verdict, _ in cases) for tag in ("failure", "error", "skipped")}
     suite = ElementTree.Element(
@@ -52,7 +52,7 @@ def annotation_lines(gate: Gate) -> list[str]:
         _command(
             _LEVELS[one.verdict],
             f"stashtrace check: {one.condition} {one.verdict}",
-            sentence(one, gate.changes[0].before_ns),
+            condition_sentence(gate, one),
         )
         for one in gate.judged
         if one.verdict in _LEVELS

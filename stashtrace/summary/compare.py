@@ -6,13 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Side
 from stashtrace.analysis.compare.facts import FIELDS, Difference, Fact, changed_words, differences
+from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.table import Table
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text, percent_text, shortened
 from stashtrace.visible import visible_line
 
+#: What is said of a recording that is compared with itself, or with a copy.
+SAME_RECORDING = (
+    "both sides are the same recording, so nothing can have changed; record the job again and compare the two"
+)
 #: From this ratio on a change is no longer worded as percent.
 _TIMES_RATIO = 9
 #: Kinds, or kernels, that a sentence names.
@@ -69,6 +74,15 @@ def _fact(value: Fact) -> str:
     return "not recorded" if value is None else shortened(visible_line(str(value)), _FACT_WIDTH)
 
 
+def step_times_line(before: Side, after: Side) -> str:
+    """Say how long a step takes in both jobs: their step times, while the rows of ``diff`` are of median steps."""
+    first, second = (duration_text(side.value(STEP, "mean")) for side in (before, after))
+    counts = [side.steps_count for side in (before, after)]
+    over = f"{counts[0]:,}" if counts[0] == counts[1] else f"{counts[0]:,} and {counts[1]:,}"
+    steps = "step" if counts == [1, 1] else "steps"
+    return f"a step takes {first} in {before.name} and {second} in {after.name} on average, over {over} {steps}"
+
+
 def verdict(table: Table, before: str, after: str) -> list[str]:
     """Say in sentences how the length of a step changed, and which kinds of time changed most.
 
@@ -84,14 +98,17 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     first, second, noise = (duration_text(step[n]) for n in ("before_ns", "after_ns", "noise_ns"))
     lines = []
     if step["verdict"] == "no difference":
-        lines.append(f"no difference: a step takes {first} in {before} and {second} in {after} (noise up to {noise})")
+        lines.append(
+            f"no difference: the median step takes {first} in {before} and {second} in {after} (noise up to {noise})"
+        )
     else:
         ratio = abs(step["change_ns"]) / step["before_ns"]
         # A step of ten times the length is another job rather than a change of so many percent.
         share = percent_text(ratio) if ratio < _TIMES_RATIO else f"{ratio + 1:,.0f} times as long: is it the same job?"
         change = f"{duration_text(abs(step['change_ns']))} ({share})"
         lines.append(
-            f"{after} is {step['verdict']}: a step takes {second}, {change} {_than(step)} than {first} in {before}"
+            f"{after} is {step['verdict']}: the median step takes {second}, {change} {_than(step)} than {first} in"
+            f" {before}"
         )
     if kinds:
         worst = sorted(kinds, key=lambda row: -abs(row["change_ns"]))[:_NAMED_AT_MOST]

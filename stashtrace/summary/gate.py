@@ -14,8 +14,8 @@ from typing import Any
 from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
 from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
-from stashtrace.analysis.compare.steps_of_run import STEP
-from stashtrace.summary.compare import difference_texts, jobs_lines
+from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
+from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text
 from stashtrace.visible import visible_line
@@ -45,8 +45,15 @@ def sentences(gate: Gate) -> list[str]:
     if gate.refused:
         fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
         return [f"not comparable: the jobs differ in {fields}"]
+    if gate.is_same:
+        return [f"inconclusive: {SAME_RECORDING}"]
     ordered = sorted(gate.judged, key=lambda one: _WORST_FIRST.index(one.verdict))
-    return [sentence(one, _step_ns(gate)) for one in ordered]
+    return [condition_sentence(gate, one) for one in ordered]
+
+
+def condition_sentence(gate: Gate, judged: Judged) -> str:
+    """Return the verdict on one condition of a gate."""
+    return f"inconclusive: {SAME_RECORDING}" if gate.is_same else sentence(judged, _step_ns(gate))
 
 
 def sentence(judged: Judged, step_ns: float) -> str:
@@ -60,9 +67,9 @@ def sentence(judged: Judged, step_ns: float) -> str:
     """
     change, condition = judged.change, judged.condition
     allows = f"{condition} allows {condition.percent:g} %"
-    what = "the step" if condition.kind == STEP else f"{condition.kind} per step"
+    what = "the step" if condition.kind == STEP else f"{_name(condition.kind)} per step"
     if not change.before_ns and not change.after_ns:
-        return f"{judged.verdict}: {condition.kind} took no time in either job; {allows}"
+        return f"{judged.verdict}: {_name(condition.kind)} took no time in either job; {allows}"
     before, after = (duration_text(ns) for ns in (change.before_ns, change.after_ns))
     share = _percent(change.change_ns, step_ns) + ("" if condition.kind == STEP else " of the step before")
     moved = f"{what} went from {before} to {after} on average: {share}"
@@ -84,6 +91,12 @@ def sentence(judged: Judged, step_ns: float) -> str:
     return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged)}"
 
 
+def _name(kind: str) -> str:
+    """Name a kind; a column of several kinds with what it sums."""
+    parts = parts_of(kind)
+    return kind if len(parts) == 1 else f"{kind} ({' + '.join(parts)})"
+
+
 def _where(judged: Judged) -> str:
     """Name the rank that grew most, if it grew by clearly more than the ranks did together."""
     if judged.rank < 0 or judged.rank_growth_ns < _CLEARLY_MORE * judged.change.change_ns:
@@ -92,7 +105,9 @@ def _where(judged: Judged) -> str:
 
 
 def notes(gate: Gate) -> list[str]:
-    """Return what the numbers rest on: the run-to-run allowance, and what could have been seen."""
+    """Return what the numbers rest on: the run-to-run allowance, and what could have been seen; or nothing."""
+    if gate.is_same:
+        return []
     step_ns, first = _step_ns(gate), gate.judged[0]
     if first.change.allowance_ns:
         share = _percent(first.change.allowance_ns, step_ns).lstrip("+")

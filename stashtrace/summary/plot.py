@@ -49,8 +49,8 @@ def plot_stalls(table: Table) -> Figure:
     Parameters
     ----------
     table : Table
-        ``stalls`` by step, rank or run. Of stalls by step, bars are means over all steps of a rank, the warm-up
-        included; time outside steps is left out, and a map of ranks and steps follows if there are several steps.
+        ``stalls`` by step, rank or run. Of stalls by step, bars are means over the steps that the table has; time
+        outside of steps is left out, and a map of ranks and steps follows if there are several steps.
 
     Raises
     ------
@@ -96,8 +96,7 @@ def _draw_bars(
     axes.grid(False, axis="y")
     low, high = int(counts.min()), int(counts.max())
     number = f"{high:,} step{'s' * (high != 1)}" if low == high else f"{low:,} to {high:,} steps"
-    what = "warm-up included" if table.schema.name == STALLS.name else "the counted ones"
-    axes.set_title(f"time of a step, mean of {number} ({what})", fontsize=9, loc="left")
+    axes.set_title(f"time of a step, mean of {number}", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 

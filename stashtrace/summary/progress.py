@@ -3,14 +3,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from stashtrace.analysis.findings.waiting import Waiting
+from stashtrace.analysis.steps.step_time import StepTime
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.parts import last_called, not_entered, waiting_inside
-from stashtrace.units import ranks_text
+from stashtrace.summary.words.parts import counted, last_called, not_entered, waiting_inside
+from stashtrace.units import duration_text, percent_text, ranks_text
 
-_BUDGET_STEPS = 10
+#: So many steps are the newest ones.
+NEWEST_STEPS = 10
 _RANKS_AT_MOST = 4
 
 
@@ -25,23 +29,57 @@ def describe_waiting(waiting: Waiting) -> list[str]:
     ]
 
 
-def last_budget(trace: Trace) -> dict[int, tuple[int, int, dict[str, float]]]:
-    """Return for each rank how many steps it made, the mean length of the newest in ns, and the share of each kind."""
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest steps of a rank.
+
+    Attributes
+    ----------
+    made_count, newest_count : int
+        Steps that the rank has made, and how many of them are the newest ones.
+    step_ns : int
+        Mean length of the newest.
+    shares : dict of str to float
+        Share of each kind of time in them.
+    """
+
+    made_count: int
+    newest_count: int
+    step_ns: int
+    shares: dict[str, float]
+
+
+def newest_steps(trace: Trace) -> dict[int, Newest]:
+    """Return what the newest steps of each rank went to; the warm-up is among them while the run is young."""
     from stashtrace.analysis.registry import analyze
     from stashtrace.errors import MissingDataError
 
     try:
-        steps, stalls = analyze(trace, "steps"), analyze(trace, "stalls")
+        steps, stalls = analyze(trace, "steps"), analyze(trace, "stalls", warmup=True)
     except MissingDataError:
         return {}
-    budgets = {}
+    found = {}
     for rank in np.unique(steps["rank"]).tolist():
         own = steps.take(steps["rank"] == rank).sort_by("step")
-        newest = own["step"][-_BUDGET_STEPS:]
-        wall = int((own["end_ns"] - own["begin_ns"])[-_BUDGET_STEPS:].sum())
+        newest = own["step"][-NEWEST_STEPS:]
+        wall = int((own["end_ns"] - own["begin_ns"])[-NEWEST_STEPS:].sum())
         rows = stalls.take((stalls["rank"] == rank) & np.isin(stalls["step"], newest))
         shares = {
             str(k): int(rows["stall_ns"][rows["kind"] == k].sum()) / max(wall, 1) for k in np.unique(rows["kind"])
         }
-        budgets[rank] = (len(own), wall // max(len(newest), 1), shares)
-    return budgets
+        found[rank] = Newest(len(own), len(newest), wall // max(len(newest), 1), shares)
+    return found
+
+
+def newest_text(newest: Newest) -> str:
+    """Word how far a rank is, and what its newest steps went to."""
+    kinds = sorted(newest.shares.items(), key=lambda item: -item[1])
+    budget = ", ".join(f"{kind} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
+    which = f"the newest {newest.newest_count}" if newest.newest_count > 1 else "the newest"
+    return f"{counted(newest.made_count, 'step')}, {which} of {duration_text(newest.step_ns)}: {budget}"
+
+
+def step_time_text(step: StepTime) -> str:
+    """Word the step time of a run as its summary does: ``95 steps of 69.4 ms (5 left out)``."""
+    left_out = f" ({step.left_out_count} left out)" if step.left_out_count else ""
+    return f"{counted(step.steps_count, 'step')} of {duration_text(step.mean_ns)}{left_out}"

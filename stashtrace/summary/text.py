@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.analysis.findings.facts import GROUPS
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
@@ -127,8 +127,8 @@ def _table(ranks: Sequence[_Budget], look: Look, sources: Collection[str]) -> li
     """Return the table with a row of bars for each rank; rows of validation and inference follow those of training."""
     kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
     rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
-    shares = [{g: np.median([r.share(g) for r in members]) for g in GROUPS} for _, members in rows]
-    shown = [g for g in GROUPS if g in _always(ranks, sources) or any(s[g] >= 0.005 for s in shares)]
+    shares = [{g: np.median([r.share(g) for r in members]) for g in COLUMNS} for _, members in rows]
+    shown = [g for g in COLUMNS if g in _always(ranks, sources) or any(s[g] >= 0.005 for s in shares)]
     label_width = max(4, *(len(label) for label, _ in rows)) + 2
     times = [duration_text(float(np.median([r.step_ns for r in members]))) for _, members in rows]
     time_width = max(len("step"), *(len(t) for t in times))
@@ -192,7 +192,7 @@ def _rows(ranks: Sequence[_Budget]) -> list[tuple[str, list[_Budget]]]:
     kind = f" {ranks[0].step_kind}" if ranks[0].step_kind else ""
     if len(ranks) <= _ROWS_AT_MOST:
         return [(f"{r.rank}{kind}", [r]) for r in ranks]
-    shares = np.array([[r.share(g) for g in GROUPS] for r in ranks])
+    shares = np.array([[r.share(g) for g in COLUMNS] for r in ranks])
     distance = np.abs(shares - np.median(shares, axis=0)).max(axis=1)
     typical = float(np.median(distance))
     far = np.flatnonzero(distance > max(0.05, 4 * typical))

@@ -17,12 +17,13 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows import TraceRows, Window
 from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered, value_where
 
-KINDS = [kind.name.lower() for kind in StallKind]
+KINDS = list(KIND_NAMES)
 # Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
 # for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
 COLOURS = {

@@ -18,7 +18,7 @@ def number(value_ns: int, unit_ns: int) -> str:
 def stall_text(trace: Trace, *, unit_ns: int = MS, outside: bool = False) -> str:
     """One line per rank and step: `rank step: kind amount [low..high] <cause, ...`, without kinds that cannot be."""
     lines: dict[tuple[int, int], list[str]] = {}
-    for row in stalls(trace).rows():
+    for row in stalls(trace, warmup=True).rows():
         if row["step"] == -1 and not outside:
             continue
         cells = lines.setdefault((row["rank"], row["step"]), [])

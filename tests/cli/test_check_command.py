@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,8 +154,22 @@ def test_a_worse_run_does_not_become_the_baseline(check: Check, tmp_path: Path) 
     assert code == 1
     assert "not saved as main: worse" in err
     assert (tmp_path / ".stashtrace/baselines/main.json").read_text() == before
-    code, _, err = check(old, "--against", "main", "--fail-if", "step+20%", "--save-baseline", "good")
+    again = record("again", 3)
+    code, _, err = check(again, "--against", "main", "--fail-if", "step+20%", "--save-baseline", "good")
     assert (code, "saved .stashtrace/baselines/good.json" in err) == (0, True)
+
+
+def test_a_run_beside_itself_is_the_same_recording(check: Check, tmp_path: Path) -> None:
+    old = record("old", 1)
+    shutil.copytree(old, "a copy")
+    check(old, "--save-baseline", "main")
+    for against in (old, "a copy", "main"):
+        code, out, _ = check(old, "--against", against, "--fail-if", "step+50%", "--junit", "told.xml")
+        assert code == 5
+        assert "inconclusive: both sides are the same recording" in out
+        assert "would decide" not in out
+        assert "the same recording" in (tmp_path / "told.xml").read_text()
+    assert "the same recording" not in check(old, "--against", record("new", 2))[1]
 
 
 def test_a_baseline_that_is_not_there(check: Check) -> None:
@@ -260,7 +275,7 @@ class TestOnGitHub:
     [
         (["run"], "nothing to compare with"),
         (["run", "--against", "run", "--fail-if", "step"], "--fail-if step is not of the form KIND+N%"),
-        (["run", "--against", "run", "--fail-if", "disk+1%"], "no kind of time is named disk"),
+        (["run", "--against", "run", "--fail-if", "disk+1%"], "unknown kind 'disk'"),
         (["run", "--against", "run", "--allow", "moon"], "invalid choice: 'moon'"),
         (["run", "--against", "run", "--allowance", "much"], "--allowance much is not a number of percent"),
         (["run", "--save-baseline", "../main"], "--save-baseline ../main is no name for a baseline"),

@@ -143,7 +143,7 @@ def stalls(run: Run, *words: str) -> list[dict[str, object]]:
 
 
 def test_stalls_as_json(run: Run, one: Path) -> None:
-    rows = stalls(run, "one")
+    rows = stalls(run, "one", "--warmup")
     assert tuple(rows[0]) == STALLS.names
     assert {type(row["stall_ns"]) for row in rows} == {int}
     assert {row["kind"] for row in rows} <= {kind.name.lower() for kind in StallKind}
@@ -153,6 +153,9 @@ def test_stalls_as_json(run: Run, one: Path) -> None:
             row["step"] for row in rows if row["rank"] == rank and isinstance(row["step"], int) and row["step"] >= 0
         }
         assert len(steps) == STEPS
+    counted = stalls(run, "one")
+    assert {row["step"] for row in counted} == set(range(5, STEPS))
+    assert all(row in rows for row in counted)
 
 
 def test_by_step_is_the_default_and_by_rank_sums(run: Run, one: Path) -> None:
@@ -236,10 +239,11 @@ def test_diff_gives_a_verdict(run: Run, one: Path, tmp_path: Path) -> None:
     assert answer.code == 0
     lines = answer.out.splitlines()
     assert lines[0].startswith("jobs: nothing that was recorded differs (")
-    assert lines[1].startswith("two is faster: a step takes ")
-    assert "20.0 ms" in lines[1]
+    assert lines[1].startswith("a step takes ")
+    assert lines[2].startswith("two is faster: the median step takes ")
+    assert "20.0 ms" in lines[2]
     assert "by kind: " in answer.out
-    assert run("diff", "one", "one").out.splitlines()[1].startswith("no difference: ")
+    assert "both sides are the same recording" in run("diff", "one", "one").out.splitlines()[1]
     rows = json.loads(run("diff", "one", "two", "--format", "json").out)
     assert rows[0]["kind"] == "step"
     assert rows[0]["verdict"] == "faster"
@@ -252,7 +256,7 @@ def test_status_names_the_rank_that_hangs(run: Run, tmp_path: Path) -> None:
     assert (
         "rank 1 has not entered all-reduce 12 of default_pg, 4.10 KB\n  rank 0 waits in it for 5.00 s\n" in answer.out
     )
-    assert f"rank 0: {STEPS} steps of" in answer.out
+    assert f"rank 0: {STEPS} steps, the newest 10 of" in answer.out
 
 
 def test_status_of_a_run_in_order(run: Run, one: Path) -> None:

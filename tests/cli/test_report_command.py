@@ -49,7 +49,7 @@ def test_an_older_page_is_replaced_whole(run: Path, tmp_path: Path) -> None:
 def test_markdown_goes_to_stdout_or_to_a_file(run: Path, tmp_path: Path, capsys) -> None:
     assert main(["report", str(run), "--format", "markdown"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("## stashtrace: ")
+    assert said.out.startswith(f"## Where the time of run `{run}` went\n")
     assert said.err == ""
     assert main(["report", str(run), "--format", "markdown", "-o", str(tmp_path / "r.md")]) == 0
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == said.out

@@ -162,7 +162,7 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
     ("change", "message", "hint"),
     [
         ("speed=x2", "cannot change 'speed'", "compute, launch, h2d"),
-        ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean network.bandwidth?"),
+        ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean 'network.bandwidth'?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
         ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, h2d"),

@@ -368,7 +368,7 @@ def _training(run: TracedRun) -> tuple[int, int, float]:
     found = steps(trace)
     found = found.take((found["begin_ns"] >= begin) & (found["end_ns"] <= end))
     length = int(np.median(found["end_ns"] - found["begin_ns"]))
-    table = stalls(trace)
+    table = stalls(trace, warmup=True)
     wanted = np.isin(table["kind"], ["fetch", "prep"])
     waiting = [int(table["stall_ns"][wanted & (table["step"] == step)].sum()) for step in found["step"][5:]]
     return len(found), length, float(np.median(waiting))

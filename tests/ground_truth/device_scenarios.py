@@ -239,7 +239,7 @@ def on_hosts(trace: Trace, hosts: Sequence[str]) -> Trace:
 def measure(run: TracedRun) -> list[Measured]:
     """What stashtrace says of each rank."""
     steps = list(steps_of(run.trace).rows())
-    rows = list(stalls(run.trace).rows())
+    rows = list(stalls(run.trace, warmup=True).rows())
     found = []
     for rank in sorted({step["rank"] for step in steps}):
         own = [step for step in steps if step["rank"] == rank][LEFT_OUT:-LEFT_OUT]

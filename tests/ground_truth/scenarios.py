@@ -289,7 +289,7 @@ def _wait_for_steps(process: subprocess.Popen[bytes], truth: Path) -> None:
 def _compare(rows: list[plain_truth.StepTruth], run_directory: Path) -> list[RankComparison]:
     import stashtrace
 
-    table = stashtrace.analyze(stashtrace.load(run_directory), "stalls")
+    table = stashtrace.analyze(stashtrace.load(run_directory), "stalls", warmup=True)
     traced: dict[tuple[int, int], dict[str, int]] = {}
     causes: dict[tuple[int, int], tuple[int, int]] = {}
     for row in table.rows():

@@ -49,7 +49,7 @@ def totals_are_right(run: TracedRun) -> None:
     assert thinned[0] == thinned[1], "what one rank leaves out counts on no rank"
     assert STEPS / 2 <= len(thinned[0]) < STEPS - 10
     # The step by step table says of a thinned one what it does not know.
-    table = stalls(trace)
+    table = stalls(trace, warmup=True)
     own = table.take((table["rank"] == 1) & np.isin(table["step"], sorted(thinned[1])) & (table["kind"] == "h2d"))
     assert np.median(own["stall_ns"]) / 1e6 < 1
     assert np.median(own["high_ns"]) / 1e6 > 9

@@ -241,7 +241,7 @@ def test_corpus_dlio_matches_independent_counts() -> None:
     posix_ns = sum(pid["POSIX"] for pid in wanted["dur_by_pid_cat"].values()) * 1000
     others = np.isin(spans["name_code"], [trace.strings.find("fork")])
     assert int(length.sum() + (spans["end_ns"] - spans["begin_ns"])[others].sum()) == posix_ns
-    stalls = stashtrace.analyze(trace, "stalls")
+    stalls = stashtrace.analyze(trace, "stalls", warmup=True)
     steps = stashtrace.analyze(trace, "steps")
     assert len(steps) == 8 * 25
     inside = stalls["step"] >= 0

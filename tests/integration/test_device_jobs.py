@@ -172,7 +172,7 @@ def test_deep_mode_and_brackets_agree(tmp_path: Path) -> None:
 
 
 def times_are_as_played(run: TracedRun) -> None:
-    table = stalls(run.trace)
+    table = stalls(run.trace, warmup=True)
     for rank, expected in ((0, {"compute": 10, "h2d": 2, "straggler": 6, "interconnect": 5}), (1, {"compute": 16})):
         rows = table.take((table["rank"] == rank) & (table["step"] >= 4) & (table["step"] < 8))
         assert set(rows["method"].tolist()) == {"kernels"}

@@ -80,7 +80,7 @@ def test_stalls_sum_to_the_wall_time(job, trace) -> None:
     import stashtrace
 
     folder, _ = job
-    done = stashtrace_json(folder, "analyze", "stalls", "run", "--by", "step", "--format", "json")
+    done = stashtrace_json(folder, "analyze", "stalls", "run", "--by", "step", "--warmup", "--format", "json")
     steps = stashtrace.analyze(trace, "steps")
     walls = {(r["rank"], r["step"]): r["end_ns"] - r["begin_ns"] for r in steps.rows()}
     sums: dict[tuple[int, int], int] = {}

@@ -55,8 +55,8 @@ def test_validation_is_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     trace = load_trace(str(tmp_path / "run"))
     steps = analyze(trace, "steps")
     kind = np.where((steps["step"] >= 3) & (steps["step"] < 18), "validation", steps["kind"])
-    tables = {"steps": steps.replace(kind=kind), "stalls": analyze(trace, "stalls")}
-    monkeypatch.setattr(module, "analyze", lambda trace, name: tables[name])
+    tables = {"steps": steps.replace(kind=kind), "stalls": analyze(trace, "stalls", warmup=True)}
+    monkeypatch.setattr(module, "analyze", lambda trace, name, **options: tables[name])
     assert step_figures(trace, 5, 12).steps_count == 12
 
 

@@ -91,7 +91,7 @@ def test_a_kind_below_a_percent_everywhere_is_named_without_a_map() -> None:
 
 def test_the_maps_of_a_run_are_its_stalls() -> None:
     trace = job(prep={0: 44})[1]
-    found = heat_maps(find_stalls(trace), find_steps(trace))
+    found = heat_maps(find_stalls(trace, warmup=True), find_steps(trace))
     assert found is not None
     assert found["steps_count"] == STEPS
     late = next(part for part in found["kinds"] if part["kind"] == "straggler")

@@ -17,9 +17,10 @@ from summary.scenes import job
 
 from stashtrace.report.facts import report_facts
 from stashtrace.report.page import page
-from stashtrace.report.page.html import embedded_json, table, tag
-from stashtrace.report.page.words import COLUMNS, KINDS
+from stashtrace.report.page.html import embedded_json, prose, table, tag
+from stashtrace.report.page.words import KINDS
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_LABELS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b]0;"
 _VOID = {"meta", "br", "img", "input"}
@@ -203,7 +204,7 @@ def test_a_page_without_steps_says_so_and_is_whole(reader: Reader) -> None:
 
 def test_every_kind_of_time_has_a_name_and_a_colour() -> None:
     style = page(without_steps())
-    for kind in (*(kind.name.lower() for kind in StallKind), *COLUMNS):
+    for kind in (*(kind.name.lower() for kind in StallKind), *COLUMN_LABELS):
         assert f".k-{kind}" in style
     assert set(KINDS) == {kind.name.lower() for kind in StallKind}
 
@@ -244,11 +245,16 @@ def test_every_summary_that_opens_has_a_name_of_its_own(reader: Reader) -> None:
 
 def test_every_part_says_how_it_is_known(facts: dict[str, Any], made: str) -> None:
     for part in re.findall(r"<section.*?</section>", made, re.S):
-        assert "How do you know?" in part
-    verdicts = made.partition('<ol class="verdicts">')[2].partition("</ol>")[0]
-    shown = [f for f in facts["findings"] if f["section"] == "verdict"][:3]
-    assert verdicts.count("How do you know?") == len(shown)
-    assert verdicts.count("Method: ") == len(shown)
+        assert part.count("How do you know?") == 1
+    known = made.partition('<section id="verdict"')[2].partition('class="how"')[2].partition("</details>")[0]
+    shown = [f for f in facts["findings"] if f["section"] == "verdict"]
+    assert [known.count(f"<em>{prose(f['text'])}</em>") for f in shown] == [1] * len(shown)
+    assert known.count("Method: ") == len(shown)
+
+
+def test_the_title_reads_well_for_any_name_of_a_run(facts: dict[str, Any]) -> None:
+    made = page({**facts, "path": "before"})
+    assert "<h1>Where the time of run <code>before</code> went</h1>" in made
 
 
 def test_every_part_of_the_time_line_has_its_command(made: str) -> None:

@@ -8,6 +8,7 @@ means of each rank. Of runs of more than ``KEPT_STEPS`` steps it holds means of 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,8 @@ def _written(run: StepsOfRun) -> dict[str, Any]:
         "times_ns": {kind: values.tolist() for kind, values in run.times_ns.items()},
         "ranks_ns": {str(rank): dict(means) for rank, means in run.ranks_ns.items()},
         "cpu_wait_ns": run.cpu_wait_ns,
+        # A path says nothing where the baseline is read.
+        "recording": "" if os.path.isabs(run.recording) else run.recording,
     }
 
 
@@ -109,7 +112,10 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
     wait = content.get("cpu_wait_ns")
     if wait is not None and not _is_time(wait):
         raise file.damaged(f"cpu_wait_ns is {str(wait)[:40]!r}")
-    return StepsOfRun(name, times, steps_count, ranks, _facts(file.table(content, "facts"), file), wait)
+    recording = content.get("recording", "")  # older baselines have none
+    if not isinstance(recording, str):
+        raise file.damaged(f"recording is {str(recording)[:40]!r}")
+    return StepsOfRun(name, times, steps_count, ranks, _facts(file.table(content, "facts"), file), wait, recording)
 
 
 def _facts(content: Mapping[str, Any], file: CheckedFile) -> dict[str, Fact]:

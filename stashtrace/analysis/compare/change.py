@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.compare.facts import Fact, common_facts
 from stashtrace.analysis.compare.resampling import FOUR_OF_FIVE, STATISTICS, Floats, Statistic, standard_error, student
-from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
+from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, is_same_recording, parts_of
 
 #: Two equal runs differ by up to this part of their step beyond what their steps show: ``benchmarks/results/gate.md``.
 RUN_TO_RUN_RATIO = 0.02
@@ -91,7 +91,7 @@ class Change:
     Attributes
     ----------
     kind : str
-        ``step`` or a kind of stall.
+        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     before_ns, after_ns : float
         Statistic over the steps of the mean over ranks; mean over runs.
     low_ns, high_ns : float
@@ -140,7 +140,7 @@ def change_of(
     ----------
     before, after : Side
     kind : str
-        ``step`` or a kind of stall.
+        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     statistic : {"mean", "median"}
         Over the steps of a run.
     allowance_ratio : float
@@ -149,7 +149,7 @@ def change_of(
         The runs of both sides were made by turns, one of each a round, and stand in that order: what slows the machine
         down for a while slows both runs of a round, and cancels.
     """
-    if kind not in kinds_of((before, after)):  # what takes no time in either job does not vary
+    if not occurs((before, after), kind):  # what takes no time in either job does not vary
         return Change(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "steps")
     first, second = before.values(kind, statistic), after.values(kind, statistic)
     steps_ns = math.hypot(before.error(kind, statistic), after.error(kind, statistic))
@@ -172,6 +172,16 @@ def change_of(
     old, new = float(first.mean()), float(second.mean())
     half = steps_ns + allowance_ns
     return Change(kind, old, new, new - old - half, new - old + half, steps_ns, allowance_ns, source)
+
+
+def same_recordings(before: Side, after: Side) -> bool:
+    """Return whether each run after a change is also one of those before, so that nothing is said of the change."""
+    return all(any(is_same_recording(run, old) for old in before.runs) for run in after.runs)
+
+
+def occurs(sides: Sequence[Side], kind: str) -> bool:
+    """Return whether a run has some of a time: ``step``, a kind, or a column of the summary."""
+    return bool(set(parts_of(kind)).intersection(kinds_of(sides)))
 
 
 def kinds_of(sides: Sequence[Side]) -> list[str]:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,11 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
         "importer": told.of_run("imported"),
         "command": told.of_ranks("argv") or told.of_run("command"),
     }
+
+
+def recording_id(trace: Trace) -> str:
+    """Return the id that the recorder gave a run, else the path of its files; empty if it has neither."""
+    return _Metadata(trace).of_run("run_id") or (os.path.realpath(trace.path) if trace.path else "")
 
 
 def common_facts(runs: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:

@@ -1,7 +1,8 @@
 """A gate: did a time grow by more than it may? Worse, not worse, or not to be told from these runs.
 
 A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow by N % of the step that was before, and
-``step+N%`` the step itself. Means, not medians: a job pays for its rare slow steps too, and the kinds of a step add up.
+``step+N%`` the step itself; a column of the summary (``data``) stands for the sum of its kinds. Means, not medians: a
+job pays for its rare slow steps too, and the kinds of a step add up.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,14 +11,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side, change_of, kinds_of
+from stashtrace.analysis.compare.change import (
+    RUN_TO_RUN_RATIO,
+    RUNS_THAT_TELL,
+    Change,
+    Side,
+    change_of,
+    kinds_of,
+    occurs,
+    same_recordings,
+)
 from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
 from stashtrace.analysis.compare.resampling import student
-from stashtrace.analysis.compare.steps_of_run import KINDS, STEP
+from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.errors import UsageError
+from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
 
 #: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
 DEFAULT_CONDITION = "step+5%"
@@ -39,7 +50,7 @@ class Condition:
     Attributes
     ----------
     kind : str
-        ``step`` or a kind of stall.
+        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     percent : float
         Of the step before.
     """
@@ -54,7 +65,7 @@ class Condition:
         Raises
         ------
         UsageError
-            If it is not of that form, or there is no such kind.
+            If it is not of that form, or there is no such kind or column.
 
         Examples
         --------
@@ -64,9 +75,8 @@ class Condition:
         match = _CONDITION.fullmatch(text.lower())
         if match is None:
             raise UsageError(f"--fail-if {text} is not of the form KIND+N%", hint="for example --fail-if step+5%")
-        if match[1] not in KINDS:
-            known = ", ".join(KINDS)
-            raise UsageError(f"--fail-if {text}: no kind of time is named {match[1]}", hint=f"choose from {known}")
+        if match[1] != STEP and not kinds_of_word(match[1]):
+            raise UsageError(f"--fail-if {text}: unknown kind '{match[1]}'", hint=hint_for(match[1], more=[STEP]))
         return cls(match[1], float(match[2]))
 
     def __str__(self) -> str:
@@ -142,6 +152,8 @@ class Gate:
         The step and every kind.
     allowance_ratio : float
         Run-to-run allowance that was asked for, as part of the step before.
+    is_same : bool
+        Each run after the change is also one of those before it: their growth says nothing.
     """
 
     before: Side
@@ -151,12 +163,15 @@ class Gate:
     judged: tuple[Judged, ...] = ()
     changes: tuple[Change, ...] = ()
     allowance_ratio: float = RUN_TO_RUN_RATIO
+    is_same: bool = False
 
     @property
     def verdict(self) -> Verdict:
-        """Worse if any condition is; not worse only if all are."""
+        """Worse if any condition is; not worse only if all are. A recording beside itself decides nothing."""
         if self.refused:
             return "not comparable"
+        if self.is_same:
+            return "inconclusive"
         verdicts = {one.verdict for one in self.judged}
         return "worse" if "worse" in verdicts else "inconclusive" if "inconclusive" in verdicts else "not worse"
 
@@ -202,7 +217,10 @@ def judge(
     judged = tuple(
         _judged(before, after, condition, changes[condition.kind], step_ns, wait_ns) for condition in conditions
     )
-    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio)
+    is_same = same_recordings(before, after)
+    if is_same:
+        judged = tuple(replace(one, verdict="inconclusive", needs=Needs(), cpu_wait_ns=0.0) for one in judged)
+    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio, is_same)
 
 
 def _cpu_wait_growth_ns(before: Side, after: Side) -> float:
@@ -222,7 +240,7 @@ def _judged(before: Side, after: Side, condition: Condition, change: Change, ste
         verdict = "not worse"
     # Bounds of the growth without what waits for CPUs changed by: they have to agree.
     without = {"worse": change.low_ns - wait_ns > limit_ns, "not worse": change.high_ns - wait_ns <= limit_ns}
-    if change.kind in kinds_of((before, after)) and not without.get(verdict, True):
+    if occurs((before, after), change.kind) and not without.get(verdict, True):
         return Judged(condition, change, limit_ns, "inconclusive", Needs(), wait_ns, *grown)
     needs = _needs(before, after, change, limit_ns) if verdict == "inconclusive" else Needs()
     return Judged(condition, change, limit_ns, verdict, needs, 0.0, *grown)
@@ -269,7 +287,7 @@ def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:
     means: list[dict[int, float]] = []
     for side in (before, after):
         shared = set.intersection(*(set(run.ranks_ns) for run in side.runs))
-        means.append({r: sum(run.ranks_ns[r].get(kind, 0.0) for run in side.runs) / len(side.runs) for r in shared})
+        means.append({r: sum(run.mean_of_rank(r, kind) for run in side.runs) / len(side.runs) for r in shared})
     old, new = means
     if set(old) != set(new) or len(old) < 2:
         return -1, 0.0

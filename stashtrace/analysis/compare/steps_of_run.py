@@ -9,27 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.compare.facts import job_facts
+from stashtrace.analysis.compare.facts import job_facts, recording_id
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.stalls.hidden import hidden
-from stashtrace.analysis.steps.steps import counted_steps
+from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES, kinds_of_word
 from stashtrace.schema.trace import Trace
 
 #: Name of the wall time among the kinds.
 STEP = "step"
 #: Kinds in the order of the enumeration, after the step itself.
-KINDS = (STEP, *(kind.name.lower() for kind in StallKind))
+KINDS = (STEP, *KIND_NAMES)
 #: A baseline keeps at most so many values of a kind; of longer runs each is the mean of several neighbouring steps.
 KEPT_STEPS = 512
 
 
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Return what a word for a time of a step sums: ``step`` and kinds are themselves, a column has several kinds."""
+    return kinds_of_word(kind) or (kind,)
+
+
 @dataclass(frozen=True, slots=True)
 class StepsOfRun:
-    """Steps of one run without warm-up and validation, each the mean over its ranks.
+    """The steps that the step time of a run is made of, each the mean over its ranks.
 
     Attributes
     ----------
@@ -45,6 +50,8 @@ class StepsOfRun:
         See :func:`stashtrace.analysis.compare.facts.job_facts`.
     cpu_wait_ns : float, optional
         Mean time of a step for which a step thread could run but had no CPU; None if unknown.
+    recording : str
+        Id that the recorder gave the run, the path of files of other tools, or empty.
     """
 
     name: str
@@ -53,11 +60,18 @@ class StepsOfRun:
     ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     cpu_wait_ns: float | None = None
+    recording: str = ""
 
     def of(self, kind: str) -> Int64:
-        """Time of a kind in each step, ns; zeros if it does not occur."""
-        found = self.times_ns.get(kind)
-        return np.zeros(len(self.times_ns[STEP]), dtype=np.int64) if found is None else found
+        """Time in each step of a kind, or of all kinds of a column of the summary, ns; zeros if it does not occur."""
+        total = np.zeros(len(self.times_ns[STEP]), dtype=np.int64)
+        for part in parts_of(kind):
+            total = total + self.times_ns.get(part, 0)
+        return int64(total)
+
+    def mean_of_rank(self, rank: int, kind: str) -> float:
+        """Mean of such a time over the steps of one rank, ns."""
+        return sum(self.ranks_ns[rank].get(part, 0.0) for part in parts_of(kind))
 
     @property
     def kinds(self) -> list[str]:
@@ -81,6 +95,17 @@ class StepsOfRun:
         return replace(self, times_ns=times)
 
 
+def is_same_recording(one: StepsOfRun, other: StepsOfRun) -> bool:
+    """Return whether two runs are one recording, or a copy of it: the same id, and each step equal to the ns."""
+    if not one.recording or one.recording != other.recording:
+        return False
+    most = min(len(run.times_ns[STEP]) for run in (one, other))
+    first, second = one.condensed(most), other.condensed(most)
+    return first.kinds == second.kinds and all(
+        np.array_equal(first.times_ns[kind], second.times_ns[kind]) for kind in first.kinds
+    )
+
+
 def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
     """Return the steps of a trace for a comparison.
 
@@ -97,12 +122,10 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         If no rank has a step.
     """
     steps = find_steps(trace)
-    counted = counted_steps(steps)
-    counted = counted.take(counted["kind"] != "validation")
-    counted = counted if len(counted) else steps
+    counted = step_time_steps(steps)
     by_step, by_rank = GroupBy(counted["step"]), GroupBy(counted["rank"])
     walls = counted["end_ns"] - counted["begin_ns"]
-    table = stalls(trace)
+    table = stalls(trace, warmup=True)
     in_step = GroupBy.numbered(by_step.find(table["step"]), len(by_step))
     # Only rows of counted steps: a rank may lack a step that others have.
     rank_steps = GroupBy(counted["rank"], counted["step"])
@@ -121,7 +144,8 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         for at, rank in enumerate(by_rank.values.tolist())
     }
     facts = job_facts(trace, counted, np.unique(table["method"][is_counted]).tolist())
-    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, _cpu_wait_ns(trace, rank_steps))
+    waited = _cpu_wait_ns(trace, rank_steps)
+    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, waited, recording_id(trace))
 
 
 def _cpu_wait_ns(trace: Trace, counted: GroupBy) -> float | None:

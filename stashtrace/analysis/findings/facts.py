@@ -22,25 +22,16 @@ from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.kinds import step_kinds
 from stashtrace.analysis.steps.loop import QUIET_KINDS
-from stashtrace.analysis.steps.steps import counted_steps, in_steps
+from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
+from stashtrace.analysis.steps.steps import in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Columns of the summary, and the stall kinds of each.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "compute": ("compute",),
-    "data": ("fetch", "prep", "handoff"),
-    "link": ("network", "interconnect"),
-    "late": ("straggler",),
-    "copy": ("h2d",),
-    "save": ("checkpoint",),
-    "host": ("sync", "launch"),
-    "other": ("other",),
-}
 #: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
 _OTHER_RATIO = 0.01
 
@@ -109,7 +100,7 @@ class RankFacts:
 
     def share(self, group: str) -> float:
         """Return a column's share of the step time."""
-        return sum(self.kinds.get(k, 0) for k in GROUPS[group]) / max(self.wall_ns, 1)
+        return sum(self.kinds.get(k, 0) for k in COLUMNS[group]) / max(self.wall_ns, 1)
 
     def per_step_ns(self, *kinds: str) -> float:
         """Return the mean nanoseconds per step of some kinds."""
@@ -206,23 +197,21 @@ def gather(trace: Trace) -> RunFacts:
         steps = find_steps(trace)
         if not len(steps):
             raise MissingDataError("no rank has a step")
-        stalls = find_stalls(trace)
+        stalls = find_stalls(trace, warmup=True)
     except MissingDataError:
         return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}, missing=bool(missing)))
     tables = {
         "stalls": stalls,
-        "straggler_causes": straggler_causes(trace),
+        "straggler_causes": straggler_causes(trace, warmup=True),
         "hidden": hidden(trace),
         "step_kinds": step_kinds(trace),
     }
     if len(trace.kernels):
         tables["agreement"] = agreement(trace)
-    quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any()]
-    trains = ~np.isin(steps["kind"], QUIET_KINDS)
-    main = trains if trains.any() else steps["kind"] == quiet.pop(0)
-    counted = _counted(steps, main)
-    tables["steps"] = counted
-    first = steps.take(main & (steps["rank"] == counted["rank"][0]))
+    kinds = kinds_that_count(steps)
+    quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
+    counted = tables["steps"] = step_time_steps(steps)
+    first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0
     known = trust(trace, tables, missing=bool(missing))
@@ -240,24 +229,16 @@ def gather(trace: Trace) -> RunFacts:
     )
     others = []
     for kind in quiet:
-        beside = {**tables, "steps": _counted(steps, steps["kind"] == kind)}
+        beside = {**tables, "steps": counted_of_kinds(steps, [kind])}
         beside.pop("agreement", None)
         count = int(np.count_nonzero(beside["steps"]["rank"] == beside["steps"]["rank"][0]))
         others.append(replace(facts, ranks=_ranks(trace, beside), steps_count=count, tables=beside, step_kind=kind))
     return replace(facts, others=tuple(others))
 
 
-def _counted(steps: Table, chosen: np.ndarray) -> Table:
-    """Return the chosen steps without warm-up; if there are no others, with warm-up."""
-    own = steps.take(chosen)
-    counted = counted_steps(steps)
-    counted = counted.take(np.isin(counted["kind"], np.unique(own["kind"])))
-    return counted if len(counted) else counted_steps(own, warmup=True)
-
-
 def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
     counted = tables["steps"]
-    bounds = bounds_of_groups(trace, counted, GROUPS)
+    bounds = bounds_of_groups(trace, counted, COLUMNS)
     blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
     known = _Known(trace, tables)
     return tuple(
@@ -326,7 +307,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
         *_unseen(known.timed, rank, beside),
         host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
-        exact={frozenset(GROUPS[name]): of_name for name, of_name in bounds.items()},
+        exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
         method=methods[0] if len(methods) == 1 else "mixed",
     )
 
@@ -364,7 +345,7 @@ def budgets(facts: RunFacts) -> Table:
     for part in (facts, *facts.others):
         for rank in part.ranks:
             head = (rank.rank, rank.host, part.step_kind, rank.steps_count, rank.step_ns, rank.middle_step_ns)
-            for column, kinds in GROUPS.items():
+            for column, kinds in COLUMNS.items():
                 low, high = (round(bound * rank.steps_count) for bound in rank.bounds_ns(*kinds))
                 spent = sum(rank.kinds.get(kind, 0) for kind in kinds)
                 rows.append((*head, column, spent, low, high, rank.share(column)))

@@ -100,7 +100,7 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
         return []
     own, other = late_rank.rank, victim.rank
     # Its own waits for others do not explain why it is late.
-    if difference.explains and difference.explains != "straggler":
+    if difference.explains and difference.explains != "late":
         longer = difference.of(difference.explains)
         silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
         kind = "unrecorded" if difference.explains == "other" and silent else difference.explains

@@ -20,12 +20,13 @@ from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 #: Parts of the making of a batch; time that several could have goes to the first.
 PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
-DATA_KINDS = ("prep", "fetch", "handoff")
+DATA_KINDS = COLUMNS["data"]
 #: A job that uses this share of its CPUs has none left.
 _FULL_RATIO = 0.9
 #: Page faults explain time without another cause if at least this share of it is in batches with faults.

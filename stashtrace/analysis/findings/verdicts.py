@@ -14,7 +14,7 @@ import numpy as np
 
 from stashtrace.analysis.findings import devices, lateness
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS
-from stashtrace.analysis.findings.facts import GROUPS, RankFacts, RunFacts
+from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
@@ -22,6 +22,7 @@ from stashtrace.analysis.late.chains import straggler_roots
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, ProcessRole
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import HOST_NOT_RECORDED
 from stashtrace.units import ranks_text
 
@@ -80,11 +81,11 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         ("other", _other),
     ):
         hit = [r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO]
-        hit.sort(key=lambda r: (-r.per_step_ns(*GROUPS[group]), r.rank))
+        hit.sort(key=lambda r: (-r.per_step_ns(*COLUMNS[group]), r.rank))
         while hit:
             # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
-            least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*GROUPS[group])
-            alike = [r for r in hit if r.per_step_ns(*GROUPS[group]) >= least]
+            least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*COLUMNS[group])
+            alike = [r for r in hit if r.per_step_ns(*COLUMNS[group]) >= least]
             claims += claims_of(facts, alike)
             hit = hit[len(alike) :]
     if not any(claim.kind == "host" for claim in claims):
@@ -130,7 +131,7 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     why = loading(facts, hit[0])
     return [
         replace(
-            _claim(hit, "data", GROUPS["data"]),
+            _claim(hit, "data", COLUMNS["data"]),
             cause_kind=why.cause_kind,
             worker_id=why.worker_id,
             file=why.file,
@@ -170,7 +171,7 @@ def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
     worst = hit[0]
     claim = replace(
-        _claim(hit, "late", GROUPS["late"]),
+        _claim(hit, "late", COLUMNS["late"]),
         cause_rank=cause,
         call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
     )
@@ -214,7 +215,7 @@ def _root(facts: RunFacts, hit: Sequence[RankFacts]) -> Evidence | None:
     """Return the rank at which clearly most waits end; None where ranks wait for one rank or no rank stands out."""
     if len({main_cause(rank) for rank in hit}) < _CHAIN_LENGTH:
         return None
-    table = straggler_roots(facts.trace)
+    table = straggler_roots(facts.trace, warmup=True)
     table = table.take(np.isin(table["step"], facts.tables["steps"]["step"]) & (table["root_rank"] >= 0))
     roots = GroupBy(table["root_rank"])
     if not len(roots):
@@ -235,7 +236,7 @@ def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Cl
     call = lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
     rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")}, call)
     return replace(
-        _claim(waiting, "late", GROUPS["late"]),
+        _claim(waiting, "late", COLUMNS["late"]),
         cause_rank=root.rank,
         cause_kind=_why(rows),
         call=call,
@@ -260,7 +261,7 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
     place_known = any(facts.hosts) or bool((facts.trace.groups["crosses_hosts"] == 0).any())
-    claim = _claim(hit, "link", GROUPS["link"])
+    claim = _claim(hit, "link", COLUMNS["link"])
     rows = [
         *_company(facts, claim),
         *_transfers(facts, worst),
@@ -313,7 +314,7 @@ def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     pageable = any(row.kind == "pageable" for row in rows)
     return [
         replace(
-            _claim(hit, "copy", GROUPS["copy"]),
+            _claim(hit, "copy", COLUMNS["copy"]),
             cause_kind="pageable" if pageable else "",
             advice_code="pin_memory" if pageable else "",
             evidence=tuple(rows),
@@ -324,7 +325,7 @@ def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
     cause = "sync" if worst.per_step_ns("sync") >= worst.per_step_ns("launch") else "launch"
-    claim = _claim(hit, "host", GROUPS["host"])
+    claim = _claim(hit, "host", COLUMNS["host"])
     rows = _host_evidence(facts, worst, claim.stall_ns if cause == "sync" else 0.0)
     call = next((row.kind for row in rows if row.code in ("blocking_call", "draining_call")), "")
     return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
@@ -332,11 +333,11 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _perhaps_host(facts: RunFacts) -> list[Claim]:
     """Return a claim about the host's part where only an upper bound is known, and that is large."""
-    bound = {r.rank: r.bounds_ns(*GROUPS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
+    bound = {r.rank: r.bounds_ns(*COLUMNS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
     hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
     if not hit:
         return []
-    claim = _claim(hit, "host", GROUPS["host"])
+    claim = _claim(hit, "host", COLUMNS["host"])
     rows = _host_evidence(facts, hit[0], claim.high_ns)
     # A stall that may be 0 comes after real ones: its share stays that of the point.
     return [
@@ -370,12 +371,12 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
             low_ns=after_ns / len(mine) if len(mine) and after_ns > EXACT_RATIO * lengths.sum() else -1,
         )
     ]
-    return [replace(_claim(hit, "save", GROUPS["save"]), evidence=tuple(rows) if len(mine) else ())]
+    return [replace(_claim(hit, "save", COLUMNS["save"]), evidence=tuple(rows) if len(mine) else ())]
 
 
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
-    claim = _claim(hit, "other", GROUPS["other"])
+    claim = _claim(hit, "other", COLUMNS["other"])
     blocked_ns, steps = worst.kinds.get("other", 0), max(worst.steps_count, 1)
     call = max(worst.blocked_ns, key=worst.blocked_ns.__getitem__, default="")
     calls_ns = worst.blocked_ns.get(call, 0)
@@ -403,7 +404,7 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _no_stall(facts: RunFacts) -> Claim:
     """Return the claim that the run is compute bound, or, if that is not certain, how much of the steps is unknown."""
     worst = min(facts.ranks, key=lambda r: r.bounds_ns("compute")[0] / max(r.step_ns, 1))
-    claim = _claim([worst], "compute", GROUPS["compute"])
+    claim = _claim([worst], "compute", COLUMNS["compute"])
     least = claim.low_ns / max(worst.step_ns, 1)
     kind = "compute_bound" if least >= _COMPUTE_BOUND_RATIO else "not_told"
     queued = max(rank.contention_ratio for rank in facts.ranks)

@@ -13,6 +13,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.graph.model import EdgeKind, Graph
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.index import Layer
+from stashtrace.analysis.steps.step_time import kinds_that_count
 from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
@@ -70,7 +71,7 @@ class Parts:
         before : int
             Node whose end is the begin of the first step.
         """
-        counted = np.isin(steps["step"], counted_steps(steps)["step"])
+        counted = np.isin(steps["step"], counted_steps(steps, kinds=kinds_that_count(steps))["step"])
         self.add_ends(nodes, rank, steps["step"], lag_ns, counted, steps["begin_ns"], before)
 
     def add_ends(self, nodes: Int64, *columns: Any) -> None:

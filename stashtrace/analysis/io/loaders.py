@@ -25,6 +25,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -49,7 +50,7 @@ HIT, CACHED, READER, STORAGE = "hit_ratio", "cached_bytes_per_s", "reader_bytes_
 READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_count", "ranks_count"
 PASSES, UNLOCATED, ELSEWHERE = "passes_count", "unlocated_files_count", "elsewhere_ratio"
 
-_DATA_STALLS = ("fetch", "prep", "handoff", "straggler")
+_DATA_STALLS = (*COLUMNS["data"], *COLUMNS["late"])
 #: If two readers overlap for less than this part of the busy time of storage, they say nothing about its speed.
 _TOGETHER_RATIO = 0.05
 #: A read that begins at most this far after the last one finds pages that the kernel read ahead (read_ahead_kb is 128).
@@ -78,7 +79,7 @@ def loader_rates(trace: Trace) -> Table:
     """
     steps = analyze(trace, "steps")
     counted = steps.take((steps["warmup"] == 0) & (steps["kind"] != "validation"))
-    stalls = analyze(trace, "stalls")
+    stalls = analyze(trace, "stalls", warmup=True)
     rows: list[Row] = []
     batches: list[_Batches] = []
     wanted = data_files(trace)

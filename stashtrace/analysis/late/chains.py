@@ -18,6 +18,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.analysis.stalls.index import Tagged
+from stashtrace.analysis.steps.steps import counted_steps, in_steps, steps
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import Bools, GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -37,17 +38,19 @@ STRAGGLER_ROOTS = schema(
 )
 
 
-def straggler_roots(trace: Trace) -> Table:
+def straggler_roots(trace: Trace, *, warmup: bool = False) -> Table:
     """Follow each wait to the rank that waited for nobody at that instant, by rank and step.
 
     A rank that is late in an operation may have waited for another rank before: ``cause_rank`` of ``stalls`` names the
-    first, ``root_rank`` the last of such a chain. The rows of a rank and step sum to its ``straggler`` time. Warm-up is
-    included; step -1 is the time outside the steps.
+    first, ``root_rank`` the last of such a chain. The rows of a rank and step sum to its ``straggler`` time.
 
     Parameters
     ----------
     trace : Trace
         Needs steps and collectives.
+    warmup : bool
+        Whether all that was recorded has rows, not only the counted steps: the warm-up too, and step -1, the time
+        outside of steps.
 
     Columns
     -------
@@ -81,7 +84,8 @@ def straggler_roots(trace: Trace) -> Table:
     each = GroupBy(rank, step, whom)
     columns = dict(zip(("rank", "step", "root_rank"), each.keys, strict=True))
     stall_ns, direct_ns = each.sum(length, where=~is_direct), each.sum(length, where=is_direct)
-    return Table(STRAGGLER_ROOTS, {**columns, "stall_ns": stall_ns, "direct_ns": direct_ns})
+    found = Table(STRAGGLER_ROOTS, {**columns, "stall_ns": stall_ns, "direct_ns": direct_ns})
+    return found if warmup else found.take(in_steps(found, counted_steps(steps(trace))))
 
 
 def roots(late: Mapping[int, Tagged]) -> dict[int, Tagged]:

@@ -67,7 +67,7 @@ def stragglers(trace: Trace) -> Table:
     """
     if len(trace.collectives) == 0:
         raise MissingDataError("no collective was recorded", hint="run more than one rank with torch_distributed on")
-    inside = straggler_causes(trace)
+    inside = straggler_causes(trace, warmup=True)
     inside = inside.take(inside["step"] >= 0)
     cause, length, victim = inside["cause_rank"], inside["stall_ns"], inside["rank"]
     waited = last_ranks(trace)

@@ -18,22 +18,15 @@ from stashtrace.analysis.late.causes import BEFORE, CAUSES, rank_times
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Group, as a user would name it -> its kinds of time of ``late``. Each kind is in one group.
+#: Column of the summary, or kind of time of ``late`` that has none -> its kinds of time of ``late``; each kind is in
+#: one group.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "compute": ("compute",),
-    "data": ("fetch", "prep", "handoff"),
-    "save": ("checkpoint",),
-    "copy": ("h2d",),
-    "host": ("sync", "launch"),
-    "link": ("network", "interconnect"),
-    "straggler": ("straggler",),
-    "gc": ("gc",),
-    "sleep": ("sleep",),
-    "cpu_contention": ("cpu_contention",),
-    "other": ("other",),
+    **{column: kinds for column, kinds in COLUMNS.items() if column != "other"},
+    **{kind: (kind,) for kind in ("gc", "sleep", "cpu_contention", "other")},
 }
 #: A surplus explains a wait if it is at least this share of it.
 EXPLAINS_RATIO = 0.25

@@ -25,7 +25,7 @@ from stashtrace.analysis.stalls.by_kernels import kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.stalls.on_host import host_layers
-from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
 from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Column, Schema, schema
@@ -48,7 +48,7 @@ _CAUSE = (
 )
 STALLS = schema(
     "stalls",
-    "Where the time of each step of each rank went; step -1 is outside_steps",
+    "Where the time of each counted step of each rank went; with the warm-up also step -1, outside of steps",
     RANK,
     Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
     ("kind", "U16", "", "StallKind in lower case"),
@@ -60,7 +60,7 @@ STALLS = schema(
 )
 STRAGGLER_CAUSES = schema(
     "straggler_causes",
-    "Whom each step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
+    "Whom each counted step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
     Column("rank", "i8", "", "global rank that waited", role="rank"),
     Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
     Column("cause_rank", "i8", "", "rank that was waited for, -1 if unknown", role="rank", missing=-1),
@@ -142,14 +142,14 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
     trace : Trace
         Needs steps; uses kernels, brackets or host spans, whichever each rank has.
     by : {"step", "rank", "step_kind", "run"}
-        ``step``: one row per rank, step and kind, and step -1 for the time outside steps. ``rank``, ``run``: sums over
-        the steps, without the time outside them and the steps that the event budget left out; of all ranks, ``rank`` is
-        -1. These have the columns of ``stall_totals``: rank, kind, stall_ns, share_ratio, method, low_ns, high_ns,
-        cause_rank, cause_share_ratio, steps_count. ``step_kind``: the sums of ``rank``, training,
-        validation and other kinds of steps apart; column ``step_kind`` behind ``rank``, and shares of the steps of that
-        kind.
+        ``step``: one row per rank, counted step and kind; its sums are those of the summary. ``rank``, ``run``: sums
+        over the counted steps; of all ranks, ``rank`` is -1. These have the columns of ``stall_totals``: rank, kind,
+        stall_ns, share_ratio, method, low_ns, high_ns, cause_rank, cause_share_ratio, steps_count. ``step_kind``: the
+        sums of ``rank``, training, validation and other kinds of steps apart; column ``step_kind`` behind ``rank``, and
+        shares of the steps of that kind.
     warmup : bool
-        Whether the sums count the warm-up steps.
+        Whether the warm-up steps count. By step, all that was recorded then has rows: also steps that the event budget
+        left without events, and step -1, the time outside of steps.
 
     Columns
     -------
@@ -166,11 +166,13 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
     """
     if by not in ("step", "rank", "step_kind", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
-    return _budget(trace)[0] if by == "step" else stall_totals(_counted(TraceIndex(trace), warmup), by)
+    if by == "step":
+        return _of_counted(trace, _budget(trace)[0], warmup)
+    return stall_totals(_counted(TraceIndex(trace), warmup), by)
 
 
-def straggler_causes(trace: Trace) -> Table:
-    """Divide the straggler time of each step of each rank among the ranks that it waited for.
+def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
+    """Divide the straggler time of each counted step of each rank among the ranks that it waited for.
 
     The rows of a rank and step sum to its ``straggler`` row of :func:`stalls`, exactly: ``stall_ns``, ``low_ns`` and
     ``high_ns``. ``cause_rank`` is -1 for time in which the awaited rank is unknown, and for time that may have been a
@@ -180,6 +182,8 @@ def straggler_causes(trace: Trace) -> Table:
     ----------
     trace : Trace
         Needs steps.
+    warmup : bool
+        Whether all that was recorded has rows, as in :func:`stalls`.
 
     Columns
     -------
@@ -190,7 +194,12 @@ def straggler_causes(trace: Trace) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    return _budget(trace)[1]
+    return _of_counted(trace, _budget(trace)[1], warmup)
+
+
+def _of_counted(trace: Trace, rows: Table, warmup: bool) -> Table:
+    """Return the rows of the counted steps, the same ones as in the sums; with the warm-up, all rows."""
+    return rows if warmup else rows.take(in_steps(rows, counted_steps(TraceIndex(trace).steps)))
 
 
 def bounds_of_groups(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
@@ -22,8 +23,8 @@ STEP_KINDS = schema(
     ("kind", "U16", "", "steps.kind"),
     ("steps_count", "i8", "", "counted steps; of all ranks, steps that any rank made"),
     ("warmup_count", "i8", "", "steps left out as warm-up, or because the event budget left them without events"),
-    ("mean_ns", "i8", "ns", "mean of the counted steps"),
-    ("median_ns", "i8", "ns", "median of the counted steps"),
+    ("mean_ns", "i8", "ns", "mean of the counted steps; of all ranks, each step is the mean over its ranks"),
+    ("median_ns", "i8", "ns", "median of the counted steps; of all ranks, each step is the mean over its ranks"),
     ("total_ns", "i8", "ns", "sum of the counted steps; of all ranks, the mean over the ranks that made any"),
     ("sub_steps_count", "i8", "", "sub-steps of the counted steps: micro-batches, or updates of an iteration"),
     ("rollout_ns", "i8", "ns", "iterations: mean time up to the first phase that trains, by the host; else 0"),
@@ -88,15 +89,15 @@ def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.b
 def _row(
     rank: int, kind: str, table: Table, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], total: int, rollout: Int64
 ) -> tuple[object, ...]:
-    wall = (table["end_ns"] - table["begin_ns"])[chosen]
+    lengths = step_lengths(table.take(chosen))
     steps_count = len(np.unique(table["step"][chosen]))
     return (
         rank,
         kind,
         steps_count,
         len(np.unique(table["step"])) - steps_count,
-        round(float(wall.mean())),
-        round(float(np.median(wall))),
+        round(float(lengths.mean())),
+        round(float(np.median(lengths))),
         total,
         int(table["sub_steps_count"][chosen].sum())
         // (1 if rank >= 0 else max(len(np.unique(table["rank"][chosen])), 1)),

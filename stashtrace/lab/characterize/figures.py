@@ -129,7 +129,7 @@ def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
 
 def _stalls(trace: Trace, counted: np.ndarray, rows_count: int) -> dict[str, tuple[float, float, float]]:
     """Kind -> mean time in the counted steps, and its bounds."""
-    table = analyze(trace, "stalls")
+    table = analyze(trace, "stalls", warmup=True)
     table = table.take(np.isin(table["step"], counted))
     by_kind = GroupBy(table["kind"])
     means = (by_kind.sum(table[name]) / rows_count for name in ("stall_ns", "low_ns", "high_ns"))

@@ -33,6 +33,7 @@ from stashtrace.replay.communication.overlap import (
     schedule,
 )
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.parts import plural
 
@@ -447,13 +448,12 @@ def _attributed(trace: Trace) -> tuple[float, float, float]:
         return (float("nan"),) * 3
     if not len(known):
         return (float("nan"),) * 3
-    rows = analyze(trace, "stalls")
+    rows = analyze(trace, "stalls", warmup=True)
     sums: dict[str, dict[tuple[int, int], int]] = {"link": {}, "late": {}}
-    kinds = {"network": "link", "interconnect": "link", "straggler": "late"}
-    chosen = rows.take(np.isin(rows["kind"], list(kinds)))
+    chosen = rows.take(np.isin(rows["kind"], (*COLUMNS["link"], *COLUMNS["late"])))
     columns = (chosen[name].tolist() for name in ("rank", "step", "kind", "stall_ns"))
     for rank, step, kind, value in zip(*columns, strict=True):
-        into = sums[kinds[kind]]
+        into = sums[COLUMN_OF[kind]]
         into[rank, step] = into.get((rank, step), 0) + value
     places = list(zip(known["rank"].tolist(), known["step"].tolist(), strict=True))
     link, late = ([sums[name].get(place, 0) for place in places] for name in ("link", "late"))

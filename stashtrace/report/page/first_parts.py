@@ -8,9 +8,8 @@ from typing import Any
 
 from stashtrace.report.budget import percents
 from stashtrace.report.page import pictures
-from stashtrace.report.page.html import how, listing, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.html import how, how_each, listing, paragraph, see, table, tag, text, unfolding
 from stashtrace.report.page.words import (
-    COLUMNS,
     KINDS,
     binned_text,
     claims_of,
@@ -20,6 +19,7 @@ from stashtrace.report.page.words import (
     method_text,
     sentence,
 )
+from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.summary.words.parts import counted
 from stashtrace.units import duration_text, percent_text
 
@@ -34,35 +34,38 @@ _QUIET = ("compute_bound", "not_told")
 
 def verdict_part(facts: dict[str, Any]) -> list[str]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
-    content = [tag("ol", "".join(_claim(each, counts) for each in verdicts[:_OPEN]), class_="verdicts")]
+    content = [tag("ol", "".join(map(_claim, verdicts[:_OPEN])), class_="verdicts")]
     if not verdicts:
         content = [paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
     if more := verdicts[_OPEN:]:
-        listed = tag("ol", "".join(_claim(each, counts) for each in more), class_="verdicts")
+        listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
         content.append(unfolding(f"{len(more)} smaller finding{'s' * (len(more) > 1)}", listed))
-    beside = [_plain(each, counts) for each in claims_of(facts, "files", "machine", "beside")]
+    beside = claims_of(facts, "files", "machine", "beside")
     if beside:
-        content += [tag("h3", "Beside that"), *beside]
+        content += [tag("h3", "Beside that"), *map(_plain, beside)]
+    known = [(_told(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+    if known:
+        content.append(how_each("these claims", known))
     if "worst" in facts["commands"]:
         content.append(see(facts["commands"]["worst"], "The step that lost most, on the timeline"))
     return content
 
 
-def _claim(finding: dict[str, Any], steps_counts: dict[str, int]) -> str:
+def _claim(finding: dict[str, Any]) -> str:
     """Return a verdict with its evidence."""
-    content = [
-        paragraph(finding["text"], "claim"),
-        listing(finding["evidence_text"]),
-        how(finding["text"], *finding_how(finding, steps_counts)),
-    ]
+    content = [paragraph(finding["text"], "claim"), listing(finding["evidence_text"])]
     return tag("li", "".join(content), class_="quiet" if finding["kind"] in _QUIET else None)
 
 
-def _plain(finding: dict[str, Any], steps_counts: dict[str, int]) -> str:
-    """Return a claim beside the verdicts; of some the evidence alone is told."""
-    first = finding["text"] or (finding["evidence_text"] or [""])[0]
-    rest = finding["evidence_text"] if finding["text"] else finding["evidence_text"][1:]
-    return paragraph(first) + listing(rest) + how(first, *finding_how(finding, steps_counts))
+def _told(finding: dict[str, Any]) -> list[str]:
+    """Return the sentences of a claim; of some the evidence alone is told."""
+    return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
+
+
+def _plain(finding: dict[str, Any]) -> str:
+    """Return a claim beside the verdicts."""
+    first, *rest = _told(finding)
+    return paragraph(first) + listing(rest)
 
 
 def budget_part(facts: dict[str, Any]) -> list[str]:
@@ -70,14 +73,14 @@ def budget_part(facts: dict[str, Any]) -> list[str]:
     if budget["missing"]:
         return [paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
     kinds = {group["step_kind"] for group in budget["groups"]}
-    present = [name for name in COLUMNS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
+    present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
     parts = [
         paragraph(
             "Mean of the counted steps, divided among what each instant went to; each bar adds up to 100 %."
             + (" Ranks that spend their time alike are one bar." if _ranks_count(budget["groups"]) > 1 else "")
         ),
         tag("ul", "".join(_group(group, len(kinds) > 1) for group in budget["groups"]), class_="groups"),
-        unfolding("What the columns hold", listing([f"{name}: {COLUMNS[name]}" for name in present])),
+        unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
         how(
             "the budget",
             f"Method: {method_text(budget['methods'])}.",
@@ -138,7 +141,7 @@ def _group(group: dict[str, Any], named_kind: bool) -> str:
         + tag("ul", key, class_="key")
         + (unfolding("Its ranks", paragraph(group["ranks"]), subject=title) if long else "")
         + unfolding(
-            "How do you know?",
+            "Times and bounds",
             table(
                 f"Mean per step and rank over {counted(group['steps_count'], 'step')}, and its bounds",
                 ("time", "share", "a step", "at least", "at most"),

@@ -70,10 +70,16 @@ def unfolding(summary: str, *content: str, subject: str = "", class_: str | None
     return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
 
 
-def how(subject: str, *sentences: str, command: str = "") -> str:
+def how(subject: str, *sentences: str, content: str = "", command: str = "") -> str:
     """Return how the numbers of ``subject`` are known: method, bounds, and the command that prints their rows."""
     rows = [paragraph("It prints the rows that these numbers come from:"), code_line(command)] if command else []
-    return unfolding("How do you know?", *map(paragraph, sentences), *rows, subject=subject, class_="how")
+    return unfolding("How do you know?", *map(paragraph, sentences), content, *rows, subject=subject, class_="how")
+
+
+def how_each(subject: str, known: Sequence[tuple[str, Sequence[str]]], *sentences: str, command: str = "") -> str:
+    """Return how the claims of a part are known, once for the part: what holds for all, then claim by claim."""
+    rows = [tag("li", tag("em", prose(claim)) + listing(each)) for claim, each in known]
+    return how(subject, *sentences, content=tag("ul", "".join(rows)) if rows else "", command=command)
 
 
 def code_line(command: str) -> str:

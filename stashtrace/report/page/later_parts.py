@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.report.page import pictures
-from stashtrace.report.page.html import code_line, how, listing, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.html import code_line, how, how_each, listing, paragraph, see, table, tag, text, unfolding
 from stashtrace.report.page.words import BESIDE, KINDS, claims_of, link_method_text, sentence, wait_how
 from stashtrace.units import bytes_text, duration_text, percent_text
 
@@ -44,17 +44,20 @@ def waits_part(facts: dict[str, Any]) -> list[str]:
             sortable=True,
         )
         content.append(unfolding(f"The {len(rows)} costliest waits in collectives", listed) if len(rows) > 1 else "")
-    if waits["listed"]:
-        content.append(
-            how(
-                "the list of waits",
-                "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
-                f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
-                " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
-                command=facts["commands"]["late"],
-            )
-        )
-    return content
+    known = [(cut["text"], wait_how(cut)) for cut in waits["cut_outs"]]
+    if not waits["listed"]:
+        return [*content, how_each("these waits", known)]
+    return [
+        *content,
+        how_each(
+            "these waits",
+            known,
+            "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
+            f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
+            " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
+            command=facts["commands"]["late"],
+        ),
+    ]
 
 
 def _cut_out(cut: dict[str, Any]) -> str:
@@ -74,7 +77,6 @@ def _cut_out(cut: dict[str, Any]) -> str:
             table("Bars of the picture from top to bottom", ("lane", "what", "from", "for"), rows, numbers=2),
             subject=cut["text"],
         ),
-        how(cut["text"], *wait_how(cut)),
         see(cut["command"]),
     ]
     return tag("div", "".join(content), class_="wait")
@@ -91,8 +93,9 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     if slow["too_few"]:
         return [paragraph(f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow.")]
     rule = (
-        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median"
-        f" ({duration_text(slow['median_ns'])}) and a tenth of it, or five median deviations if that is more."
+        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median step"
+        f" ({duration_text(slow['median_ns'])}; the mean is {duration_text(slow['mean_ns'])}) and a tenth of it, or"
+        " five median deviations if that is more."
     )
     known = how(
         "slow steps",

@@ -10,7 +10,8 @@ from typing import Any
 from stashtrace.report.budget import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_reasons
-from stashtrace.report.page.words import COLUMNS, claims_of, finding_how, method_text
+from stashtrace.report.page.words import claims_of, finding_how, method_text, title_around
+from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
 from stashtrace.visible import visible_line
 
@@ -30,7 +31,7 @@ def markdown(facts: dict[str, Any]) -> str:
         As :func:`stashtrace.report.facts.report_facts` returns it.
     """
     blocks = [
-        f"## stashtrace: {plain(facts['path'])}",
+        "## " + code(facts["path"]).join(title_around(facts)),
         plain(", ".join(facts["headline"])),
         *_verdicts(facts),
         *_budget(facts["budget"], facts["commands"]["budget"]),
@@ -98,7 +99,7 @@ def _budget(budget: dict[str, Any], command: str) -> list[str]:
     groups = budget["groups"]
     shown = [
         at
-        for at, name in enumerate(COLUMNS)
+        for at, name in enumerate(COLUMN_LABELS)
         if name in ("compute", "other") or any(group["columns"][at]["share_ratio"] >= 0.0005 for group in groups)
     ]
     several = len({group["step_kind"] for group in groups}) > 1
@@ -106,7 +107,7 @@ def _budget(budget: dict[str, Any], command: str) -> list[str]:
     for group in groups:
         shares = percents([column["share_ratio"] for column in group["columns"]])
         rows.append((group_title(group, named_kind=several), *(shares[at] for at in shown)))
-    names = list(COLUMNS)
+    names = list(COLUMN_LABELS)
     return [
         "### Where the time of a step goes",
         _table(("ranks", *(names[at] for at in shown)), rows, len(shown)),
@@ -129,7 +130,8 @@ def _slow(facts: dict[str, Any]) -> list[str]:
     verb = "takes" if slow["slow_count"] == 1 else "take"
     lead = (
         f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verb} more than"
-        f" {duration_text(slow['limit_ns'])} (median {duration_text(slow['median_ns'])})."
+        f" {duration_text(slow['limit_ns'])} (the median step takes"
+        f" {duration_text(slow['median_ns'])}, the mean is {duration_text(slow['mean_ns'])})."
     )
     rows = [
         (row["step"], duration_text(row["length_ns"]), "; ".join(slow_reasons(row))) for row in slow["listed"][:_SLOW]

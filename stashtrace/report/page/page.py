@@ -15,6 +15,7 @@ from typing import Any
 from stashtrace.report.page.first_parts import budget_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, paragraph, section, tag, text
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
+from stashtrace.report.page.words import title_around
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -47,7 +48,7 @@ def page(facts: dict[str, Any]) -> str:
     body = [
         '<a class="skip" href="#main">Skip to the report</a>',
         "<header>",
-        tag("h1", f"Where the time of {text(facts['path'])} went"),
+        tag("h1", tag("code", text(facts["path"])).join(map(text, title_around(facts)))),
         paragraph(", ".join(facts["headline"]), "soft"),
         tag("nav", tag("ul", contents), aria_label="Parts of the report"),
         "</header>",

@@ -6,35 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from stashtrace.report.heat import CLASSES
+from stashtrace.schema.stall_kinds import STALL_KINDS
 from stashtrace.summary.words.parts import counted
 from stashtrace.units import duration_text, percent_text
 
 #: Kind of time -> what a person calls it.
-KINDS = {
-    "compute": "compute",
-    "straggler": "waits for late ranks",
-    "network": "transfers between hosts",
-    "interconnect": "transfers inside a host",
-    "h2d": "copies between host and device",
-    "fetch": "waits for storage (fetch)",
-    "prep": "waits for batches in the making (prep)",
-    "handoff": "hand-off of batches",
-    "checkpoint": "checkpoints",
-    "sync": "device idle after the host waited for it",
-    "launch": "device idle until the host launches work",
-    "other": "other: blocked or asleep",
-}
-#: Column of the budget -> what it holds.
-COLUMNS = {
-    "compute": "forward, backward, optimizer, and the loop's own work",
-    "data": "waits for batches: storage, preparation, hand-off",
-    "link": "transfers of collectives, after the last rank has entered",
-    "late": "waits in collectives for a rank that is late",
-    "copy": "copies between host and device",
-    "save": "checkpoints that stop the step",
-    "host": "the device is idle because of its host",
-    "other": "none of these: blocked or asleep, with or without a recorded reason",
-}
+KINDS = {kind.name: kind.label for kind in STALL_KINDS}
 METHODS = {
     "host": "times of the host: phases of the loop, waits for batches, collectives and blocking calls",
     "brackets": "timing events on the device around its work, and times of the host",
@@ -62,6 +39,11 @@ BESIDE = {
     "gc": "Python collected garbage",
     "cpu_contention": "the step thread waited for a CPU",
 }
+
+
+def title_around(facts: dict[str, Any]) -> tuple[str, str]:
+    """Return what stands before and behind the name of the run in the title of its report."""
+    return ("What was recorded of run ", "") if facts["budget"]["missing"] else ("Where the time of run ", " went")
 
 
 def span_text(low_ns: float, high_ns: float) -> str:

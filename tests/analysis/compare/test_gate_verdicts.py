@@ -17,6 +17,7 @@ from stashtrace.analysis.compare.facts import DECIDING, FIELDS, changed_words, c
 from stashtrace.analysis.compare.gate import Condition, Gate, Needs, judge
 from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
 from stashtrace.errors import FormatError, UsageError
+from stashtrace.summary.gate import gate_lines
 
 MS = 1_000_000
 FACTS = {"ranks": 2, "batch": 8, "device": "none", "torch": "2.13.0"}
@@ -78,9 +79,45 @@ def test_no_conditions(text: str) -> None:
 
 
 def test_a_condition_of_no_kind() -> None:
-    with pytest.raises(UsageError, match="no kind of time is named disk") as caught:
+    with pytest.raises(UsageError, match="unknown kind 'disk'") as caught:
         Condition.of("disk+5%")
-    assert "fetch" in str(caught.value.hint)
+    assert str(caught.value.hint).startswith("did you mean 'fetch'? Choose from step; columns of the summary: compute,")
+    with pytest.raises(UsageError, match="unknown kind 'loader'") as caught:
+        Condition.of("loader+5%")
+    assert str(caught.value.hint).startswith("did you mean 'data' (fetch + prep + handoff)? ")
+
+
+def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
+    sides = []
+    for seed in (1, 2):
+        one = run(seed, network=0.1 * seed)
+        inside = np.arange(60, dtype=np.int64) * MS // (10 * seed)
+        ranks = {rank: {**means, "interconnect": float(inside.mean())} for rank, means in one.ranks_ns.items()}
+        sides.append(side(replace(one, times_ns={**one.times_ns, "interconnect": inside}, ranks_ns=ranks)))
+    found = change_of(*sides, "link")
+    parts = [change_of(*sides, kind) for kind in ("network", "interconnect")]
+    assert found.before_ns == sum(part.before_ns for part in parts)
+    assert found.change_ns == sum(part.change_ns for part in parts)
+    judged = judge(*sides, [Condition.of("link+5%")]).judged[0]
+    assert judged.change == found
+    assert judged.rank_growth_ns == sum(
+        judge(*sides, [Condition.of(f"{kind}+5%")]).judged[0].rank_growth_ns for kind in ("network", "interconnect")
+    )
+    told = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
+    assert "link (network + interconnect) per step went from" in told
+    assert "data (fetch + prep + handoff) took no time in either job" in told
+
+
+def test_a_recording_beside_itself_decides_nothing() -> None:
+    one = replace(run(1), recording="7ec5b47e96cd4dee")
+    assert judge(side(one), side(one), [Condition.of("step+50%")]).verdict == "inconclusive"
+    assert judge(side(one), side(replace(one, name="a copy").condensed(10)), [Condition.of("step+50%")]).is_same
+    told = " ".join(gate_lines(judge(side(one), side(one), [Condition.of("step+50%")])))
+    assert "both sides are the same recording" in told
+    assert "would decide" not in told
+    # Another recording is not, even if it has the id: a job that was started again keeps it.
+    assert not judge(side(one), side(replace(run(2), recording=one.recording)), [Condition.of("step+50%")]).is_same
+    assert not judge(side(run(1)), side(run(1)), [Condition.of("step+50%")]).is_same
 
 
 @pytest.mark.parametrize("between", [0.0, 0.005, 0.01])

@@ -133,7 +133,7 @@ def test_method_is_that_of_each_step() -> None:
     # Deep mode began in the middle of step 0 and ended at the begin of step 4.
     compute.kernel(95 * MS, 99 * MS).kernel(401 * MS, 404 * MS)
     trace = build.trace()
-    table = stalls(trace)
+    table = stalls(trace, warmup=True)
     methods = {s: set(table["method"][table["step"] == s].tolist()) for s in range(-1, 5)}
     assert methods == {-1: {"host"}, 0: {"brackets"}, 1: {"kernels"}, 2: {"kernels"}, 3: {"kernels"}, 4: {"brackets"}}
     assert set(stalls(trace, by="rank", warmup=True)["method"]) <= {"mixed", "kernels", "brackets"}

@@ -1,0 +1,145 @@
+"""The kinds of time of a step in one table: name, column of the budget, words, colour. All other lists derive from it.
+
+A *column* is what the bars of the summary show, and sums one kind or several; both are words for the same time, so each
+option takes either (:func:`kinds_of_word`). ``docs/concepts/stalls.md`` defines them.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stashtrace.schema.kinds import StallKind
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfTime:
+    """A kind of time of a step.
+
+    Attributes
+    ----------
+    code : StallKind
+    column : str
+        Column of the budget that counts it.
+    label : str
+        What a person calls it.
+    colour : str
+        In pictures: Okabe and Ito's palette for the commonest, the others apart from them.
+    """
+
+    code: StallKind
+    column: str
+    label: str
+    colour: str
+
+    @property
+    def name(self) -> str:
+        """Name in tables and options."""
+        return self.code.name.lower()
+
+
+#: Every kind, column by column in the order of the budget.
+STALL_KINDS = (
+    KindOfTime(StallKind.COMPUTE, "compute", "compute", "#009E73"),
+    KindOfTime(StallKind.FETCH, "data", "waits for storage (fetch)", "#0072B2"),
+    KindOfTime(StallKind.PREP, "data", "waits for batches in the making (prep)", "#E69F00"),
+    KindOfTime(StallKind.HANDOFF, "data", "hand-off of batches", "#F0E442"),
+    KindOfTime(StallKind.NETWORK, "link", "transfers between hosts", "#D55E00"),
+    KindOfTime(StallKind.INTERCONNECT, "link", "transfers inside a host", "#CC79A7"),
+    KindOfTime(StallKind.STRAGGLER, "late", "waits for late ranks", "#882255"),
+    KindOfTime(StallKind.H2D, "copy", "copies between host and device", "#56B4E9"),
+    KindOfTime(StallKind.CHECKPOINT, "save", "checkpoints", "#8C510A"),
+    KindOfTime(StallKind.SYNC, "host", "device idle after the host waited for it", "#332288"),
+    KindOfTime(StallKind.LAUNCH, "host", "device idle until the host launches work", "#999933"),
+    KindOfTime(StallKind.OTHER, "other", "other: blocked or asleep", "#AAAAAA"),
+)
+#: Column of the budget -> what it holds.
+COLUMN_LABELS: dict[str, str] = {
+    "compute": "forward, backward, optimizer, and the loop's own work",
+    "data": "waits for batches: storage, preparation, hand-off",
+    "link": "transfers of collectives, after the last rank has entered",
+    "late": "waits in collectives for a rank that is late",
+    "copy": "copies between host and device",
+    "save": "checkpoints that stop the step",
+    "host": "the device is idle because of its host",
+    "other": "none of these: blocked or asleep, with or without a recorded reason",
+}
+#: Column of the budget -> its kinds, in the order of the bars.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    column: tuple(kind.name for kind in STALL_KINDS if kind.column == column) for column in COLUMN_LABELS
+}
+#: Kind -> its column.
+COLUMN_OF: dict[str, str] = {kind.name: kind.column for kind in STALL_KINDS}
+#: Kinds in the order of the enumeration, as tables and comparisons list them.
+KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower() for kind in StallKind)
+#: Words of other tools and of people -> ours.
+_OTHER_WORDS: dict[str, str] = {
+    **dict.fromkeys(("loader", "dataloader", "loading", "input", "batch", "batches"), "data"),
+    **dict.fromkeys(("storage", "disk", "read", "reads", "io"), "fetch"),
+    **dict.fromkeys(("decode", "decoding", "transform", "augment", "preprocess", "preprocessing"), "prep"),
+    **dict.fromkeys(("communication", "comm", "comms", "transfer", "transfers", "nccl", "allreduce"), "link"),
+    **dict.fromkeys(("nvlink", "pcie"), "interconnect"),
+    **dict.fromkeys(("wait", "waiting", "imbalance", "skew", "lateness", "stragglers"), "late"),
+    **dict.fromkeys(("memcpy", "copies", "d2h"), "copy"),
+    **dict.fromkeys(("ckpt", "checkpoints", "saving"), "save"),
+    **dict.fromkeys(("cpu", "idle"), "host"),
+    **dict.fromkeys(("gpu", "kernel", "kernels", "forward", "backward", "optimizer"), "compute"),
+    **dict.fromkeys(("blocked", "asleep", "sleep", "lock"), "other"),
+}
+
+
+def kinds_of_word(word: str) -> tuple[str, ...]:
+    """Return the kinds that a word stands for: those of a column, or the kind itself; none for an unknown word.
+
+    Examples
+    --------
+    >>> kinds_of_word("data"), kinds_of_word("prep"), kinds_of_word("loader")
+    (('fetch', 'prep', 'handoff'), ('prep',), ())
+    """
+    if word in COLUMNS:
+        return COLUMNS[word]
+    return (word,) if word in COLUMN_OF else ()
+
+
+def word_text(word: str) -> str:
+    """Return a word, with the kinds that it sums if these are several.
+
+    Examples
+    --------
+    >>> word_text("data"), word_text("late"), word_text("prep")
+    ("'data' (fetch + prep + handoff)", "'late' (straggler)", "'prep'")
+    """
+    kinds = kinds_of_word(word)
+    return f"'{word}'" + (f" ({' + '.join(kinds)})" if kinds and kinds != (word,) else "")
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """Return the known word that an unknown one most likely means; empty if none is near."""
+    choice = list(known)
+    meant = _OTHER_WORDS.get(word.lower(), "")
+    if meant in choice:
+        return meant
+    return next(iter(difflib.get_close_matches(word.lower(), choice, 1)), "")
+
+
+def hint_for(word: str, known: Iterable[str] = (), more: Iterable[str] = ()) -> str:
+    """Return the hint for an unknown word: the nearest one, and all that there are.
+
+    Parameters
+    ----------
+    word : str
+        As it was typed.
+    known : iterable of str
+        Columns and kinds that can be named here; all of them if left out.
+    more : iterable of str
+        Words that are neither a column nor a kind.
+    """
+    allowed = list(known) or [*COLUMNS, *KIND_NAMES]
+    beside = list(more)
+    near = nearest_word(word, [*beside, *allowed])
+    columns = ", ".join(name for name in COLUMNS if name in allowed)
+    kinds = ", ".join(name for name in KIND_NAMES if name in allowed and name not in COLUMNS)
+    listed = "; ".join(filter(None, [", ".join(beside), f"columns of the summary: {columns}", f"kinds: {kinds}"]))
+    return f"did you mean {word_text(near)}? Choose from {listed}" if near else f"choose from {listed}"
