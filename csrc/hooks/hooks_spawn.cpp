@@ -3,10 +3,11 @@
 //
 // libc's own system() and popen() start /bin/sh without these hooks, and the shell, which is traced, calls them for
 // what it starts. Calls by number (syscall(SYS_execve)) are not seen. The hooks run in forked and vfork children and in
-// signal handlers: no allocation but on the stack, raw system calls. Under a filter of its own the process makes none:
+// signal handlers: raw system calls, memory from the kernel. Under a filter of its own the process makes none:
 // what it starts passes unchanged, or without our library where that filter would end it (hooks/sandbox.h).
 #include <alloca.h>
 #include <spawn.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cerrno>
@@ -16,6 +17,8 @@
 
 #include "core/apart.h"
 #include "core/config.h"
+#include "core/path_room.h"
+#include "core/roomy_stack.h"
 #include "core/text_buffer.h"
 #include "core/user_memory.h"
 #include "hooks/exec_target.h"
@@ -30,7 +33,7 @@ namespace {
 
 using stashtrace::raw::address;
 
-constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied onto the stack
+constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
@@ -94,12 +97,52 @@ int place_of_preload(char* const* environment, std::size_t count) noexcept {
   return -1;
 }
 
+// Memory for an environment, which may be larger than the stack. A vfork child that replaces its program gives nothing
+// back: the thread that it shares this memory with does so the next time.
+class Copy {
+ public:
+  explicit Copy(std::size_t bytes) noexcept : bytes_(bytes) {
+    const int self = stashtrace::raw::getpid();
+    if (left.owner != 0 && left.owner != self && stashtrace::runtime().in_own_process()) {
+      stashtrace::raw::munmap(left.start, left.bytes);
+      left = {};
+    }
+    start_ = stashtrace::raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    noted_ = start_ != nullptr && left.owner == 0;
+    if (noted_) left = {start_, bytes, self};
+  }
+  ~Copy() {
+    if (noted_) left = {};
+    if (start_ != nullptr) stashtrace::raw::munmap(start_, bytes_);
+  }
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+  char* start() const noexcept { return static_cast<char*>(start_); }
+
+ private:
+  struct Left {
+    void* start;
+    std::size_t bytes;
+    int owner;
+  };
+  static constinit thread_local Left left;
+
+  void* start_;
+  std::size_t bytes_;
+  bool noted_;
+};
+constinit thread_local Copy::Left Copy::left{};
+
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
   if (stashtrace::sandboxed() || !stashtrace::recording()) return;
-  char memory[512], target[256];
-  stashtrace::TextBuffer detail(memory, sizeof memory - 1);
+  stashtrace::PathRoom room;
+  char* memory = room.text();
+  if (memory == nullptr) return (void)stashtrace::runtime().lose_row();
+  constexpr std::size_t kDetailBytes = 512, kTargetBytes = 256;
+  char* target = memory + kDetailBytes;
+  stashtrace::TextBuffer detail(memory, kDetailBytes - 1);
   if (std::strncmp(path, kDescriptors.data(), kDescriptors.size()) == 0) {
-    const long bytes = stashtrace::raw::readlink(path, target, sizeof target - 1);
+    const long bytes = stashtrace::raw::readlink(path, target, kTargetBytes - 1);
     if (bytes > 0) target[bytes] = '\0', path = target;
   }
   const char* slash = std::strrchr(path, '/');
@@ -161,7 +204,7 @@ struct Target {
     target.is_program = target.found == Found::yes;
     if (target.is_program) target.why = stashtrace::why_not_preloaded(room);
   };
-  if (stashtrace::apart(look) < 0) look();  // no thread could be started
+  if (stashtrace::apart(look) < 0) stashtrace::on_roomy_stack(look);  // no thread could be started
   return target;
 }
 
@@ -175,7 +218,10 @@ auto starting(const char* name, const char* why, char* const* environment, Start
   const int place = count > kMostVariables ? -1 : place_of_preload(environment, count);
   if (place < 0) return start(environment);
   const std::string_view list = environment[place] + kPreload.size();
-  auto* preload = static_cast<char*>(alloca(kPreload.size() + list.size() + 1));
+  const std::size_t vector_bytes = (count + 1) * sizeof(char*);
+  const Copy copy(vector_bytes + kPreload.size() + list.size() + 1);
+  if (copy.start() == nullptr) return start(environment);
+  char* preload = copy.start() + vector_bytes;
   std::size_t length = kPreload.size();
   std::memcpy(preload, kPreload.data(), length);
   for_each_library(list, [&](std::string_view library) {
@@ -185,7 +231,7 @@ auto starting(const char* name, const char* why, char* const* environment, Start
     length += library.size();
   });
   preload[length] = '\0';
-  auto** changed = static_cast<char**>(alloca((count + 1) * sizeof(char*)));
+  auto** changed = reinterpret_cast<char**>(copy.start());
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (static_cast<int>(i) != place) changed[kept++] = environment[i];
