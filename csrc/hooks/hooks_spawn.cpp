@@ -1,12 +1,13 @@
-// Hooks of exec and posix_spawn: a program that cannot run with our library in front is started without it.
-// SPDX-License-Identifier: Apache-2.0
+// Hooks of exec and posix_spawn: a program that cannot run with our library in front is started without it, and one
+// that is given another LD_PRELOAD has our library beside it. SPDX-License-Identifier: Apache-2.0
 //
 // libc's own system() and popen() start /bin/sh without these hooks, and the shell, which is traced, calls them for
 // what it starts. Calls by number (syscall(SYS_execve)) are not seen. The hooks run in forked and vfork children and in
-// signal handlers: no allocation but on the stack, raw system calls. Under a filter of its own the process makes none:
+// signal handlers: raw system calls, memory from the kernel. Under a filter of its own the process makes none:
 // what it starts passes unchanged, or without our library where that filter would end it (hooks/sandbox.h).
 #include <alloca.h>
 #include <spawn.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cerrno>
@@ -16,6 +17,8 @@
 
 #include "core/apart.h"
 #include "core/config.h"
+#include "core/path_room.h"
+#include "core/roomy_stack.h"
 #include "core/text_buffer.h"
 #include "core/user_memory.h"
 #include "hooks/exec_target.h"
@@ -30,12 +33,15 @@ namespace {
 
 using stashtrace::raw::address;
 
-constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied onto the stack
+constexpr std::size_t kMostVariables = 8192;  // of an environment that is copied
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
+constexpr std::string_view kDirectory = "STASHTRACE_DIR=";
 constexpr const char* kElsewhere = "in a folder that its file actions choose";
+constexpr const char* kWithoutPreload = "started without LD_PRELOAD";
+constexpr const char* kWithoutDirectory = "started without STASHTRACE_DIR";
 
 // A list of file actions of this process changes the folder. The content of a list is private to libc.
 constinit std::atomic<bool> folder_changes = false;
@@ -53,6 +59,19 @@ void for_each_library(std::string_view list, Each each) noexcept {
     if (end != 0) each(list.substr(0, end));
     list = end == list.npos ? std::string_view{} : list.substr(end + 1);
   }
+}
+
+// Our entries of LD_PRELOAD as this process was started; empty if it is not traced, or loaded us in another way.
+constinit char own_preload[kPreloadBytes] = {};
+constinit std::size_t own_preload_bytes = 0;
+
+__attribute__((constructor)) void remember_preload() noexcept {
+  if (stashtrace::variable(environ, "STASHTRACE_DIR").empty()) return;
+  stashtrace::TextBuffer own(own_preload, sizeof own_preload);
+  for_each_library(stashtrace::variable(environ, "LD_PRELOAD"), [&](std::string_view library) {
+    if (is_ours(library)) own.add(own.text().empty() ? "" : ":").add(library);
+  });
+  own_preload_bytes = own.full() ? 0 : own.text().size();
 }
 
 bool names_us(std::string_view list) noexcept {
@@ -79,27 +98,67 @@ std::size_t length_of(char* const* vector) noexcept {
   return count;
 }
 
-// Index of the variable that holds our library, -1 if none does. The kernel reports addresses that cannot be read.
-int place_of_preload(char* const* environment, std::size_t count) noexcept {
+constexpr int kAbsent = -1, kNotKnown = -2;
+
+// Index of a variable, given by its name and '='. The kernel reports addresses that cannot be read.
+int place_of(char* const* environment, std::size_t count, std::string_view name) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
     // The first bytes are enough to skip most variables.
-    const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], kPreload.size(), false);
-    if (begin == stashtrace::kUnreadable) return -1;
-    if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
-    const std::size_t length =
-        stashtrace::readable_length<can_read>(environment[i], kPreload.size() + kPreloadBytes, true);
-    if (length == stashtrace::kUnreadable || length == kPreload.size() + kPreloadBytes) return -1;
-    return names_us({environment[i] + kPreload.size(), length - kPreload.size()}) ? static_cast<int>(i) : -1;
+    const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], name.size(), false);
+    if (begin == stashtrace::kUnreadable) return kNotKnown;
+    if (begin < name.size() || std::memcmp(environment[i], name.data(), begin) != 0) continue;
+    const std::size_t length = stashtrace::readable_length<can_read>(environment[i], name.size() + kPreloadBytes, true);
+    return length == stashtrace::kUnreadable || length == name.size() + kPreloadBytes ? kNotKnown : static_cast<int>(i);
   }
-  return -1;
+  return kAbsent;
 }
+
+// Memory for an environment, which may be larger than the stack. A vfork child that replaces its program gives nothing
+// back: the thread that it shares this memory with does so the next time.
+class Copy {
+ public:
+  explicit Copy(std::size_t bytes) noexcept : bytes_(bytes) {
+    const int self = stashtrace::raw::getpid();
+    if (left.owner != 0 && left.owner != self && stashtrace::runtime().in_own_process()) {
+      stashtrace::raw::munmap(left.start, left.bytes);
+      left = {};
+    }
+    start_ = stashtrace::raw::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    noted_ = start_ != nullptr && left.owner == 0;
+    if (noted_) left = {start_, bytes, self};
+  }
+  ~Copy() {
+    if (noted_) left = {};
+    if (start_ != nullptr) stashtrace::raw::munmap(start_, bytes_);
+  }
+  Copy(const Copy&) = delete;
+  Copy& operator=(const Copy&) = delete;
+  char* start() const noexcept { return static_cast<char*>(start_); }
+
+ private:
+  struct Left {
+    void* start;
+    std::size_t bytes;
+    int owner;
+  };
+  static constinit thread_local Left left;
+
+  void* start_;
+  std::size_t bytes_;
+  bool noted_;
+};
+constinit thread_local Copy::Left Copy::left{};
 
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
   if (stashtrace::sandboxed() || !stashtrace::recording()) return;
-  char memory[512], target[256];
-  stashtrace::TextBuffer detail(memory, sizeof memory - 1);
+  stashtrace::PathRoom room;
+  char* memory = room.text();
+  if (memory == nullptr) return (void)stashtrace::runtime().lose_row();
+  constexpr std::size_t kDetailBytes = 512, kTargetBytes = 256;
+  char* target = memory + kDetailBytes;
+  stashtrace::TextBuffer detail(memory, kDetailBytes - 1);
   if (std::strncmp(path, kDescriptors.data(), kDescriptors.size()) == 0) {
-    const long bytes = stashtrace::raw::readlink(path, target, sizeof target - 1);
+    const long bytes = stashtrace::raw::readlink(path, target, kTargetBytes - 1);
     if (bytes > 0) target[bytes] = '\0', path = target;
   }
   const char* slash = std::strrchr(path, '/');
@@ -161,40 +220,76 @@ struct Target {
     target.is_program = target.found == Found::yes;
     if (target.is_program) target.why = stashtrace::why_not_preloaded(room);
   };
-  if (stashtrace::apart(look) < 0) look();  // no thread could be started
+  if (stashtrace::apart(look) < 0) stashtrace::on_roomy_stack(look);  // no thread could be started
   return target;
+}
+
+// What an environment does to our library, and what has to be done to it.
+struct Preload {
+  bool changes = false;  // the variable at `place` has to be another one: without us where there is a reason, else with
+  int place = kAbsent;
+  std::size_t count = 0;           // variables
+  const char* untraced = nullptr;  // the program runs without us, since its environment says so
+};
+
+Preload look_at_preload(char* const* environment, const char* why) noexcept {
+  Preload found;
+  found.count = environment != nullptr ? length_of(environment) : 0;
+  if (found.count > kMostVariables) return found;
+  found.place = place_of(environment, found.count, kPreload);
+  if (found.place == kNotKnown) return found;
+  const std::string_view list = found.place >= 0 ? environment[found.place] + kPreload.size() : std::string_view{};
+  const bool ours = names_us(list);
+  if (why != nullptr) found.changes = ours;
+  else if (own_preload_bytes == 0 || ours) return found;
+  else if (list.empty()) found.untraced = kWithoutPreload;  // `env -i`, `env -u LD_PRELOAD`: a choice
+  else if (place_of(environment, found.count, kDirectory) < 0) found.untraced = kWithoutDirectory;
+  else found.changes = true;
+  return found;
 }
 
 // Calls start(environment) with an environment that suits the program: `why` says that it must be without us. A call
 // that `returns` reports the program after it has started.
 template <class Start>
-auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false) {
+auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false,
+              bool is_program = false) {
   if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is reported any more
-  if (why == nullptr || environment == nullptr) return start(environment);
-  const std::size_t count = length_of(environment);
-  const int place = count > kMostVariables ? -1 : place_of_preload(environment, count);
-  if (place < 0) return start(environment);
+  if (why == nullptr && !is_program) return start(environment);
+  const auto [changes, place, count, untraced] = look_at_preload(environment, why);
+  if (!changes) {
+    if (untraced != nullptr && !returns) tell(name, untraced);
+    const auto result = start(environment);
+    if (untraced != nullptr && returns && result == 0) tell(name, untraced);
+    return result;
+  }
   const std::string_view list = environment[place] + kPreload.size();
-  auto* preload = static_cast<char*>(alloca(kPreload.size() + list.size() + 1));
+  const std::size_t vector_bytes = (count + 1) * sizeof(char*);
+  const Copy copy(vector_bytes + kPreload.size() + list.size() + own_preload_bytes + 2);
+  if (copy.start() == nullptr) return start(environment);
+  char* preload = copy.start() + vector_bytes;
   std::size_t length = kPreload.size();
   std::memcpy(preload, kPreload.data(), length);
-  for_each_library(list, [&](std::string_view library) {
-    if (is_ours(library)) return;
+  const auto add = [&](std::string_view library) {
     if (length > kPreload.size()) preload[length++] = ':';
     std::memcpy(preload + length, library.data(), library.size());
     length += library.size();
+  };
+  for_each_library(list, [&](std::string_view library) {
+    if (!is_ours(library)) add(library);
   });
+  // Behind them: a sanitizer's library ends the process if another one was loaded before it.
+  if (why == nullptr) add({own_preload, own_preload_bytes});
   preload[length] = '\0';
-  auto** changed = static_cast<char**>(alloca((count + 1) * sizeof(char*)));
+  auto** changed = reinterpret_cast<char**>(copy.start());
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (static_cast<int>(i) != place) changed[kept++] = environment[i];
     else if (length > kPreload.size()) changed[kept++] = preload;
   }
   changed[kept] = nullptr;
-  if (!returns) tell(name, why);
+  if (why != nullptr && !returns) tell(name, why);
   const auto result = start(changed);
-  if (returns && result == 0) tell(name, why);
+  if (why != nullptr && returns && result == 0) tell(name, why);
   return result;
 }
 
@@ -210,13 +305,13 @@ int spawning(const char* name, bool along_path, const posix_spawn_file_actions_t
   const bool elsewhere = target.found == Found::elsewhere ||
                          (target.found == Found::yes && actions != nullptr && !target.is_program && *name != '/' &&
                           stashtrace::raw::call(SYS_faccessat, AT_FDCWD, address(name), F_OK) != 0);
-  return starting(name, elsewhere ? kElsewhere : target.why, environment, start, true);
+  return starting(name, elsewhere ? kElsewhere : target.why, environment, start, true, target.is_program);
 }
 
 // The same for calls that replace this process's program: its ring is removed before, and put back if the call returns.
 template <class Execute>
 int replacing(const char* name, const Target& target, char* const* environment, Execute execute) {
-  return starting(name, target.why, environment, [&](char* const* in) {
+  const auto replace = [&](char* const* in) {
     stashtrace::Runtime& runtime = stashtrace::runtime();
     const std::uint32_t number = target.is_program && runtime.has_files() ? runtime.begin_exec() : 0;
     const auto filter = stashtrace::leave_child_filter();
@@ -227,7 +322,8 @@ int replacing(const char* name, const Target& target, char* const* environment, 
     runtime.exec_failed(number);
     errno = error;
     return result;
-  });
+  };
+  return starting(name, target.why, environment, replace, false, target.is_program);
 }
 
 // Nothing is known where no system call may be made.

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/raw_syscall.h"
 #include "core/ring.h"
+#include "core/roomy_stack.h"
 #include "runtime/runtime.h"
 
 namespace stashtrace {
@@ -49,7 +50,7 @@ bool Drainer::drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept 
   const std::int64_t begin = clock_ns(CLOCK_MONOTONIC);
   if (begin < blocked_until_ns_.load(std::memory_order_relaxed)) return false;
   if (!lock_.lock_within(wait_ns)) return false;
-  const bool done = drain_locked(&lane, 1, LogLevel::error);
+  const bool done = on_roomy_stack([&]() noexcept { return drain_locked(&lane, 1, LogLevel::error); });
   lock_.unlock();
   self_drain_ns_.fetch_add(clock_ns(CLOCK_MONOTONIC) - begin, std::memory_order_relaxed);
   return done;
@@ -67,7 +68,7 @@ bool Drainer::drain_all(bool only_full, std::int64_t wait_ns, LogLevel level) no
     }
     if (count == 0) continue;
     if (!lock_.lock_within(wait_ns)) return false;
-    done = drain_locked(due, count, level);
+    done = on_roomy_stack([&]() noexcept { return drain_locked(due, count, level); });
     lock_.unlock();
   }
   return done;

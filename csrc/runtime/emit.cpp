@@ -9,6 +9,7 @@
 
 #include "core/log.h"
 #include "core/raw_syscall.h"
+#include "core/roomy_stack.h"
 #include "core/string_table.h"
 #include "core/text_buffer.h"
 #include "runtime/runtime.h"
@@ -71,11 +72,7 @@ bool emit_slowly(std::size_t index, const void* row) noexcept {
   if (state_page.word.load(std::memory_order_relaxed) == kInert) return false;
   if (thread_state.child_filter != kNoFilter) return runtime().lose_row();
   container::LaneHeader* lane = thread_state.lanes[index];
-  if (lane == nullptr) {
-    lane = runtime().take_lane(index);
-    if (lane == nullptr) return false;
-    runtime().greet();
-  }
+  if (lane == nullptr && (lane = runtime().first_lane(index)) == nullptr) return false;
   if (ring::must_look_up(lane) && !runtime().make_room(lane)) return false;
   const std::size_t bytes = schema::kRecords[index].row_bytes;
   ring::put(lane, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
@@ -109,11 +106,21 @@ void Runtime::refuse_for_a_while(const char* text) noexcept {
   log_line(LogLevel::info, text, ring_.file().path());
 }
 
-container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
+container::LaneHeader* Runtime::first_lane(std::size_t index) noexcept {
   if (refused_lately()) {
     ring_.count_lost_row();
     return nullptr;
   }
+  container::LaneHeader* lane = on_roomy_stack([this, index]() noexcept {
+    container::LaneHeader* taken = take_lane(index);
+    if (taken != nullptr) greet();
+    return taken;
+  });
+  if (lane != nullptr && config_.drainer == DrainerMode::thread) start_drainer_if_possible();
+  return lane;
+}
+
+container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
   const raw::SignalsBlocked quiet;
   if (!files_lock_.lock_within(kFilesWaitNs)) {
     ring_.count_lost_row();
@@ -138,6 +145,12 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
   return taken;
 }
 
+// Not in a signal handler, as far as a mask can tell: pthread_create allocates.
+void Runtime::start_drainer_if_possible() noexcept {
+  if (drainer_.running() || raw::current_signal_mask() != 0) return;
+  on_roomy_stack([this]() noexcept { start_drainer(); });
+}
+
 bool Runtime::give_space(container::LaneHeader* lane) noexcept {
   if (refused_lately()) return false;
   const raw::SignalsBlocked quiet;
@@ -156,10 +169,10 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
   if (!look.wants_drain) return look.room;
   // A process of one thread may do what others may not (unshare(CLONE_NEWUSER), fork without a warning of Python), so
   // its own thread drains. With several threads, each would wait for the one that drains, and drop rows on a busy
-  // machine: our thread drains for them. Not in a signal handler, as far as a mask can tell: pthread_create allocates.
+  // machine: our thread drains for them.
   const bool wants_thread =
       config_.drainer == DrainerMode::thread || (config_.drainer == DrainerMode::automatic && raw::threads_count() > 1);
-  if (wants_thread && !drainer_.running() && raw::current_signal_mask() == 0) start_drainer();
+  if (wants_thread) start_drainer_if_possible();
   if (drainer_.running()) {
     drainer_.wake();
     if (look.room) return true;
@@ -192,7 +205,6 @@ void Runtime::greet() noexcept {
         report_loss(code, room.status.reason(), 0, room.status.detail(), schema::codes::Severity::error);
       }
     }
-    if (config_.drainer == DrainerMode::thread && raw::current_signal_mask() == 0) start_drainer();
   }
   if (!detail::thread_state.known) {
     detail::thread_state.known = true;

@@ -61,13 +61,12 @@ class Runtime final : public Context {
   void thread_ends() noexcept;  // of the calling thread
 
   // emit.cpp
-  container::LaneHeader* take_lane(std::size_t index) noexcept;
+  container::LaneHeader* first_lane(std::size_t index) noexcept;  // of this thread; null: its row is lost and counted
   bool make_room(container::LaneHeader* lane) noexcept;
   bool lose_row() noexcept {  // counts it; returns false
     ring_.count_lost_row();
     return false;
   }
-  void greet() noexcept;  // rows that open a file or a thread, after take_lane()
   std::uint32_t state_after_fork() const noexcept;
   // False in a child that shares its parent's memory without being a thread of it (vfork, clone(CLONE_VM)): a thread
   // started there would belong to the child, keep it from ending, and be missing in the parent when it has ended.
@@ -106,6 +105,9 @@ class Runtime final : public Context {
   bool open_files() noexcept;             // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;
+  container::LaneHeader* take_lane(std::size_t index) noexcept;
+  void greet() noexcept;  // rows that open a file or a thread, after take_lane()
+  void start_drainer_if_possible() noexcept;
   bool give_space(container::LaneHeader* lane) noexcept;
   bool refused_lately() const noexcept;  // the disk had no space for a lane
   void refuse_for_a_while(const char* text) noexcept;

@@ -279,7 +279,7 @@ def _hidden_by_options(name: str, arguments: Sequence[str]) -> Answer | None:
         detail = f"{name} {options[0]} clears the variables that tracing is made of"
         return "invisible", detail, "what it starts is not recorded"
     variables = takewhile(lambda word: "=" in word, arguments[len(options) :])
-    if name == "env" and any(word.startswith("LD_PRELOAD=") for word in variables):
+    if name == "env" and "LD_PRELOAD=" in variables:
         return "invisible", f"{name} LD_PRELOAD= takes the library out", "what it starts is not recorded"
     if not name.startswith("python"):
         return None

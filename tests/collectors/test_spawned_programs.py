@@ -120,6 +120,77 @@ def test_other_preloads_stay(tmp_path: Path, unsuited: Path) -> None:
     assert without_library(f"{LIBRARY_PATH}:/x/mine.so other.so") == "/x/mine.so:other.so"
 
 
+#: Starts `cat FILE` with an environment of its own: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).
+GIVING = """
+import os, subprocess, sys
+way, path, variables = sys.argv[1], sys.argv[2], dict(word.split("=", 1) for word in sys.argv[3:])
+base = {} if variables.pop("alone", "") else {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+if way == "execve": os.execve("/bin/cat", ["cat", path], base | variables)
+elif way == "posix_spawn": os.waitpid(os.posix_spawn("/bin/cat", ["cat", path], base | variables), 0)
+else: subprocess.run(["/bin/cat", path], env=base | variables, check=True)
+"""
+GIVEN_BY = ("execve", "posix_spawn", "subprocess")
+
+
+@pytest.fixture
+def other_library(tmp_path: Path) -> Path:
+    """A library to preload that says in each process how the loader was asked for it."""
+    source = tmp_path / "mine.c"
+    source.write_text(
+        "#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n"
+        '__attribute__((constructor)) void a() { char* v = getenv("LD_PRELOAD"); write(2, v, strcspn(v, ":")); }\n'
+    )
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", tmp_path / "mine.so", source], check=True)
+    return tmp_path / "mine.so"
+
+
+@pytest.mark.parametrize("way", [*GIVEN_BY, "env"])
+def test_a_program_with_another_preload_is_traced_too(tmp_path: Path, other_library: Path, way: str) -> None:
+    """As jemalloc is used: `env LD_PRELOAD=libjemalloc.so python train.py`. It stays the first."""
+    (tmp_path / "data").write_text("of cat")
+    preload = f"LD_PRELOAD={other_library}"
+    command = [sys.executable, "-c", GIVING, way, tmp_path / "data", preload]
+    done = record(["env", preload, "cat", tmp_path / "data"] if way == "env" else command, tmp_path / "run")
+    assert (done.stdout, done.stderr) == ("of cat", str(other_library))
+    assert [row.result for row in done.of(tmp_path / "data", IoOp.READ)][:1] == [6]
+    assert "cat" not in str(trust(done.trace, {}).invisible)
+
+
+@pytest.mark.parametrize("way", GIVEN_BY)
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (["alone=1"], "started without LD_PRELOAD"),  # env={}
+        ([], "started without LD_PRELOAD"),
+        (["LD_PRELOAD="], "started without LD_PRELOAD"),
+        (["alone=1", "LD_PRELOAD=/no/such.so"], "started without STASHTRACE_DIR"),
+    ],
+)
+def test_a_program_whose_environment_leaves_us_out_is_named(
+    tmp_path: Path, way: str, variables: list[str], reason: str
+) -> None:
+    """A choice of the job: it is left as it is."""
+    (tmp_path / "data").write_text("of cat")
+    done = record([sys.executable, "-c", GIVING, way, tmp_path / "data", *variables], tmp_path / "run")
+    assert done.stdout == "of cat"
+    assert done.of(tmp_path / "data", IoOp.READ) == []
+    assert f"cat ({reason})" in trust(done.trace, {}).invisible
+
+
+def test_a_sanitizer_may_be_preloaded_in_a_job(tmp_path: Path) -> None:
+    """Its library ends a process in which another one comes first."""
+    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    library = Path(found.strip()).resolve()
+    if not Path(found.strip()).is_absolute() or "libasan" not in library.name:
+        pytest.skip("no AddressSanitizer here")
+    (tmp_path / "data").write_text("of cat")
+    done = record(
+        ["env", f"LD_PRELOAD={library}", "ASAN_OPTIONS=detect_leaks=0", "cat", tmp_path / "data"], tmp_path / "run"
+    )
+    assert done.stdout == "of cat"
+    assert [row.result for row in done.of(tmp_path / "data", IoOp.READ)][:1] == [6]
+
+
 def test_first_program(tmp_path: Path, unsuited: Path) -> None:
     command = [sys.executable, "-m", "stashtrace", "run", "--out", tmp_path / "run", "--", unsuited]
     done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, check=False)
@@ -142,6 +213,7 @@ def test_first_program(tmp_path: Path, unsuited: Path) -> None:
         (["no-such-command"], "broken"),
         (["env", "NAME=x", "ls"], "ok"),
         (["env", "NAME=x", "LD_PRELOAD=", "ls"], "invisible"),
+        (["env", "NAME=x", "LD_PRELOAD=/no/such.so", "ls"], "ok"),
         (["env", "NAME=x", sys.executable, "-I", "x.py"], "partly"),
         (["nice", "-n", "5", sys.executable, "-I", "x.py"], "partly"),
         (["nice", "no-such-command"], "broken"),

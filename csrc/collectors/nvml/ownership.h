@@ -5,7 +5,8 @@
 // Caller: nvml.cpp, on the sampler's thread. A record lock (fcntl), since a forked child does not inherit it and the
 // kernel releases it when its process ends in any way, so another one can go on. On a file system without locks the
 // process of local rank 0 takes all. A process that closes descriptors it does not know loses its lock: the device may
-// then be sampled twice, which costs time and does no harm.
+// then be sampled twice, which costs time and does no harm. A link in its place is not followed: the run directory may be
+// one that others write to.
 #pragma once
 
 #include <sys/utsname.h>
@@ -31,7 +32,7 @@ class Ownership {
     char memory[PinnedFile::kPathBytes];
     TextBuffer path(memory, sizeof memory - 1);
     path.add(directory).add("/").add(host.nodename).add(".nvml.lock");
-    const int fd = raw::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, new_file_mode);
+    const int fd = raw::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, new_file_mode);
     fd_ = fd < 0 ? fd : move_high(fd);
   }
   void forget() noexcept { fd_ = -1; }

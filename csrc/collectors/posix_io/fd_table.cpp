@@ -42,6 +42,25 @@ bool is_network_magic(std::uint64_t magic) noexcept {
   return std::find(std::begin(kNetwork), std::end(kNetwork), magic) != std::end(kNetwork);
 }
 
+// The functions that ask the kernel are not inlined: their answers would all lie on the stack at once.
+[[gnu::noinline]] long magic_of_file_system(int fd) noexcept {
+  struct statfs fs = {};
+  return raw::call(SYS_fstatfs, fd, raw::address(&fs)) == 0 ? static_cast<long>(fs.f_type) : -1;
+}
+[[gnu::noinline]] bool kind_of(int fd, std::uint32_t& mode, std::uint64_t& device) noexcept {
+  struct stat status = {};
+  if (raw::call(SYS_fstat, fd, raw::address(&status)) != 0) return false;
+  mode = status.st_mode;
+  device = status.st_dev;
+  return true;
+}
+[[gnu::noinline]] std::uint32_t peer_of(int fd) noexcept {
+  sockaddr_storage address = {};
+  unsigned length = sizeof address;
+  if (raw::call(SYS_getpeername, fd, raw::address(&address), raw::address(&length)) != 0) return 0;
+  return address_id(reinterpret_cast<const sockaddr*>(&address), length);
+}
+
 bool on_network(int fd, std::uint64_t device) noexcept {
   const std::uint64_t key = (device << 2) | 1;
   std::atomic<std::uint64_t>* slot = nullptr;
@@ -53,9 +72,9 @@ bool on_network(int fd, std::uint64_t device) noexcept {
       break;
     }
   }
-  struct statfs fs = {};
-  if (raw::call(SYS_fstatfs, fd, raw::address(&fs)) != 0) return false;
-  const bool network = is_network_magic(static_cast<std::uint32_t>(fs.f_type));
+  const long magic = magic_of_file_system(fd);
+  if (magic < 0) return false;
+  const bool network = is_network_magic(static_cast<std::uint32_t>(magic));
   std::uint64_t empty = 0;
   if (slot != nullptr) slot->compare_exchange_strong(empty, key | (network ? 2 : 0), std::memory_order_relaxed);
   return network;
@@ -68,12 +87,7 @@ std::uint16_t kind_flags(int fd, std::uint32_t mode, std::uint64_t device) noexc
 }
 
 std::uint64_t name_of_open_descriptor(int fd, std::uint32_t mode) noexcept {
-  if (S_ISSOCK(mode)) {
-    sockaddr_storage address = {};
-    unsigned length = sizeof address;
-    if (raw::call(SYS_getpeername, fd, raw::address(&address), raw::address(&length)) != 0) return kNamed;
-    return kNamed | address_id(reinterpret_cast<const sockaddr*>(&address), length);
-  }
+  if (S_ISSOCK(mode)) return kNamed | peer_of(fd);
   const PathName name = descriptor_name(fd);
   return kNamed | (name.ours ? kOurs : 0) | (name.staged ? flag_bits(flag::staged) : 0) | name.id;
 }
@@ -95,9 +109,9 @@ std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uin
 }
 
 std::uint64_t identify(int fd, FdEntry& entry, std::uint64_t word) noexcept {
-  struct stat status = {};
-  if (raw::call(SYS_fstat, fd, raw::address(&status)) != 0) return word;
-  return identify_from(fd, entry, word, status.st_mode, status.st_dev);
+  std::uint32_t mode = 0;
+  std::uint64_t device = 0;
+  return kind_of(fd, mode, device) ? identify_from(fd, entry, word, mode, device) : word;
 }
 
 FdEntry& FdTable::beyond(unsigned index) noexcept {

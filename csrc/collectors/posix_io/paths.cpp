@@ -26,12 +26,12 @@ struct Folder {
 constinit Folder excluded[4] = {};
 constinit std::size_t excluded_count = 0;
 
-// Text built in place; what does not fit is cut. Small on purpose: hooks also run on alternate signal stacks.
-template <std::size_t kCapacity>
+// Text built in memory of the caller's; what does not fit is cut.
 class Text {
  public:
+  Text(char* memory, std::size_t bytes) noexcept : text_(memory), capacity_(bytes) {}
   void add(std::string_view piece) noexcept {
-    const std::size_t bytes = std::min(piece.size(), kCapacity - length_);
+    const std::size_t bytes = std::min(piece.size(), capacity_ - length_);
     std::memcpy(text_ + length_, piece.data(), bytes);
     length_ += bytes;
   }
@@ -55,14 +55,15 @@ class Text {
   std::string_view view() const noexcept { return {text_, length_}; }
 
  private:
-  char text_[kCapacity];
+  char* text_;
+  std::size_t capacity_;
   std::size_t length_ = 0;
 };
 
-// Apart from named, so that the usual name needs no 4 KiB of stack.
-__attribute__((noinline)) std::uint32_t scrubbed_id(std::string_view path) noexcept {
-  char memory[kMaxPathBytes];
-  TextBuffer kept(memory, sizeof memory);
+[[gnu::noinline]] std::uint32_t scrubbed_id(std::string_view path) noexcept {
+  PathRoom room;
+  if (room.text() == nullptr) return 0;
+  TextBuffer kept(room.text(), PathRoom::kBytes);
   add_scrubbed_urls(path, kept);
   return intern(kept.text());
 }
@@ -78,7 +79,8 @@ PathName named(std::string_view path) noexcept {
 
 // Target of /proc/self/fd/N.
 std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcept {
-  Text<32> link;
+  char memory[32];
+  Text link(memory, sizeof memory);
   link.add("/proc/self/fd/");
   link.add_number(static_cast<unsigned>(fd));
   link.add({"\0", 1});
@@ -87,7 +89,8 @@ std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcep
 }
 
 // Returns the length of the text in room, 0 if the folder is not known.
-std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes]) noexcept {
+std::size_t join(int dirfd, std::string_view given, char* room) noexcept {
+  if (room == nullptr) return 0;
   std::size_t length = 0;
   if (dirfd == AT_FDCWD) {
     const long bytes = raw::call(SYS_getcwd, raw::address(room), static_cast<long>(kMaxPathBytes));
@@ -104,17 +107,16 @@ std::size_t join(int dirfd, std::string_view given, char (&room)[kMaxPathBytes])
   return length + bytes;
 }
 
-// Apart from path_name, so that the usual absolute path needs no 4 KiB of stack.
-__attribute__((noinline)) PathName relative_name(int dirfd, std::string_view given) noexcept {
-  char whole[kMaxPathBytes];
-  const std::size_t length = join(dirfd, given, whole);
-  return named(length != 0 ? std::string_view(whole, length) : given);
+PathName relative_name(int dirfd, std::string_view given) noexcept {
+  PathRoom whole;
+  const std::size_t length = join(dirfd, given, whole.text());
+  return named(length != 0 ? std::string_view(whole.text(), length) : given);
 }
 
 }  // namespace
 
 bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept {
-  out.length_ = join(dirfd, path, out.text_);
+  out.length_ = join(dirfd, path, out.room_.text());
   return out.length_ != 0;
 }
 
@@ -126,8 +128,9 @@ PathName path_name(int dirfd, const char* path, bool was_read) noexcept {
 }
 
 PathName descriptor_name(int fd) noexcept {
-  char target[kMaxPathBytes];
-  const std::size_t length = read_descriptor_link(fd, target, sizeof target);
+  PathRoom room;
+  const char* target = room.text();
+  const std::size_t length = target != nullptr ? read_descriptor_link(fd, room.text(), PathRoom::kBytes) : 0;
   if (length == 0 || target[0] != '/') return {};  // "pipe:[17]", "anon_inode:[eventfd]": not a name worth a string
   const std::string_view original = staged_original({target, length});
   if (original.empty()) return named({target, length});
@@ -138,7 +141,9 @@ PathName descriptor_name(int fd) noexcept {
 
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept {
   if (address == nullptr || length_bytes < sizeof(sa_family_t)) return 0;
-  Text<160> text;
+  PathRoom room;
+  if (room.text() == nullptr) return 0;
+  Text text(room.text(), 160);
   if (address->sa_family == AF_INET && length_bytes >= sizeof(sockaddr_in)) {
     const auto* ip = reinterpret_cast<const sockaddr_in*>(address);
     const auto* bytes = reinterpret_cast<const unsigned char*>(&ip->sin_addr);
@@ -159,14 +164,14 @@ std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcep
     text.add_number(static_cast<unsigned>(__builtin_bswap16(ip->sin6_port)));
   } else if (address->sa_family == AF_UNIX) {
     const auto* local = reinterpret_cast<const sockaddr_un*>(address);
-    const std::size_t room = length_bytes - offsetof(sockaddr_un, sun_path);
+    const std::size_t most = length_bytes - offsetof(sockaddr_un, sun_path);
     if (length_bytes <= offsetof(sockaddr_un, sun_path)) return 0;
     text.add("unix:");
     if (local->sun_path[0] == '\0') {  // abstract name: a leading zero, no final one
       text.add("@");
-      text.add({local->sun_path + 1, room - 1});
+      text.add({local->sun_path + 1, most - 1});
     } else {
-      text.add({local->sun_path, strnlen(local->sun_path, room)});
+      text.add({local->sun_path, strnlen(local->sun_path, most)});
     }
   } else {
     return 0;

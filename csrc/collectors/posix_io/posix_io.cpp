@@ -149,6 +149,7 @@ void start_over_in_child() noexcept {
   own_pid.store(raw::getpid(), std::memory_order_relaxed);
   fd_table.forget_all();
   mappings.forget_names();
+  PathRoom::after_fork();
   evidence = {};  // the child's thread counts from zero
 }
 

@@ -1,0 +1,50 @@
+// Implementation of path_room.h. SPDX-License-Identifier: Apache-2.0
+#include "core/path_room.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/raw_syscall.h"
+
+namespace stashtrace {
+
+namespace {
+
+constexpr std::size_t kRooms = 32;
+
+// Pages of zeros until they are used. The words lie apart from the texts: looking for a free room touches no other page.
+alignas(64) constinit std::atomic<std::uintptr_t> owners[kRooms] = {};
+alignas(4096) constinit char texts[kRooms][PathRoom::kBytes] = {};
+
+constinit thread_local char here = 0;
+std::uintptr_t this_thread() noexcept { return reinterpret_cast<std::uintptr_t>(&here); }
+
+}  // namespace
+
+PathRoom::PathRoom() noexcept : own_(false) {
+  const std::uintptr_t self = this_thread();
+  const std::size_t first = (self >> 12) * 0x9e3779b97f4a7c15ULL >> 59;  // threads begin at different rooms
+  for (std::size_t i = 0; i < kRooms; ++i) {
+    const std::size_t place = (first + i) % kRooms;
+    std::uintptr_t free = 0;
+    if (!owners[place].compare_exchange_strong(free, self, std::memory_order_acquire)) continue;
+    text_ = texts[place];
+    return;
+  }
+  own_ = true;
+  text_ = static_cast<char*>(raw::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+}
+
+PathRoom::~PathRoom() {
+  if (!own_) owners[static_cast<std::size_t>(text_ - texts[0]) / kBytes].store(0, std::memory_order_release);
+  else if (text_ != nullptr) raw::munmap(text_, kBytes);
+}
+
+void PathRoom::after_fork() noexcept {
+  for (std::atomic<std::uintptr_t>& owner : owners)
+    if (owner.load(std::memory_order_relaxed) != this_thread()) owner.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace stashtrace
