@@ -188,6 +188,10 @@ def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> N
     """Write ``error:`` and, after an empty line, ``hint:``; all errors of the CLI are printed here."""
     from stashtrace.visible import visible, visible_line
 
+    archives = sys.modules.get("stashtrace.loading.archives")
+    if archives is not None:
+        message = archives.named(message)
+        hint = archives.named(hint) if hint else None
     stream = sys.stderr if stream is None else stream
     text = f"error: {visible_line(message)}\n" + (f"\nhint: {visible(hint)}\n" if hint else "")
     try:

@@ -13,6 +13,7 @@ from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
+from stashtrace.loading.archives import kind_of
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.record.directory import rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
@@ -72,12 +73,14 @@ def _target(paths: Sequence[str], out: str | None) -> Path:
     Raises
     ------
     UsageError
-        If a directory that a URL would be fetched into holds something else.
+        If a directory that a URL would be fetched into holds something else, or the first path is an archive.
     """
     if out is not None:
         return Path(out)
     if not is_url(paths[0]):
         first = existing_run(paths[0])
+        if kind_of(Path(paths[0])) is not None:
+            raise UsageError(f"{paths[0]} is an archive, which is not written to", hint="give a directory with --out")
         return first if first.is_dir() else first.parent
     name = posixpath.basename(paths[0].rstrip("/")) or "stash-fetched"
     target = Path(name)

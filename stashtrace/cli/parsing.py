@@ -159,19 +159,27 @@ def speak_up(verbosity: int) -> None:
 
 
 def existing_run(path: str) -> Path:
-    """Return the path of a run or trace file.
+    """Return the path of a run or trace file; of an archive, the folder with what it holds.
 
     Raises
     ------
     MissingDataError
         If nothing is at the path.
+    ImporterError
+        If it is an archive that cannot be unpacked.
     """
     run = Path(path)
     if not run.exists():
         near = run_directories()
         hint = f"the newest run here is {near[-1]}" if near else "`stashtrace run -- CMD` makes one"
         raise MissingDataError(f"{path} does not exist", hint=hint)
-    return run
+    if run.is_dir():
+        return run
+    from stashtrace.cli.screen import end_on_terminate
+    from stashtrace.loading.archives import unpacked
+
+    end_on_terminate()  # else a signal would leave behind what is unpacked
+    return Path(unpacked(run))
 
 
 def run_directories() -> list[Path]:
