@@ -185,16 +185,16 @@ def existing_run(path: str) -> Path:
 def run_directories() -> list[Path]:
     """Return the run directories ``./stash-*``, in the order in which their runs began.
 
-    ``run.json`` says when that was; a directory whose ``run.json`` is lost counts as older than all others.
+    ``run.json`` says when that was; a directory whose ``run.json`` is lost counts as older than all others. One without
+    any record is no run.
     """
     from stashtrace.record.directory import read_run_file, trace_files
 
     begun = []
     for path in Path().glob("stash-*"):
         with contextlib.suppress(OSError):  # closed to us: no run that we could read
-            begin_ns = read_run_file(path).get("begin_realtime_ns")
-            if begin_ns is not None or trace_files(path):
-                begun.append((begin_ns or 0, str(path), path))
+            if trace_files(path):
+                begun.append((read_run_file(path).get("begin_realtime_ns") or 0, str(path), path))
     return [path for _, _, path in sorted(begun)]
 
 

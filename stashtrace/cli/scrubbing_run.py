@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.merging import SUMMARY_FILE, TIMELINE_FILE
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UsageError
 from stashtrace.format.compact import compact_file, write_packed
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.scrubbed import ScrubbedFile, survey_file
 from stashtrace.format.stash_file import StashFile
 from stashtrace.pseudonyms import Scrubber, Survey
-from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
 from stashtrace.run_facts import json_object, sound_facts
 from stashtrace.store import scrubbed as stores
