@@ -11,11 +11,21 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run, speak_up
+from stashtrace.cli.parsing import (
+    NEWEST,
+    RUN_OR_FILES,
+    TABLE_FORMATS,
+    Parser,
+    add_value,
+    existing_run,
+    runs_or_newest,
+    speak_up,
+)
 from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.entry_points import warn
 from stashtrace.errors import PluginError, UsageError
+from stashtrace.loading.archives import named
 from stashtrace.loading.gather import is_one_job
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -82,8 +92,8 @@ def _common(description: str, epilog: str) -> Parser:
     parser.add_argument(
         "paths",
         metavar="PATH",
-        nargs="+",
-        help=f"{RUN_OR_FILES}; parts of one job are joined, several runs get a column path",
+        nargs="*",
+        help=f"{RUN_OR_FILES} (default: {NEWEST}); parts of one job are joined, several runs get a column path",
     )
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
@@ -121,11 +131,11 @@ def added_text() -> str:
             warn(f"{error}; it is left out")
     width = max((len(name) for package in texts.values() for name in package), default=0) + 2
     lines = []
-    for package, named in texts.items():
+    for package, its_texts in texts.items():
         lines += ["", f"From {package}"]
         lines += [
             f"  {name:<{width}}{shorten(text, _HELP_WIDTH - 2 - width, placeholder=' ...')}".rstrip()
-            for name, text in named.items()
+            for name, text in its_texts.items()
         ]
     return "\n".join(lines)
 
@@ -151,9 +161,11 @@ def main(argv: Sequence[str]) -> int:
                 "a summary has several tables, and CSV holds one",
                 hint="use --format json, or `stashtrace analyze findings`",
             )
-        return print_summary(arguments.paths, arguments.run, "json" if arguments.format == "json" else "text")
+        return print_summary(
+            runs_or_newest(arguments.paths), arguments.run, "json" if arguments.format == "json" else "text"
+        )
     name, function = arguments.name, find(arguments.name)
-    paths = [str(existing_run(p)) for p in arguments.paths]
+    paths = [str(existing_run(p)) for p in runs_or_newest(arguments.paths)]
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
     options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
@@ -167,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     about = ""
     for source in sources:
         table, strings = _analyzed(source, name, options, arguments)
-        extra = {"path": source} if len(sources) > 1 else {}
+        extra = {"path": named(str(source))} if len(sources) > 1 else {}
         about = table.schema.doc
         rows += named_rows(table, strings, extra)
         columns = column_names(table, tuple(extra))

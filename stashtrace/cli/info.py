@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
-from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run, newest_run
 from stashtrace.errors import DataLossWarning, MissingDataError
+from stashtrace.loading.archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
@@ -34,7 +35,8 @@ _ALIKE_AT_MOST = 3
 def parser() -> Parser:
     """Return the parser of ``stashtrace info``."""
     parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
-    parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
+    text = f"{RUN_OR_FILES}, or a .stash file (default: {NEWEST})"
+    parser.add_argument("path", metavar="PATH", nargs="?", help=text)
     parser.add_format(TEXT_FORMATS)
     parser.add_run()
     return parser
@@ -43,7 +45,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the facts."""
     arguments = parser().read(argv)
-    path = str(existing_run(arguments.path))
+    path = str(existing_run(arguments.path or newest_run()))
 
     from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
@@ -81,7 +83,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     run = raw.run
     begin, end = (run.get(name) for name in ("begin_monotonic_ns", "end_monotonic_ns"))
     return {
-        "path": path,
+        "path": named(path),
         "run_id": raw.run_id,
         "command": run.get("command", []),
         "begin_realtime_ns": run.get("begin_realtime_ns"),
@@ -119,7 +121,7 @@ def describe_files(path: str) -> dict[str, Any]:
     facts = _metadata(trace)
     begin = facts.get("origin_realtime_ns", "")
     return {
-        "path": path,
+        "path": named(path),
         "importers": "store of " * is_store(path) + facts.get("imported", "a run" if is_store(path) else ""),
         "size_bytes": _size_bytes(path),
         "begin_realtime_ns": int(begin) if begin.isdecimal() and len(begin) < 20 else None,

@@ -13,7 +13,9 @@ from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
+from stashtrace.loading.archives import kind_of
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
+from stashtrace.output_files import written_to
 from stashtrace.record.directory import rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
 from stashtrace.record.remote import fetch, is_url
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             _fetch(url, local[-1], screen)
         sources = [directory for path in local for directory in run_directories(path)]
         if len(sources) > 1 or not (target.exists() and sources[0].samefile(target)):
-            with rights_of_run(sources[0]):
+            with rights_of_run(sources[0]), written_to(target, "choose another directory with --out"):
                 gather(target, sources, screen.say)
     if any(target.glob("launch.*.json")):
         fold_launchers(target)
@@ -72,12 +74,14 @@ def _target(paths: Sequence[str], out: str | None) -> Path:
     Raises
     ------
     UsageError
-        If a directory that a URL would be fetched into holds something else.
+        If a directory that a URL would be fetched into holds something else, or the first path is an archive.
     """
     if out is not None:
         return Path(out)
     if not is_url(paths[0]):
         first = existing_run(paths[0])
+        if kind_of(Path(paths[0])) is not None:
+            raise UsageError(f"{paths[0]} is an archive, which is not written to", hint="give a directory with --out")
         return first if first.is_dir() else first.parent
     name = posixpath.basename(paths[0].rstrip("/")) or "stash-fetched"
     target = Path(name)

@@ -19,7 +19,13 @@ from stashtrace.cli import say_error
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import DataLossWarning, StashtraceError
 from stashtrace.record import launchers
-from stashtrace.record.directory import bring_home, trace_files
+from stashtrace.record.directory import (
+    SUMMARY_FILE,
+    TIMELINE_FILE,
+    bring_home,
+    discard_run_without_records,
+    trace_files,
+)
 from stashtrace.record.remote import deliver
 from stashtrace.record.run import Outcome
 from stashtrace.visible import visible
@@ -27,9 +33,6 @@ from stashtrace.whole_files import write_whole
 
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
-
-TIMELINE_FILE = "timeline.pftrace.gz"
-SUMMARY_FILE = "summary.txt"
 
 
 def merge_and_report(
@@ -145,11 +148,13 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
     try:
         is_here = _bring_home(outcome, screen, merge=merge)
         _say_ended(outcome)
-        if not is_here or not merge:
+        if is_here and not outcome.survivors and not _is_anything_recorded(outcome):
+            say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
+            if outcome.launch_file is None:  # else other launchers of the job may record into it
+                discard_run_without_records(outcome.directory, made=outcome.is_new)
+        elif not is_here or not merge:
             if not merge:
                 screen.say(f"stashtrace: the run is not merged; {later} merges it")
-        elif not _is_anything_recorded(outcome):
-            say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
         elif outcome.launch_file is None:
             merge_and_report(outcome.directory, screen, shown=shown_directory(outcome))
             _upload_whole(outcome, screen)
@@ -218,7 +223,7 @@ def _say_ended(outcome: Outcome) -> None:
 
 
 def _is_anything_recorded(outcome: Outcome) -> bool:
-    return any(outcome.directory.glob("*.stash"))
+    return bool(trace_files(outcome.directory))
 
 
 def _merge_in_company(outcome: Outcome, screen: Screen) -> None:

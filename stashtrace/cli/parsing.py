@@ -22,6 +22,8 @@ from stashtrace.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")
+#: What ``-o`` takes for stdout.
+STDOUT = "-"
 #: Formats of answers that are a table, and of those that are more than one.
 TABLE_FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("table", "json")
@@ -159,34 +161,42 @@ def speak_up(verbosity: int) -> None:
 
 
 def existing_run(path: str) -> Path:
-    """Return the path of a run or trace file.
+    """Return the path of a run or trace file; of an archive, the folder with what it holds.
 
     Raises
     ------
     MissingDataError
         If nothing is at the path.
+    ImporterError
+        If it is an archive that cannot be unpacked.
     """
     run = Path(path)
     if not run.exists():
         near = run_directories()
         hint = f"the newest run here is {near[-1]}" if near else "`stashtrace run -- CMD` makes one"
         raise MissingDataError(f"{path} does not exist", hint=hint)
-    return run
+    if run.is_dir():
+        return run
+    from stashtrace.cli.screen import end_on_terminate
+    from stashtrace.loading.archives import unpacked
+
+    end_on_terminate()  # else a signal would leave behind what is unpacked
+    return Path(unpacked(run))
 
 
 def run_directories() -> list[Path]:
     """Return the run directories ``./stash-*``, in the order in which their runs began.
 
-    ``run.json`` says when that was; a directory whose ``run.json`` is lost counts as older than all others.
+    ``run.json`` says when that was; a directory whose ``run.json`` is lost counts as older than all others. One without
+    any record is no run.
     """
     from stashtrace.record.directory import read_run_file, trace_files
 
     begun = []
     for path in Path().glob("stash-*"):
         with contextlib.suppress(OSError):  # closed to us: no run that we could read
-            begin_ns = read_run_file(path).get("begin_realtime_ns")
-            if begin_ns is not None or trace_files(path):
-                begun.append((begin_ns or 0, str(path), path))
+            if trace_files(path):
+                begun.append((read_run_file(path).get("begin_realtime_ns") or 0, str(path), path))
     return [path for _, _, path in sorted(begun)]
 
 

@@ -10,10 +10,12 @@ import signal
 from collections.abc import Sequence
 
 from stashtrace.cli.merging import conclude, processes_text, shown_directory
-from stashtrace.cli.parsing import Parser
+from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
+from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
+from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
 
 
@@ -31,6 +33,7 @@ def parser() -> Parser:
         "run directory, or URL of one (s3://...); shared by all hosts of a job or one for each"
         " (default: ./stash-MMDD-HHMMSS, ./stash-JOB)",
     )
+    add_flag(parser, "--overwrite", "replace the run that --out holds; a directory with other files is refused")
     parser.add_argument(
         "--scratch", metavar="DIR", help="record below DIR on a local disk, copy to --out when the command has ended"
     )
@@ -57,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a command traced; return its exit code."""
     words, command = split_command(list(argv))
     arguments = parser().read(words)
+    if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
+        raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
     screen = Screen()
     outcome = run_command(
         command,
@@ -65,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         run_id=arguments.run_id,
         scratch=arguments.scratch,
         grace_s=arguments.grace,
+        overwrite=arguments.overwrite,
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser, add_flag, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import FormatError, UsageError
+from stashtrace.loading.archives import kind_of
 
 _NAMED = 5
 
@@ -44,6 +45,11 @@ def main(argv: Sequence[str]) -> int:
             hint=f"`stashtrace scrub {arguments.path} -o NEW` leaves {arguments.path} as it is",
         )
     source = existing_run(arguments.path)
+    if arguments.in_place and kind_of(Path(arguments.path)) is not None:
+        raise UsageError(
+            f"{arguments.path} is an archive, which is not written to",
+            hint=f"`stashtrace scrub {arguments.path} -o NEW` makes a run directory",
+        )
 
     from stashtrace.cli.scrubbing_run import scrub_in_place, scrub_to
 

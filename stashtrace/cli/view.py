@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.merging import TIMELINE_FILE
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, add_value, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.errors import UsageError
+from stashtrace.record.directory import TIMELINE_FILE
 
 if TYPE_CHECKING:
     from stashtrace.importers.source import Source

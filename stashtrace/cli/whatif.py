@@ -7,13 +7,23 @@ import argparse
 import contextlib
 import os
 import sys
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
-from stashtrace.cli.parsing import RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, existing_run, split_at_dashes
+from stashtrace.cli.parsing import (
+    NEWEST,
+    RUN_OR_FILES,
+    TEXT_FORMATS,
+    Parser,
+    add_flag,
+    existing_run,
+    runs_or_newest,
+    split_at_dashes,
+)
 from stashtrace.errors import CaptureError, DataLossWarning, MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -45,11 +55,12 @@ def parser() -> Parser:
         "Predict the step time of a recorded run with something changed.",
         _EPILOG,
         usage=(
-            "stashtrace whatif [options] PATH [PATH ...]\n"
-            "       stashtrace whatif [options] RUN --apply -- COMMAND [ARGUMENT ...]"
+            "stashtrace whatif [options] [PATH ...] [QUANTITY=VALUE ...]\n"
+            "       stashtrace whatif [options] [RUN] --apply -- COMMAND [ARGUMENT ...]"
         ),
     )
-    parser.add_argument("paths", metavar="PATH", nargs="+", help=RUN_OR_FILES)
+    text = f"{RUN_OR_FILES} (default: {NEWEST}), or a change as for --set"
+    parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
     parser.add_argument(
         "--set",
         dest="changes",
@@ -86,14 +97,17 @@ def main(argv: Sequence[str]) -> int:
     )
     from stashtrace.summary.critical import critical_lines, critical_sentence
 
-    asked = [Change.parse_all(text) for text in arguments.changes]
+    words = [word for word in arguments.paths if _is_change(word)]
+    asked = [Change.parse_all(text) for text in (*arguments.changes, *words)]
     changes = [change for several in asked for change in several]
     names = [change.quantity for change in changes]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{name} is set more than once", hint="each quantity can have one value")
+    arguments.paths = [path for path in arguments.paths if path not in words]
     if arguments.apply or command or arguments.out:
         _check_apply(arguments, changes, command)
+    arguments.paths = runs_or_newest(arguments.paths)
     sources = [str(existing_run(path)) for path in arguments.paths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataLossWarning)
@@ -145,9 +159,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _is_change(word: str) -> bool:
+    """Return True for a word that reads like QUANTITY=VALUE and is not the name of a file."""
+    return re.fullmatch(r"[a-z_.]+=[^/]*", word) is not None and not Path(word).exists()
+
+
 def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:
     """Predict the changes asked for; without any, those of the best size of buckets, or a ranking of single changes."""
-    from stashtrace.replay import BUCKET, gradient_buckets, single_changes, what_if
+    from stashtrace.replay import BUCKET, advised_workers, gradient_buckets, single_changes, what_if
 
     if changes:
         asked = any(change.quantity == BUCKET for change in changes)
@@ -157,7 +176,7 @@ def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buck
     buckets = None
     with contextlib.suppress(MissingDataError):  # a job without such buckets: nothing to rank
         buckets = gradient_buckets(trace, graph)
-    return single_changes(graph, buckets=buckets)
+    return single_changes(graph, buckets=buckets, advised=advised_workers(trace))
 
 
 def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:

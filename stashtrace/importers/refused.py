@@ -1,12 +1,13 @@
-"""Formats that are recognised but not read: they lack what an analysis needs. Each has a hint what to record instead.
+"""Formats that are recognised but not read. Each has a hint what to do, or what to record instead.
 
-``loading.foreign_files`` asks ``refused`` about a file that no importer takes.
+``loading.foreign_files`` asks ``wrapper`` about each file, and ``refused`` about a file that no importer takes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _HEAD_BYTES = 1 << 16
@@ -23,18 +24,21 @@ class Refused:
     lacks : str
         Why it is of no use: continues "which is not read: ".
     hint : str
-        What to give or to record instead.
+        What to give or to record instead; ``FILE`` stands for the path of the file.
     pattern : bytes pattern
         Occurs in the first 64 KiB of such a file and of no other.
     has_times : bool
         Whether the viewer can show it.
+    is_wrapper : bool
+        Whether a trace may be inside or behind it, so that the trace is missing from what was given.
     """
 
     name: str
     lacks: str
     hint: str
     pattern: re.Pattern[bytes]
-    has_times: bool
+    has_times: bool = False
+    is_wrapper: bool = False
 
 
 FORMATS = (
@@ -51,7 +55,6 @@ FORMATS = (
         "set DFTRACER_ENABLE=1 for the benchmark and give the .pfw files that it writes,"
         " or record it: `stashtrace run -- mpirun ... dlio_benchmark ...`",
         re.compile(rb'"potential_caching"\s*:|"train_au_percentage"\s*:|"block1"\s*:\s*\{\s*"start"\s*:'),
-        has_times=False,
     ),
     Refused(
         "a drawing of a StragglerAnalysis trace",
@@ -60,11 +63,104 @@ FORMATS = (
         re.compile(rb'"cat"\s*:\s*"(forward|backward)-compute"'),
         has_times=True,
     ),
+    Refused(
+        "a trace in Chrome's format by a tool that stashtrace does not know",
+        "nothing says what its events mean for a step",
+        "`stashtrace view FILE` shows it as it is; torch.profiler's own traces are read",
+        re.compile(rb'"traceEvents"\s*:\s*\[\s*\{'),
+        has_times=True,
+    ),
+)
+
+
+#: Text and binary files of other kinds than JSON, by how they begin.
+OTHERS = (
+    Refused(
+        "a log of nccl-tests",
+        "it measures links between GPUs alone, without the steps of a job",
+        "record the job: `stashtrace run -- CMD`; `stashtrace calibrate` measures what the links can do beside it",
+        re.compile(rb"(?m)^# (?:nccl-tests version|nThread \d+ nGpus \d+ minBytes |  +size +count +type )"),
+    ),
+    Refused(
+        "a log of NCCL (NCCL_DEBUG)",
+        "it has what NCCL set up, and no times of its operations",
+        "record the job with `stashtrace run -- CMD`, or give the JSON lines of NCCL Inspector",
+        re.compile(rb"(?m)^\S{1,255}:\d+:\d+ \[\d+\] NCCL (?:INFO|WARN|TRACE) "),
+    ),
+    # tsl/profiler/protobuf/xplane.proto: an XSpace has planes (1), each with an id (1) and a name (2);
+    # names as in tsl/profiler/utils/xplane_schema.cc.
+    Refused(
+        "an XPlane profile of JAX or TensorFlow (xplane.pb)",
+        "it is the profiler's own format, and of one host",
+        "record the job with `stashtrace run -- CMD` or `nsys profile`; Perfetto opens the *.trace.json.gz beside it",
+        re.compile(
+            rb"\A\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?"
+            rb"\x12.(?:/host:|/device:|Task Environment)",
+            re.DOTALL,
+        ),
+    ),
+)
+#: What a trace was packed into, or what came in its place; no importer is asked about such a file.
+WRAPPERS = (
+    Refused(
+        "a Git LFS pointer",
+        "it only names the trace, which Git has not fetched",
+        "run `git lfs pull` in the clone that it comes from, then give the file again",
+        re.compile(rb"\Aversion https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/"),
+        is_wrapper=True,
+    ),
+    Refused(
+        "a web page",
+        "it was saved in place of the trace, as happens to links that ask for a login or show a file in a viewer",
+        "fetch the raw file: `curl -fL -o FILE URL` with the address of its download button",
+        re.compile(
+            rb"\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,2000}?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL
+        ),
+        is_wrapper=True,
+    ),
+    Refused(
+        "an error message of a storage service",
+        "it was saved in place of the trace",
+        "read it (`head FILE`), then fetch the file again with the rights to do so",
+        re.compile(rb"\A(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?<Error>\s*<Code>"),
+        is_wrapper=True,
+    ),
+    Refused(
+        "compressed twice",
+        "only one layer is taken off",
+        "take one off: `gzip -dc FILE > trace.json.gz`",
+        re.compile(rb"\A\x1f\x8b\x08"),
+        is_wrapper=True,
+    ),
+    *(
+        Refused(
+            f"compressed with {name}",
+            "files may be compressed with gzip or zstd",
+            f"unpack it: `{program} FILE`",
+            re.compile(magic),
+            is_wrapper=True,
+        )
+        for name, program, magic in (
+            ("xz", "xz -dk", rb"\A\xfd7zXZ\x00"),
+            ("bzip2", "bzip2 -dk", rb"\ABZh[1-9]1AY&SY"),
+            ("lz4", "lz4 -d", rb"\A\x04\x22\x4d\x18"),
+            ("7-Zip", "7z x", rb"\A7z\xbc\xaf\x27\x1c"),
+            ("RAR", "unrar x", rb"\ARar!\x1a\x07"),
+        )
+    ),
 )
 
 
 def refused(head: bytes) -> Refused | None:
     """Return the format of a file with this (decompressed) beginning, None if it is none of these."""
-    if head.lstrip()[:1] not in (b"{", b"["):
-        return None
-    return next((known for known in FORMATS if known.pattern.search(head[:_HEAD_BYTES])), None)
+    known = FORMATS if head.lstrip()[:1] in (b"{", b"[") else OTHERS
+    return _first_of(known, head)
+
+
+def wrapper(head: bytes) -> Refused | None:
+    """Return what a trace is wrapped in, or what came in its place; None if the file may be a trace itself."""
+    return _first_of(WRAPPERS, head)
+
+
+def _first_of(formats: Sequence[Refused], head: bytes) -> Refused | None:
+    return next((known for known in formats if known.pattern.search(head[:_HEAD_BYTES])), None)

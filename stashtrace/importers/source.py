@@ -89,13 +89,31 @@ def _unzipped(compressed: io.RawIOBase, name: str) -> Iterator[bytes]:
                 if not packed:
                     break
                 member, begun = zlib.decompressobj(wbits=31), True
-            if content := member.decompress(packed):
+            before = member.copy()
+            try:
+                content = member.decompress(packed)
+            except zlib.error:
+                yield from _until_damage(before, packed, expansion)
+                raise
+            if content:
                 expansion.add(0, len(content))
                 yield content
             packed = member.unused_data
             begun = not member.eof
     if begun:
         raise EOFError("the compressed stream ends early")
+
+
+def _until_damage(member: zlib._Decompress, packed: bytes, expansion: Expansion) -> Iterator[bytes]:
+    """Decompress what stands before damage: ``decompress`` of a whole piece loses that with the rest of the piece."""
+    for at in range(len(packed)):
+        try:
+            content = member.decompress(packed[at : at + 1])
+        except zlib.error:
+            return
+        if content:
+            expansion.add(0, len(content))
+            yield content
 
 
 class _Unzipped(_Reader):

@@ -18,10 +18,12 @@ from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.context import Claim, ImportContext, ImportedProcess
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
+from stashtrace.loading.archives import named
 from stashtrace.loading.clocks.foreign import ImportedClocks, imported_clocks
 from stashtrace.loading.collectives import GroupNotes
 from stashtrace.loading.foreign_files import (
     HINT,
+    ArchiveAmongFilesError,
     RefusedFileError,
     Room,
     UnknownFileError,
@@ -96,6 +98,8 @@ class Imported:
             except ImporterError as error:
                 if file.suffix not in _FOREIGN_SUFFIXES:
                     self._pass_over(file, error)
+                elif isinstance(error, RefusedFileError):
+                    self.errors.append(error)  # told if nothing else is there
             else:
                 self._import(source, name, importer)
                 parts.append(self.context.take())
@@ -109,7 +113,8 @@ class Imported:
 
     def _pass_over(self, file: Path, error: ImporterError) -> None:
         """Record a file that no importer reads as a loss; if ``strict``, raise the error of a file that is damaged."""
-        unknown = isinstance(error, UnknownFileError | RefusedFileError)
+        refused = isinstance(error, RefusedFileError) and not error.is_wrapper
+        unknown = refused or isinstance(error, UnknownFileError | ArchiveAmongFilesError)
         if self.strict and not unknown:
             raise error
         self.errors.append(error)
@@ -148,7 +153,7 @@ class Imported:
 
     def _lose(self, file: str, reason: str, severity: Severity, advice: str) -> None:
         self.context.begin("importers", file)
-        self.context.lose(reason, severity=severity, advice=advice)
+        self.context.lose(reason, severity=severity, advice=named(advice))
 
     # Times ----------------------------------------------------------------------------------------
 
@@ -290,7 +295,7 @@ def load_imported(
     }
     if tables is None or "io" in tables:
         joined["io"] = join_table("io", parts)
-    return Trace(imported.strings, joined, path=os.pathsep.join(paths))
+    return Trace(imported.strings, joined, path=named(os.pathsep.join(paths)))
 
 
 def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, ...]]]:

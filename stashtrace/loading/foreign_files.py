@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.refused import Refused, refused
+from stashtrace.importers.archives import archive_kind
+from stashtrace.importers.refused import Refused, refused, wrapper
 from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.units import bytes_text
@@ -39,8 +41,22 @@ class RefusedFileError(ImporterError):
     """The format of a file is known, but cannot be read."""
 
     def __init__(self, file: Path, known_as: Refused) -> None:
-        super().__init__(f"{file} is {known_as.name}, which is not read: {known_as.lacks}", hint=known_as.hint)
+        super().__init__(
+            f"{file} is {known_as.name}, which is not read: {known_as.lacks}",
+            hint=known_as.hint.replace("FILE", shlex.quote(str(file))),
+        )
         self.has_times = known_as.has_times
+        self.is_wrapper = known_as.is_wrapper
+
+
+class ArchiveAmongFilesError(ImporterError):
+    """An archive lies in a folder, or in another archive, and is not unpacked there."""
+
+    def __init__(self, file: Path, kind: str) -> None:
+        super().__init__(
+            f"{file} is a {kind} archive, which is unpacked only where it is given by its name",
+            hint=f"give it itself: `stashtrace summary {shlex.quote(str(file))}`",
+        )
 
 
 def known() -> str:
@@ -126,14 +142,23 @@ def importer_of(source: Source) -> tuple[str, Importer]:
         If no importer recognises it.
     RefusedFileError
         If its format is known, but cannot be read.
+    ArchiveAmongFilesError
+        If it is an archive.
     ImporterError
         If it cannot be read.
     """
     _require_readable(source.path)
+    wrapped_in = wrapper(source.head)
+    if wrapped_in is not None:
+        raise RefusedFileError(source.path, wrapped_in)
+    kind = archive_kind(source.head)
+    if kind is not None:
+        raise ArchiveAmongFilesError(source.path, kind)
     recognised = recognise(source)
     if recognised is not None:
         return recognised
     if source.size_bytes and not source.head:
+        source.open().close()  # raises where the decompressor is not installed
         if _is_empty_inside(source):
             raise ImporterError(f"{source.path} holds nothing, compressed", hint="record again")
         raise ImporterError(

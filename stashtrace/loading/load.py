@@ -29,8 +29,9 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from stashtrace.errors import DataLossWarning, UsageError
+from stashtrace.errors import DataLossWarning, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
+from stashtrace.loading.archives import named, unpacked
 from stashtrace.loading.clocks import device
 from stashtrace.loading.clocks.align import MEETING_TABLES, align_run
 from stashtrace.loading.clocks.host import RunClocks, host_clocks
@@ -73,6 +74,7 @@ def load_trace(
     path : path or sequence of paths
         Run directory, a single .stash file, or the directories that several hosts left of one run; or files, or a
         folder of files, of another tool (``stashtrace.importers.registry.IMPORTERS``); or a store (``export parquet``).
+        A tar or zip archive is read like the folder that it holds; it is unpacked into a temporary folder.
     tables : collection of str, optional
         Tables to load; the others stay empty. ``io`` is the one that takes memory: above some million calls it
         stays on disk until ``trace.io`` is used. Processes, tracks, losses, alignment and metadata are always there.
@@ -100,7 +102,22 @@ def load_trace(
             f"no such table: {', '.join(sorted(set(tables) - set(TABLES)))}", hint=f"there are {', '.join(TABLES)}"
         )
     wanted = None if tables is None else frozenset(tables)
-    paths = _listed(path)
+    try:
+        return _load([unpacked(one) for one in _listed(path)], wanted, ranks, run_id, strict, progress)
+    except StashtraceError as error:
+        error.args = (named(str(error)), *error.args[1:])
+        raise
+
+
+def _load(
+    paths: list[str],
+    wanted: frozenset[str] | None,
+    ranks: Collection[int] | None,
+    run_id: str | None,
+    strict: bool,
+    progress: Progress | None,
+) -> Trace:
+    """Load what is at the paths, none of which is an archive. See :func:`load_trace`."""
     kinds = [_kind_of(one) for one in paths]
     if kinds and set(kinds) == {_FOREIGN}:
         trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
@@ -146,7 +163,7 @@ def _load_run(run: OpenedRun, wanted: frozenset[str] | None) -> Trace:
     tables = join_tables(parts, wanted, notes, run.tracks) | describe(run, decoded)
     if io is not None:
         tables["io"] = io
-    return Trace(run.strings, tables, path=run.path, io_outline=outline)
+    return Trace(run.strings, tables, path=named(run.path), io_outline=outline)
 
 
 def open_processes(
@@ -250,5 +267,5 @@ def _warn(trace: Trace) -> None:
         warnings.warn(
             f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
             DataLossWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

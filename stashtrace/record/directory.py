@@ -33,9 +33,13 @@ from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.
 TRACE_SUFFIXES = (".stash", ".ring")
+#: What the merge adds.
+TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
+#: Files that a message lists.
+_FILES_NAMED = 3
 
 
 @contextlib.contextmanager
@@ -72,7 +76,9 @@ def rights_of_run(directory: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def prepare_directory(out: str | None, *, job: Job | None = None, now: time.struct_time | None = None) -> Path:
+def prepare_directory(
+    out: str | None, *, job: Job | None = None, now: time.struct_time | None = None, overwrite: bool = False
+) -> Path:
     """Make or accept the directory of a new run, or join the one that another launcher of the job has made.
 
     Parameters
@@ -83,6 +89,8 @@ def prepare_directory(out: str | None, *, job: Job | None = None, now: time.stru
         The job that this launcher is a part of.
     now : struct_time, optional
         Time for the default name.
+    overwrite : bool
+        Replace another run in ``out``.
 
     Returns
     -------
@@ -92,7 +100,7 @@ def prepare_directory(out: str | None, *, job: Job | None = None, now: time.stru
     Raises
     ------
     CaptureError
-        If the directory cannot be written, is full, or holds another run.
+        If the directory cannot be written, is full, or holds another run, or to overwrite it would remove other files.
     """
     if out is None:
         path = _make_default(job, now or time.localtime())
@@ -102,11 +110,13 @@ def prepare_directory(out: str | None, *, job: Job | None = None, now: time.stru
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _write_error(path, error) from error
-        if holds_other_run(path, job):
+        if overwrite and holds_other_run(path, job):
+            _remove_run(path)
+        elif holds_other_run(path, job):
             named = "" if job is None or job.name else ", or give --run-id JOB on every host if this is a part of it"
             raise CaptureError(
                 f"run directory {path} already holds a run{_age(path)}",
-                hint=f"choose another with `--out DIR`, or remove it if it is not needed{named}",
+                hint=f"choose another with `--out DIR`, or replace it with --overwrite{named}",
             )
     _try_to_write(path)
     return path.absolute()
@@ -130,6 +140,74 @@ def holds_other_run(path: Path, job: Job | None) -> bool:
         return True
     # The name of a rendezvous may be used again, so a finished run with that name is another one.
     return not job.unique and all_ended(path, job.launchers_count)
+
+
+def is_part_of_run(name: str) -> bool:
+    """Return True for the names of files that ``run`` and ``merge`` write into a run directory."""
+    is_launch = name.startswith("launch.") and name.endswith(".json")
+    is_list = name.startswith("staged.") and name.endswith(".list")
+    return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or name.endswith(TRACE_SUFFIXES) or is_launch or is_list
+
+
+def _remove_run(path: Path) -> None:
+    """Remove the files of a run from its directory.
+
+    Raises
+    ------
+    CaptureError
+        If nothing says that it is a run of ours, if it is still recorded, or if other files are in the directory.
+    """
+    kept = "--overwrite replaces nothing but a run"
+    if "run_id" not in read_run_file(path):
+        raise CaptureError(
+            f"run directory {path} is not overwritten: no readable {RUN_FILE} says that it holds a run",
+            hint=f"{kept}: remove the directory yourself, or choose another with `--out DIR`",
+        )
+    try:
+        remove_left_in(path)
+        entries = sorted(path.iterdir())
+        other = [file.name for file in entries if not is_part_of_run(file.name) or file.is_dir()]
+        if other:
+            named = ", ".join(other[:_FILES_NAMED]) + ", ..." * (len(other) > _FILES_NAMED)
+            raise CaptureError(
+                f"run directory {path} is not overwritten: it also holds {named}",
+                hint=f"{kept}: move these files away, or choose another directory with `--out DIR`",
+            )
+        writing = living_processes(path)
+        if writing:
+            raise CaptureError(
+                f"run directory {path} is not overwritten: process {writing[0]} still writes into it",
+                hint="wait until that job has ended, or choose another directory with `--out DIR`",
+            )
+        # run.json goes last: an interrupt leaves a directory that can be overwritten.
+        for file in sorted(entries, key=lambda file: file.name == RUN_FILE):
+            file.unlink()
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def living_processes(directory: Path) -> list[int]:
+    """Return the processes of this host that have a ring of the run open now."""
+    pids = []
+    for ring in directory.glob("*.ring"):
+        pid = ring.name.split(".")[-3]
+        try:
+            # The mapping shows that it is the process that made the ring, and not a later one with its number.
+            if ring.name in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                pids.append(int(pid))
+        except OSError:
+            continue  # it has ended, or we may not look at it
+    return pids
+
+
+def discard_run_without_records(directory: Path, *, made: bool) -> None:
+    """Remove what a run that recorded nothing left: its ``run.json``, and the directory if the run made it."""
+    if trace_files(directory):
+        return
+    with contextlib.suppress(OSError):  # it is no longer ours to remove; what stays is no run for anybody
+        (directory / RUN_FILE).unlink(missing_ok=True)
+        if made:
+            directory.rmdir()
 
 
 def read_run_file(directory: Path) -> dict[str, Any]:

@@ -23,7 +23,9 @@ from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import (
     claim_run_file,
+    discard_run_without_records,
     file_rights,
+    living_processes,
     make_scratch,
     prepare_directory,
     was_replaced,
@@ -90,6 +92,8 @@ class Outcome:
         Processes of the job that still ran when the grace time was over.
     write_error : CaptureError, optional
         Why the end of the run could not be written to ``run.json``.
+    is_new : bool
+        Whether the run directory was made for this run.
     goal_reached : bool
         Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
     replaced : bool
@@ -107,6 +111,7 @@ class Outcome:
     interrupts_count: int
     survivors: tuple[int, ...]
     write_error: CaptureError | None
+    is_new: bool
     goal_reached: bool = False
     replaced: bool = False
 
@@ -119,6 +124,7 @@ def run_command(
     run_id: str | None = None,
     scratch: str | None = None,
     grace_s: float = 10.0,
+    overwrite: bool = False,
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
@@ -140,6 +146,8 @@ def run_command(
         ``out`` and then marks ``launch_file`` as ended.
     grace_s : float
         How long processes may outlive the command before the run counts as ended.
+    overwrite : bool
+        Replace another run in ``out``.
     library : str, optional
         Runtime library; by default the package's own.
     on_wait : callable, optional
@@ -167,9 +175,10 @@ def run_command(
     if obstacle is not None:
         environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
         content["not_recorded"] = f"{Path(program).name} ({obstacle})"
+    is_new = out is None or bool(url) or not os.path.exists(out)
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
-        directory = prepare_directory(out, job=job) if records is None or not url else records
+        directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
         began_in = os.stat(directory)
         launch_file = open_run_directory(directory, content, job)
         if records is None:
@@ -190,7 +199,11 @@ def run_command(
     inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
     try:
         with _Watch(goal) as watch:
-            watch.start(program, command, environment)
+            try:
+                watch.start(program, command, environment)
+            except CaptureError:
+                discard_run_without_records(directory, made=is_new)
+                raise
             watch.wait_for_command()
             end_realtime_ns, end_monotonic_ns = time.time_ns(), time.monotonic_ns()
             if goal is not None and goal.reached:
@@ -239,6 +252,7 @@ def run_command(
         watch.interrupts_count,
         tuple(survivors),
         write_error,
+        is_new,
         reached,
         replaced,
     )
@@ -254,20 +268,6 @@ def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) ->
     """
     first = claim_run_file(directory, content)
     return None if first and not job.name else announce(directory, content)
-
-
-def living_processes(directory: Path) -> list[int]:
-    """Return the processes of this host that have a ring of the run open now."""
-    pids = []
-    for ring in directory.glob("*.ring"):
-        pid = ring.name.split(".")[-3]
-        try:
-            # The mapping shows that it is the process that made the ring, and not a later one with its number.
-            if ring.name in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
-                pids.append(int(pid))
-        except OSError:
-            continue  # it has ended, or we may not look at it
-    return pids
 
 
 def adopted_processes(directory: Path) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
+from stashtrace.replay.loaders import advised_workers
 from stashtrace.replay.slowdown import Ideal, slowdown_of
 from stashtrace.replay.whatif import Answer, best_buckets, known_changes, single_changes, what_if
 
@@ -14,6 +15,7 @@ __all__ = [
     "Buckets",
     "Change",
     "Ideal",
+    "advised_workers",
     "best_buckets",
     "gradient_buckets",
     "known_changes",

@@ -4,23 +4,29 @@
                 w1 [ 1 ][ 3 ][ 5 ]                  w1 [ 1 ][ 4 ]      when batch i has been taken, as DataLoader does
                                                     w2 [ 2 ][ 5 ]
 
-The length of a batch is kept here; ``sharing`` makes it longer where processes share CPUs.
+The length of a batch is kept here; ``sharing`` makes it longer where processes share CPUs. Batches that a step thread
+made itself (num_workers=0) move to workers: what their hand-over would cost is not known and left out, as in the advice
+of the summary.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.findings import finding_evidence
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.trace import Trace
 
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
 _PREFETCH = 2
@@ -28,22 +34,89 @@ _PREFETCH = 2
 _ASKED_NS = 5_000_000
 #: Workers that wait this long before this part of their batches were not asked for them.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
+#: Evidence that names a number of workers that would help.
+_ADVICE = ("more_workers", "use_workers")
 
 
-def known_loaders(graph: Graph) -> Facts:
-    """Return the facts of a graph with batches of workers.
+def known_loaders(graph: Graph, change: Change) -> Facts:
+    """Return the facts of a graph with batches, if a number of workers can be changed as asked.
 
     Raises
     ------
     MissingDataError
-        If no worker made batches, or their numbers are unknown.
+        If no batches were recorded, or their numbers are unknown, or a multiple of no workers is asked for.
     """
-    if graph.facts is None or not graph.is_batch.any():
+    if graph.facts is None or not (graph.facts.batch >= 0).any():
         raise MissingDataError(
             "no worker made batches in this run, so the effect of another number of workers is unknown",
             hint="record it with at least num_workers=1",
         )
+    if change.factor is not None and not graph.is_batch.any():
+        raise MissingDataError(
+            f"{change}: the step threads make their batches themselves (num_workers=0)",
+            hint=f"give the number itself, as in {change.quantity}=2",
+        )
     return graph.facts
+
+
+def advised_workers(trace: Trace) -> list[Change]:
+    """Return the numbers of workers that the summary of a run advises, as changes that can be asked for."""
+    counts = {row["items_count"] for row in finding_evidence(trace).rows() if row["code"] in _ADVICE}
+    return [Change.parse(f"workers={count}") for count in sorted(counts) if count > 0]
+
+
+def with_own_batches_apart(graph: Graph) -> Graph:
+    """Return the graph with a node behind the others for each batch that a step thread made itself.
+
+    Each is as long as what the thread did for the batch, and the thread waits for it; ``with_workers`` takes that time
+    away from the thread. Where any batch was made by a worker, the graph is returned as it is.
+    """
+    pieces = _own_pieces(graph)
+    if not len(pieces) or graph.is_batch.any():
+        return graph
+    assert graph.facts is not None
+    facts, count = graph.facts, len(graph)
+    batches = GroupBy(graph.rank[pieces], facts.loader[pieces], facts.batch[pieces])
+    begin_ns, work_ns = graph.begin_ns[pieces], graph.work_ns[pieces]
+    first = pieces[batches.argmin(begin_ns)]
+    made = count + np.arange(len(batches))
+    columns: dict[str, Any] = {n: np.concatenate([c, c[first]]) for n, c in graph.node_columns().items()}
+    columns["end_ns"][count:] = columns["begin_ns"][count:] + batches.sum(work_ns)
+    columns["fetch_ns"][count:] = batches.sum(np.where(graph.kind[pieces] == StallKind.FETCH, work_ns, 0))
+    columns["resource"][count:], columns["kind"][count:] = Resource.WORKER, StallKind.PREP
+    columns["gap_ns"][count:] = 0
+    longer = facts.with_copies(first)
+    for column in (longer.cpu_ns, longer.queued_ns):
+        spent = column[pieces]
+        column[count:] = np.where(batches.min(spent) >= 0, batches.sum(spent), -1)
+    # The first batch of a pass begins when the thread comes to it: ``with_workers`` hands its edges to the others.
+    passes = GroupBy(graph.rank[first], facts.loader[first])
+    heads = passes.argmin(graph.begin_ns[first])
+    leading = np.flatnonzero((graph.edge_kind == EdgeKind.PROGRAM) & np.isin(graph.target, first[heads]))
+    head_of = np.full(count, -1, dtype=np.int64)
+    head_of[first[heads]] = made[heads]
+    return replace(
+        graph,
+        **columns,
+        facts=longer,
+        source=np.concatenate([graph.source, made, graph.source[leading]]).astype(np.int32),
+        target=np.concatenate([graph.target, first, head_of[graph.target[leading]]]).astype(np.int32),
+        edge_kind=np.concatenate(
+            [
+                graph.edge_kind,
+                np.full(len(made), int(EdgeKind.BATCH)),
+                np.full(len(leading), int(EdgeKind.PREFETCH)),
+            ]
+        ).astype(np.int8),
+        lag_ns=np.concatenate([graph.lag_ns, np.zeros(len(made), dtype=np.int64), graph.lag_ns[leading]]),
+    )
+
+
+def _own_pieces(graph: Graph) -> Int64:
+    """Return the nodes in which step threads make batches themselves."""
+    if graph.facts is None:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero((graph.facts.batch >= 0) & ~graph.is_batch)
 
 
 def with_workers(scenario: Scenario, change: Change) -> Scenario:
@@ -52,14 +125,18 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     Raises
     ------
     MissingDataError
-        If no worker made batches, or their numbers are unknown.
+        See :func:`known_loaders`.
     """
-    graph, facts = scenario.graph, known_loaders(scenario.graph)
+    graph, facts = scenario.graph, known_loaders(scenario.graph, change)
     passes = _Passes.of(graph, facts)
     count = change.factor_from(1.0) if change.factor is None else change.factor * passes.workers
     wanted = max(round(count), 1)
-    if wanted == passes.workers:
+    own = _own_pieces(graph)
+    own = own[np.isin(graph.process_id[own], graph.process_id[passes.nodes])]  # moved by with_own_batches_apart
+    if wanted == passes.workers and not len(own):
         return scenario
+    work = scenario.work.copy()
+    work[own] = 0.0
     kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
     made = [_chain(passes, wanted, scenario), _asked(passes, wanted, scenario), _begun(passes, wanted, scenario)]
     source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
@@ -79,7 +156,7 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
         end_ns=begin + graph.work_ns,
         gap_ns=gap,
     )
-    return replace(scenario, graph=changed, lag=np.concatenate([scenario.lag[kept], lag]))
+    return replace(scenario, graph=changed, work=work, lag=np.concatenate([scenario.lag[kept], lag]))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
 from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
-from stashtrace.replay.loaders import known_loaders, with_workers
+from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
@@ -153,10 +153,21 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     return _Run(graph, buckets).answer(changes)
 
 
-def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
-    """Predict single changes of what the run has; those that save most come first."""
+def single_changes(graph: Graph, *, buckets: Buckets | None = None, advised: Sequence[Change] = ()) -> list[Answer]:
+    """Predict single changes of what the run has; those that save most come first.
+
+    Parameters
+    ----------
+    graph : Graph
+    buckets : Buckets, optional
+        Of the gradients, to rank sizes too.
+    advised : sequence of Change
+        Changes that the summary advises; they stand in place of our own of these quantities.
+    """
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
+    asked = [change for change in asked if change.quantity not in {more.quantity for more in advised}]
+    asked += advised
     asked += [
         Change(f"{link}.{quantity}", factor)
         for link in LINKS
@@ -211,7 +222,7 @@ def _require_known(graph: Graph, change: Change) -> None:
     elif change.quantity in TIMES:
         require_time(graph, change)
     elif change.quantity == "workers":
-        known_loaders(graph)
+        known_loaders(graph, change)
 
 
 def _require_peers(graph: Graph, change: Change) -> None:
@@ -345,6 +356,8 @@ class _Run:
             unknowns = Unknowns(latency, luck)
             run = self._alone_on(kinds, unknowns)
             graph = self._with_buckets(run, changes, latency=latency > 0)
+            if "workers" in asked:
+                graph = with_own_batches_apart(graph)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
             scenarios.append(_changed(scenario, changes))
             _require_possible(scenarios[-1], changes)

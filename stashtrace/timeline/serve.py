@@ -19,10 +19,12 @@ import hmac
 import http.server
 import importlib.util
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import webbrowser
@@ -36,6 +38,8 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.importers.protobuf import fields_of
 from stashtrace.whole_files import new_file, others_may_rename
+
+_LOG = logging.getLogger("stashtrace.timeline")
 
 LOOPBACK = "127.0.0.1"
 ONLINE_PORT = 9001
@@ -185,6 +189,12 @@ def _place_for_browsers(timeline: Path) -> str | None:
 class _LoopbackServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what ended a connection; browsers drop connections as they like, and the trace can be fetched again."""
+        error = sys.exc_info()[1]
+        level = logging.DEBUG if isinstance(error, ConnectionError | TimeoutError) else logging.ERROR
+        _LOG.log(level, "a connection ended early: %s", error, exc_info=level > logging.DEBUG)
 
 
 def _ui_folder() -> Path:

@@ -23,11 +23,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begun(name: str, begin_ns: object) -> Path:
-    """A run directory that says when its run began."""
+    """A run directory with a record, that says when its run began."""
     folder = Path(name)
     folder.mkdir()
     facts = {"format": 1, "run_id": "a"} | ({} if begin_ns is None else {"begin_realtime_ns": begin_ns})
     (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    (folder / "host.1.0.stash").write_bytes(b"")
+    return folder
+
+
+def without_records(name: str, begin_ns: object) -> Path:
+    """What a run leaves that recorded nothing, or was killed before."""
+    folder = begun(name, begin_ns)
+    (folder / "host.1.0.stash").unlink()
     return folder
 
 
@@ -65,7 +73,7 @@ def test_a_directory_that_is_closed_to_us_does_not_count(monkeypatch: pytest.Mon
 
 
 def test_a_run_without_its_begin_is_older_than_all_others() -> None:
-    lost, damaged, fine = Path("stash-lost"), begun("stash-zz", "yesterday"), begun("stash-fine", 7)
+    lost, damaged, fine = Path("stash-lost"), without_records("stash-zz", "yesterday"), begun("stash-fine", 7)
     lost.mkdir()
     (lost / "host.1.0.stash").write_bytes(b"")
     assert run_directories() == [lost, fine], "run.json alone, damaged, is no recording"
@@ -82,6 +90,16 @@ def test_which_one_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) -> None
     assert answer.err == f"run: ./stash-a\\u001b[2J, the newest here, begun {local}\n"
 
 
+def test_a_directory_without_a_record_is_never_the_newest(capsys: pytest.CaptureFixture[str]) -> None:
+    begun("stash-1", 1)
+    without_records("stash-2", 2)
+    assert newest_run() == "stash-1"
+    assert capsys.readouterr().err.startswith("run: ./stash-1, ")
+    with pytest.raises(MissingDataError) as caught:
+        existing_run("stash-3")
+    assert caught.value.hint == "the newest run here is stash-1"
+
+
 def test_runs_that_are_named_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     begun("stash-1", 1)
     assert runs_or_newest(["a", "b"]) == ["a", "b"]
@@ -89,7 +107,19 @@ def test_runs_that_are_named_are_taken(capsys: pytest.CaptureFixture[str]) -> No
     assert runs_or_newest([]) == ["stash-1"]
 
 
-@pytest.mark.parametrize("words", [["summary"], ["view", "--no-browser"], ["sql", "select 1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["summary"],
+        ["view", "--no-browser"],
+        ["sql", "select 1"],
+        ["info"],
+        ["whatif"],
+        ["whatif", "workers=4"],
+        ["analyze", "stalls"],
+        ["analyze", "summary"],
+    ],
+)
 def test_where_none_is_one_line_says_how_to_make_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     if words[0] == "sql":
         pytest.importorskip("duckdb")
@@ -122,3 +152,18 @@ def test_summary_and_sql_of_the_newest_run(capsys: pytest.CaptureFixture[str]) -
     pytest.importorskip("duckdb")
     assert main(["sql", "select count(*) as n from steps", "--format", "csv"]) == 0
     assert capsys.readouterr().out == "n\n6\n"
+
+
+@pytest.mark.parametrize("words", [["info"], ["whatif"], ["analyze", "stalls", "--by", "run"], ["analyze", "summary"]])
+def test_other_commands_take_the_newest_run_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["synth", "stash-made", "--ranks", "2", "--steps", "8"]) == 0
+    without_records("stash-other", 10**19)
+    capsys.readouterr()
+    at = 2 if words[0] == "analyze" else 1
+    assert main([*words[:at], "stash-made", *words[at:]]) == 0
+    named = capsys.readouterr()
+    assert main(words) == 0
+    answer = capsys.readouterr()
+    assert answer.out == named.out
+    assert answer.err.startswith("run: ./stash-made, the newest here, begun ")
+    assert named.err == ""

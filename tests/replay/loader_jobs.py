@@ -26,6 +26,8 @@ class Making:
 class Job:
     """One rank; workers of ``prefetch`` batches in advance; everything that computes shares ``cpus``.
 
+    Without workers the thread of the rank makes its batches itself.
+
     Attributes
     ----------
     batch_ns, wait_ns
@@ -47,6 +49,8 @@ class Job:
 
     def run(self) -> Job:
         """Simulate."""
+        if not self.workers:
+            return self._alone()
         now, taken, computing, ran = 0, 0, 0.0, 0.0
         waiting_since, computing_since = 0, 0
         asked = {worker: [*range(worker, self.prefetch * self.workers, self.workers)] for worker in range(self.workers)}
@@ -86,6 +90,15 @@ class Job:
                     if taken == self.steps:
                         return self
 
+    def _alone(self) -> Job:
+        now = 0
+        for batch in range(self.steps):
+            made = now + self.wait_ns + self.batch_ns
+            self.fetches.append((-1, batch, now, made, self.batch_ns))
+            self.waits.append((batch, now, made))
+            self.spans.append((made, now := made + self.step_ns, self.step_ns))
+        return self
+
     def step_ms(self) -> float:
         """Mean step without the first ten."""
         ends = [end for _, end, _ in self.spans]
@@ -97,9 +110,11 @@ class Job:
         rank = build.rank(0)
         for worker, batch, begin, end, cpu in self.fetches:
             queued = max(end - begin - self.wait_ns - cpu, 0)
-            rank.worker(worker).fetch(batch, begin, end, cpu=cpu, runqueue=queued)
+            maker = rank.worker(worker) if worker >= 0 else rank
+            maker.fetch(batch, begin, end, cpu=cpu, runqueue=queued, worker=worker)
         for batch, begin, end in self.waits:
-            rank.batch_wait(batch, begin, max(end, begin + 1000), worker=batch % self.workers, cpu=0, runqueue=0)
+            worker, ran = (batch % self.workers, 0) if self.workers else (-1, self.batch_ns)
+            rank.batch_wait(batch, begin, max(end, begin + 1000), worker=worker, cpu=ran, runqueue=0)
         cpu, queue = 0, 0
         for begin, end, ran in self.spans:
             begin += 1000

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
@@ -64,6 +67,49 @@ def led_to(address: str) -> str:
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     (page,) = re.findall(r"location\.replace\((\".*\")\)", path.read_text(encoding="utf-8"))
     return str(json.loads(page))
+
+
+def break_off(server: Server, request: bytes, *, after_bytes: int) -> None:
+    """Send a request, and reset the connection after some bytes of the answer."""
+    with socket.create_connection((LOOPBACK, server.port), timeout=100) as connection:
+        connection.sendall(request)
+        if after_bytes:
+            connection.recv(after_bytes)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("request_ends", [True, False])
+def test_a_broken_connection_is_a_line_of_the_debug_log(
+    tmp_path: Path, request_ends: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A browser that goes away, or asks twice, printed a traceback into the terminal."""
+    large = tmp_path / "large.pftrace"
+    large.touch()
+    os.truncate(large, 64 << 20)  # more than all buffers of a connection
+    caplog.set_level(logging.DEBUG, "stashtrace.timeline")
+    with Server(large, port=0) as server:
+        host = f"Host: {LOOPBACK}:{server.port}"
+        request = f"GET {trace_path(server)} HTTP/1.1\r\n{host}\r\n".encode()
+        break_off(server, request + b"\r\n" * request_ends, after_bytes=1000 * request_ends)
+        for _ in range(2000):
+            if caplog.records:
+                break
+            time.sleep(0.01)
+        assert not server._done.is_set(), "who did not get it may ask again"
+        status, _, body = ask(server, trace_path(server))
+        assert (status, len(body)) == (200, 64 << 20)
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [("DEBUG", False)]
+    assert "a connection ended early: " in caplog.text
+    assert capfd.readouterr().err == ""
+
+
+def test_a_defect_of_the_server_is_logged_as_an_error(
+    timeline: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve.hmac, "compare_digest", lambda *_: 1 // 0)
+    with Server(timeline, port=0) as server, pytest.raises(http.client.BadStatusLine):
+        ask(server, trace_path(server))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> None:

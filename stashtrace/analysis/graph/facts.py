@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.cpus import host_cpus
-from stashtrace.analysis.graph.model import Facts
+from stashtrace.analysis.graph.model import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.io.rereads import memory_bounds_ns
 from stashtrace.analysis.stalls.index import TraceIndex
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
+#: What a step thread does itself.
+_ON_HOST = (Resource.STEP_THREAD, Resource.HOST)
 _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
 
 
@@ -49,8 +51,13 @@ def facts_of(
     rows = graph.row[made]
     cpu = _column(count, made, fetches["cpu_ns"][rows])
     queued = _column(count, made, fetches["runqueue_ns"][rows])
+    number_of = GroupBy(fetches["loader_id"]).number
+    loader, batch = _column(count, made, number_of[rows]), _column(count, made, fetches["batch_index"][rows])
     for thread, _ in ranks:
         _compute(index, thread, graph, cpu, queued)
+        nodes, of = _own_batches(index, thread, graph)
+        loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
+        _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
 
     trace = index.trace
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
@@ -65,8 +72,8 @@ def facts_of(
         for column, values in zip(memory, bounds, strict=True):
             column[made] = values
     return Facts(
-        loader=_column(count, made, GroupBy(fetches["loader_id"][rows]).number),
-        batch=_column(count, made, fetches["batch_index"][rows]),
+        loader=loader,
+        batch=batch,
         cpu_ns=cpu,
         queued_ns=queued,
         op=_column(count, moved, operations["op_code"]),
@@ -80,6 +87,48 @@ def facts_of(
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
     )
+
+
+def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph) -> tuple[Int64, Int64]:
+    """Return the nodes in which a step thread makes batches itself, and the row of the batch among the fetches."""
+    fetches, waits = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.WAIT)
+    own = index.fetches.rows(thread.rank)
+    own = own[fetches["process_id"][own] == thread.process_id]
+    mine = index.batch_waits.rows(thread.track_id)
+    mine = mine[waits["batch_index"][mine] >= 0]
+    mine = mine[np.argsort(waits["begin_ns"][mine], kind="stable")]
+    nodes = np.flatnonzero((graph.process_id == thread.process_id) & np.isin(graph.resource, _ON_HOST))
+    if not len(own) or not len(mine) or not len(nodes):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    at = np.searchsorted(waits["begin_ns"][mine], graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < waits["end_ns"][mine][at])
+    nodes, wait = nodes[inside], mine[at[inside]]
+    made = GroupBy(fetches["loader_id"][own], fetches["batch_index"][own])
+    row = np.append(own[made.last], -1)[made.find(waits["loader_id"][wait], waits["batch_index"][wait])]
+    return nodes[row >= 0], row[row >= 0]
+
+
+def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:
+    """Divide the CPU and run-queue time of each batch among the nodes in which a step thread made it.
+
+    Parameters
+    ----------
+    graph : Graph
+    nodes : int array
+    batches : Table
+        The batch of each node.
+    of : GroupBy
+        Nodes by batch.
+    cpu_ns, queued_ns : int array
+        Of all nodes; filled here for these.
+    """
+    known = batches["cpu_ns"] >= 0
+    # A thread that is blocked in storage is on no CPU.
+    work = np.where(graph.kind[nodes] == StallKind.FETCH, 0, graph.work_ns[nodes]).astype(np.float64)
+    part = work / np.maximum(of.sum(work)[of.number], 1.0) if len(nodes) else work
+    ran = np.minimum(np.rint(part * batches["cpu_ns"]), work)
+    stood = np.minimum(np.rint(part * np.maximum(batches["runqueue_ns"], 0)), work - ran)
+    cpu_ns[nodes[known]], queued_ns[nodes[known]] = ran[known], stood[known]
 
 
 def _column(count: int, nodes: Int64, values: Int64) -> Int64:

@@ -8,7 +8,7 @@ worker        [ batch 3 ][ batch 4 ]----------------------> the step thread take
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -163,6 +163,16 @@ class Graph:
         """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
 
+    def node_columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of nodes that are not empty, by name."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        other = ("source", "target", "edge_kind", "lag_ns")
+        return {
+            name: values
+            for name, values in columns.items()
+            if isinstance(values, np.ndarray) and len(values) and name not in other and not name.startswith("ends")
+        }
+
     @cached_property
     def decided(self) -> npt.NDArray[np.bool_]:
         """Mask of the edges that stand for a choice made at run time. All other edges hold in every run of the job.
@@ -244,9 +254,10 @@ class Facts:
     Attributes
     ----------
     loader, batch : int array
-        For batches that workers made: number of their iterator, and the loader's number of the batch.
+        For batches that workers made, and for work of a step thread that makes a batch itself: number of the iterator,
+        and the loader's number of the batch.
     cpu_ns, queued_ns : int array
-        For batches and computation of step threads: time on a CPU, and time runnable without one.
+        For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
     op, members, hosts : int array
         For transfers: ``CollectiveOp``, ranks of the group, and number of their hosts.
     is_ring : bool array

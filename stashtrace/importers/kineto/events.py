@@ -232,6 +232,11 @@ def read(source: Source) -> KinetoFile:
     rules += [("i", "", "Record Window End", order["ends"])]
     scanner = _scanned(source, list(TABLES.values()), rules)
     file = KinetoFile(scanner, source.cut_reason is not None)
+    if not file.counts["events"] and source.cut_reason is not None:
+        raise ImporterError(
+            f"{source.path} is cut before its first event ({source.cut_reason})",
+            hint="copy it again from where it was written",
+        )
     if not file.counts["events"]:
         raise ImporterError(
             f"{source.path} holds no event", hint="export it again: prof.export_chrome_trace(path) writes traceEvents"

@@ -12,7 +12,7 @@ the message before it and that of the message itself.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -249,8 +249,7 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
     ready = np.rint(graph.begin_ns[base] - pieces.shift_ns).astype(np.int64)
     work = np.rint(pieces.work_ns).astype(np.int64)
 
-    columns: dict[str, Any] = {name: getattr(graph, name) for name in _node_columns(graph)}
-    columns = {name: np.concatenate([values, values[base]]) for name, values in columns.items()}
+    columns: dict[str, Any] = {n: np.concatenate([c, c[base]]) for n, c in graph.node_columns().items()}
     columns["begin_ns"][count:], columns["end_ns"][count:] = ready, ready + work
     columns["moved_bytes"][count:], columns["gap_ns"][count:] = np.rint(pieces.bytes), 0
     # The old transfers become moments.
@@ -259,13 +258,6 @@ def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: boo
     columns |= _edges(graph, buckets, pieces, made)
     facts = None if graph.facts is None else graph.facts.with_copies(base)
     return replace(graph, facts=facts, **columns)
-
-
-def _node_columns(graph: Graph) -> list[str]:
-    """Return the names of the columns of nodes that are not empty."""
-    names = [field.name for field in fields(graph) if field.name not in _EDGE_COLUMNS]
-    arrays = [name for name in names if isinstance(getattr(graph, name), np.ndarray)]
-    return [name for name in arrays if not name.startswith("ends") and len(getattr(graph, name))]
 
 
 def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:
