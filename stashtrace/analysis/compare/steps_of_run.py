@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.compare.cpu_use import CpuUse, cpu_use, worker_wait_ns
 from stashtrace.analysis.compare.facts import job_facts
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
@@ -45,6 +46,14 @@ class StepsOfRun:
         See :func:`stashtrace.analysis.compare.facts.job_facts`.
     cpu_wait_ns : float, optional
         Mean time of a step for which a step thread could run but had no CPU; None if unknown.
+    worker_wait_ns : float, optional
+        The same of the workers of a rank, while they made batches.
+    cpus : CpuUse, optional
+        Who used the CPUs; None where the machine was not sampled.
+    launch : tuple of str
+        Command that was recorded; empty if it is not known.
+    directory : str
+        In which it ran; empty if that is not known.
     """
 
     name: str
@@ -53,6 +62,10 @@ class StepsOfRun:
     ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     cpu_wait_ns: float | None = None
+    worker_wait_ns: float | None = None
+    cpus: CpuUse | None = None
+    launch: tuple[str, ...] = ()
+    directory: str = ""
 
     def of(self, kind: str) -> Int64:
         """Time of a kind in each step, ns; zeros if it does not occur."""
@@ -121,7 +134,16 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         for at, rank in enumerate(by_rank.values.tolist())
     }
     facts = job_facts(trace, counted, np.unique(table["method"][is_counted]).tolist())
-    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, _cpu_wait_ns(trace, rank_steps))
+    return StepsOfRun(
+        name or trace.path,
+        times,
+        len(by_step),
+        ranks,
+        facts,
+        _cpu_wait_ns(trace, rank_steps),
+        worker_wait_ns(trace, counted),
+        cpu_use(trace, counted),
+    )
 
 
 def _cpu_wait_ns(trace: Trace, counted: GroupBy) -> float | None:
