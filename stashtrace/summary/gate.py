@@ -136,7 +136,7 @@ def _use(other: OtherWork) -> str:
     if abs(other.after_stolen - other.before_stolen) >= _MORE_STOLEN or not parts:
         taken = [percent_text(ratio) for ratio in (other.after_stolen, other.before_stolen)]
         parts.append(f"its hypervisor took {taken[0]} of the CPU time, before {taken[1]}")
-    return " and ".join(parts)
+    return ", and ".join(parts)
 
 
 def _to_decide(command: Command) -> str:

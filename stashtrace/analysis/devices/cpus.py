@@ -76,13 +76,28 @@ def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]
     processes = trace.processes
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     waited: dict[int, float] = {}
-    for (process, _), at, values in timed_samples(trace, "thread_runqueue_ns_total"):
+    for (process, _), ns in _of_threads(trace, "thread_runqueue_ns_total", window):
         rank = rank_of.get(process, -1)
         if rank >= 0:
-            # A thread that began inside the window cannot have waited for longer than since its beginning.
-            before = max(float(values[0]) - max(float(at[0]) - window[0], 0.0), 0.0)
-            waited[rank] = waited.get(rank, 0.0) + _growth(at, values, window, before)
+            waited[rank] = waited.get(rank, 0.0) + ns
     return waited
+
+
+def thread_demand(trace: Trace, window: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """Map each thread, by process and thread id, to the part of a window in which it ran or waited for a CPU."""
+    wanted: dict[tuple[int, int], float] = {}
+    for name in ("thread_run_ns_total", "thread_runqueue_ns_total"):
+        for key, ns in _of_threads(trace, name, window):
+            wanted[key] = wanted.get(key, 0.0) + ns / max(window[1] - window[0], 1)
+    return wanted
+
+
+def _of_threads(trace: Trace, name: str, window: tuple[int, int]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Give each thread with the growth of one of its counters in a window, ns."""
+    for key, at, values in timed_samples(trace, name):
+        # A thread that began inside the window cannot have used, or waited for, more than since the window began.
+        before = max(float(values[0]) - max(float(at[0]) - window[0], 0.0), 0.0)
+        yield key, _growth(at, values, window, before)
 
 
 def _cpu_ns(trace: Trace, span: tuple[int, int]) -> dict[int, float]:

@@ -31,7 +31,7 @@ _FULL_RATIO = 0.9
 #: Page faults explain time without another cause if at least this share of it is in batches with faults.
 _FAULTS_RATIO = 0.5
 #: Other processes cause a run queue if they use more than this share of the CPUs.
-_OTHERS_RATIO = 0.2
+OTHERS_RATIO = 0.2
 #: A maker mostly waits if it waits for more than this part of its time.
 _WAITS_RATIO = 0.5
 #: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
@@ -244,5 +244,5 @@ def handoff_code(making: Making, cpu: HostCpu | None) -> str:
 
 
 def _whose_cpus(cpu: HostCpu | None) -> str:
-    others = cpu is not None and cpu.others_count > _OTHERS_RATIO * cpu.count
+    others = cpu is not None and cpu.others_count > OTHERS_RATIO * cpu.count
     return "others_use_cpus" if others else "cpus_are_full"
