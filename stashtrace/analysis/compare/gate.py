@@ -208,11 +208,11 @@ def _judged(
     before: Side, after: Side, condition: Condition, change: Change, step_ns: float, other: OtherWork, run_ns: float
 ) -> Judged:
     limit_ns = condition.percent / 100 * step_ns
-    grown = dict(zip(("rank", "rank_growth_ns"), _rank_that_grew(before, after, condition.kind), strict=True))
+    rank, rank_ns = _rank_that_grew(before, after, condition.kind)
     occurs = change.kind in kinds_of((before, after))
     few = [side.fewest_steps for side in (before, after) if not side.tells_spread]
     if few and occurs:
-        return Judged(condition, change, limit_ns, "inconclusive", few_steps=min(few), **grown)
+        return Judged(condition, change, limit_ns, "inconclusive", NO_NEEDS, None, min(few), rank, rank_ns)
     verdict: Verdict = "inconclusive"
     if change.low_ns > limit_ns:
         verdict = "worse"
@@ -225,11 +225,11 @@ def _judged(
     }
     if occurs and not without.get(verdict, True):
         needs = runs_without_other_work(before, after)
-        return Judged(condition, change, limit_ns, "inconclusive", needs, other, **grown)
+        return Judged(condition, change, limit_ns, "inconclusive", needs, other, 0, rank, rank_ns)
     needs = NO_NEEDS
     if verdict == "inconclusive":
         needs = needs_of(before, after, change, limit_ns, step_ns, run_ns)
-    return Judged(condition, change, limit_ns, verdict, needs, **grown)
+    return Judged(condition, change, limit_ns, verdict, needs, None, 0, rank, rank_ns)
 
 
 def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:

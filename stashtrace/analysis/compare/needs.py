@@ -148,5 +148,5 @@ def _rounded_up(count: float) -> int:
     >>> _rounded_up(7.2), _rounded_up(99.5), _rounded_up(431.0)
     (8, 100, 440)
     """
-    unit = 10 ** max(math.floor(math.log10(count)) - 1, 0)
+    unit = int(10 ** max(math.floor(math.log10(count)) - 1, 0))
     return math.ceil(count / unit) * unit
