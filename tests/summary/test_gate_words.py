@@ -116,6 +116,8 @@ def test_inconclusive_says_what_would_decide() -> None:
     assert single.endswith(f"but a run has a single step{ending}")
     (short,) = sentences(gate(side(40, steps=75), side(40, steps=3, spread=0.0)))
     assert short.endswith(f"but a run has only 3 steps{ending}")
+    (mixed,) = sentences(gate(side(40, 40, 40, steps=1), side(40, steps=75)))
+    assert mixed.endswith(f"but a run has a single step{ending}")
     busy = side(50)
     busy = Side("main", tuple(replace(run, cpu_wait_ns=9.0 * MS) for run in busy.runs))
     quiet = Side("main", tuple(replace(run, cpu_wait_ns=0.0) for run in side(40).runs))

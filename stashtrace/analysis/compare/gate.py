@@ -7,6 +7,7 @@ A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow b
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,8 @@ def _judged(
     rank, rank_ns = _rank_that_grew(before, after, condition.kind)
     occurs = change.kind in kinds_of((before, after))
     few = [side.fewest_steps for side in (before, after) if not side.tells_spread]
+    if not math.isfinite(change.steps_ns):  # several runs beside a single one, and one of them has a single step
+        few = few or [min(before.fewest_steps, after.fewest_steps)]
     if few and occurs:
         return Judged(condition, change, limit_ns, "inconclusive", NO_NEEDS, None, min(few), rank, rank_ns)
     verdict: Verdict = "inconclusive"
