@@ -55,10 +55,10 @@ def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expect
         own = [e for e in evidence if e["finding_id"] == row["finding_id"]]
         if row["section"] == "headline":
             results.append(_headline(row, own, findings, truth, expected))
+        elif row["kind"] == "contention":  # a verdict from some share on
+            results.append(_contention(row, truth))
         elif row["section"] == "verdict":
             results.append(_verdict(row, own, truth, expected))
-        elif row["kind"] == "contention":
-            results.append(_contention(row, truth))
         else:
             results.append(beside.judge(row, own, truth, expected))
     results += beside.unsaid(findings, expected)
@@ -66,8 +66,8 @@ def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expect
 
 
 def first_verdict(findings: Sequence[Row], truth: Truth) -> str:
-    """Empty if the first verdict is about the largest true stall, else what is wrong."""
-    verdicts = [row for row in findings if row["section"] == "verdict"]
+    """Empty if the first verdict about a stall is about the largest true one, else what is wrong."""
+    verdicts = [row for row in findings if row["section"] == "verdict" and row["kind"] != "contention"]
     if not truth.ranks:
         lost = any(row["kind"] == "no_steps" and row["name"] == "lost" for row in findings)
         return "verdicts without steps" if verdicts else "no verdict" if truth.steps and not lost else ""

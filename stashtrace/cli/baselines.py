@@ -7,6 +7,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,9 +87,22 @@ def steps_of(path: Path, name: str = "") -> StepsOfRun:
         warnings.simplefilter("ignore", DataLossWarning)
         trace = load_watched(str(path))
     try:
-        return steps_of_run(trace, name or str(path))
+        launch, directory = _launch_of(path)
+        return replace(steps_of_run(trace, name or str(path)), launch=launch, directory=directory)
     except MissingDataError as error:  # of several runs, one has to be named
         raise MissingDataError(f"{name or path}: {error}", hint=error.hint) from error
+
+
+def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
+    """Return the command that was recorded and its working directory; empty where ``run.json`` does not tell them."""
+    from stashtrace.format.reader import RUN_FILE
+    from stashtrace.run_facts import json_object, sound_facts
+
+    try:
+        facts = sound_facts(json_object((path / RUN_FILE).read_bytes()))
+    except (OSError, ValueError):  # files of other tools, or a damaged run, of which loading has said so
+        return (), ""
+    return tuple(facts.get("command", ())), facts.get("working_directory", "")
 
 
 def save(name: str, runs: Sequence[StepsOfRun], folder: str = DEFAULT_FOLDER) -> str:

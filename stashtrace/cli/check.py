@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from stashtrace.analysis.compare.change import Side
     from stashtrace.analysis.compare.gate import Gate
+    from stashtrace.summary.gate import Command
 
 _DESCRIPTION = """Say whether runs are worse than earlier ones, by intervals. KIND+N% allows the
 mean of a kind of time over ranks and steps to grow by N % of the step before,
@@ -94,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO
     from stashtrace.analysis.compare.gate import DEFAULT_CONDITION, Condition, judge
+    from stashtrace.cli.rerun_command import command_that_decides
 
     conditions = [Condition.of(text) for text in given.fail_if or [DEFAULT_CONDITION]]
     screen = Screen()
@@ -109,9 +111,10 @@ def main(argv: Sequence[str]) -> int:
         allowance_ratio=RUN_TO_RUN_RATIO if given.allowance is None else given.allowance / 100,
         by_turns=given.rerun is not None and not given.against,
     )
-    _write_files(gate, given, screen)
+    command_line = command_that_decides(gate, given)
+    _write_files(gate, command_line, given, screen)
     with answering():
-        _answer(gate, given, screen)
+        _answer(gate, command_line, given, screen)
     if given.save_baseline and gate.exit_code == 0:
         screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")
     elif given.save_baseline:
@@ -173,12 +176,12 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
     return sides.get("before", before), sides["after"]
 
 
-def _answer(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
+def _answer(gate: Gate, command: Command | None, given: argparse.Namespace, screen: Screen) -> None:
     """Print the answer, and the annotations of a CI system."""
     from stashtrace.summary.ci import annotation_lines
     from stashtrace.summary.gate import document, gate_lines
 
-    print_answer(given.format, [f"{gate.verdict.upper()}", *gate_lines(gate)], document(gate))
+    print_answer(given.format, [f"{gate.verdict.upper()}", *gate_lines(gate, command)], document(gate, command))
     if gate.refused:
         options = " ".join(f"--allow {one.field.name}" for one in gate.refused)
         screen.say(f"\nhint: `{options}` compares them all the same")
@@ -191,7 +194,7 @@ def _answer(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
                 print_lines([line])
 
 
-def _write_files(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
+def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace, screen: Screen) -> None:
     """Write the answer where CI systems look for it."""
     from stashtrace.summary.ci import junit_xml
     from stashtrace.summary.gate import markdown
@@ -203,7 +206,7 @@ def _write_files(gate: Gate, given: argparse.Namespace, screen: Screen) -> None:
     if summary:
         try:
             with open(summary, "a", encoding="utf-8") as file:
-                file.write(markdown(gate) + "\n")
+                file.write(markdown(gate, command) + "\n")
         except OSError as error:  # the verdict counts, not where it is shown
             screen.say(f"warning: cannot write {summary} of GITHUB_STEP_SUMMARY: {error.strerror}")
 

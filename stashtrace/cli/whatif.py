@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path

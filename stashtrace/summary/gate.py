@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
+from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
+from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
+from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines
 from stashtrace.summary.layout import table_lines
-from stashtrace.units import duration_text
+from stashtrace.units import duration_text, percent_text
 from stashtrace.visible import visible_line
 
 #: Kinds beside the conditions are shown from this part of the step on, before, after, or in growth.
@@ -28,13 +31,40 @@ _WORST_FIRST = ("worse", "inconclusive", "not worse")
 _CLEARLY_MORE = 1.25
 #: Characters that mean something in Markdown.
 _MARKS = re.compile(r"[\\`*_\[\]|~]")
-_HEAD = ("", "before", "after", "growth", "95 % bounds", "allowed", "could see", "verdict")
+_HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "could see", "verdict")
+#: Use of the CPUs by other programs is named from this difference on, in CPUs; what was stolen, from this ratio on.
+_MORE_CPUS, _MORE_STOLEN = 0.05, 0.005
 
 
-def gate_lines(gate: Gate) -> list[str]:
-    """Return the answer for a terminal: what differs, the verdicts, the numbers behind them."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that records both jobs by turns, to decide an inconclusive comparison.
+
+    Attributes
+    ----------
+    text : str
+        For a shell.
+    folder : str
+        Folder that the version before has to be put into first; empty if it is in one of its own.
+    """
+
+    text: str
+    folder: str = ""
+
+
+def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
+    """Return the answer for a terminal: what differs, the verdicts, the numbers behind them.
+
+    Parameters
+    ----------
+    gate : Gate
+    command : Command, optional
+        What would decide, where something is to be decided and it can be said.
+    """
     lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
     lines += sentences(gate)
+    if command is not None:
+        lines += ["", f"{_to_decide(command)}:", f"  {command.text}"]
     if gate.judged:
         lines += ["", *table_lines([_HEAD, *_rows(gate)], left=1), "", *notes(gate)]
     return lines
@@ -66,29 +96,60 @@ def sentence(judged: Judged, step_ns: float) -> str:
         The step before, of which growth is a part.
     """
     change, condition = judged.change, judged.condition
-    allows = f"{condition} allows {condition.percent:g} %"
-    what = "the step" if condition.kind == STEP else f"{_name(condition.kind)} per step"
+    is_step = condition.kind == STEP
+    allows = f"{condition} allows {condition.percent:g} %{'' if is_step else ' of the step'}"
+    what = "the step" if is_step else f"{_name(condition.kind)} per step"
     if not change.before_ns and not change.after_ns:
         return f"{judged.verdict}: {_name(condition.kind)} took no time in either job; {allows}"
     before, after = (duration_text(ns) for ns in (change.before_ns, change.after_ns))
-    share = _percent(change.change_ns, step_ns) + ("" if condition.kind == STEP else " of the step before")
+    share = _percent(change.change_ns, step_ns) + ("" if is_step else " of the step before")
     moved = f"{what} went from {before} to {after} on average: {share}"
-    if not _is_known(change):
-        return f"inconclusive: {moved}, but a run has a single step, so its spread is not known: record more steps"
+    if judged.few_steps:
+        has = "a single step" if judged.few_steps == 1 else f"only {judged.few_steps} steps"
+        return (
+            f"inconclusive: {moved}, but a run has {has}, too few to tell how steps spread:"
+            f" record {LEAST_STEPS} or more"
+        )
     # Rounded so that nothing more is said than the bounds do.
     low, high = _percent(change.low_ns, step_ns, math.floor), _percent(change.high_ns, step_ns, math.ceil)
     if judged.verdict == "worse":
         return f"worse beyond doubt: {moved}, at least {low}; {allows}{_where(judged)}"
     if judged.verdict == "not worse":
         return f"not worse: {moved}, at most {high}; {allows}"
-    if judged.cpu_wait_ns:
-        bound, less = (f"at least {low}", "more") if judged.cpu_wait_ns > 0 else (f"at most {high}", "less")
+    if judged.other_work is not None:
+        bound = f"at least {low}" if judged.other_work.added_ns > 0 else f"at most {high}"
+        return f"inconclusive: {moved}, {bound}; {allows}, but {_other_work(judged.other_work)}"
+    return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged, step_ns)}"
+
+
+def _other_work(other: OtherWork) -> str:
+    """Say what other work on the machine can explain."""
+    amount, more = duration_text(abs(other.added_ns)), other.added_ns > 0
+    advice = "record on a machine of its own, or by turns with --rerun"
+    if not other.is_known:
         return (
-            f"inconclusive: {moved}, {bound}; {allows}, but ranks waited for a CPU for"
-            f" {duration_text(abs(judged.cpu_wait_ns))} {less} of a step: such waits come from other work"
-            " too, so record on a machine of its own, or by turns with --rerun"
+            f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"
+            f" such waits come from other work too, so {advice}"
         )
-    return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged)}"
+    first = "the machine was busier" if more else "the machine was busier before"
+    return f"{first}: {_use(other)}; that can explain up to {amount} of a step, so {advice}"
+
+
+def _use(other: OtherWork) -> str:
+    """Say how the use of the CPUs by others differed, between the two jobs."""
+    parts = []
+    if abs(other.after_count - other.before_count) >= _MORE_CPUS:
+        parts.append(f"programs outside the job used {other.after_count:.1f} CPUs, before {other.before_count:.1f}")
+    if abs(other.after_stolen - other.before_stolen) >= _MORE_STOLEN or not parts:
+        taken = [percent_text(ratio) for ratio in (other.after_stolen, other.before_stolen)]
+        parts.append(f"its hypervisor took {taken[0]} of the CPU time, before {taken[1]}")
+    return ", and ".join(parts)
+
+
+def _to_decide(command: Command) -> str:
+    if not command.folder:
+        return "to decide it"
+    return f"to decide it, with the version before in {command.folder} (git worktree add {command.folder} COMMIT)"
 
 
 def _name(kind: str) -> str:
@@ -109,6 +170,7 @@ def notes(gate: Gate) -> list[str]:
     if gate.is_same:
         return []
     step_ns, first = _step_ns(gate), gate.judged[0]
+    base = f"growth, bounds and limits are parts of the step before ({duration_text(step_ns)}), those of a kind too"
     if first.change.allowance_ns:
         share = _percent(first.change.allowance_ns, step_ns).lstrip("+")
         whose = "measured on equal runs of small jobs"
@@ -123,6 +185,7 @@ def notes(gate: Gate) -> list[str]:
     else:
         own = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
         lines = [f"run-to-run allowance: none needed, as the bounds are those of {own}"]
+    lines.insert(0, base)
     seen = [f"{one.condition}: {_percent(one.detectable_ns, step_ns)}" for one in gate.judged if _is_known(one.change)]
     if seen:
         lines.append(f"smallest growth that would be called worse in four of five such comparisons: {', '.join(seen)}")
@@ -134,10 +197,19 @@ def runs_text(gate: Gate) -> str:
     return f"runs: before {_side(gate.before)}, after {_side(gate.after)}"
 
 
-def markdown(gate: Gate) -> str:
-    """Return the answer as Markdown, for the summary of a step or a comment on a pull request."""
+def markdown(gate: Gate, command: Command | None = None) -> str:
+    """Return the answer as Markdown, for the summary of a step or a comment on a pull request.
+
+    Parameters
+    ----------
+    gate : Gate
+    command : Command, optional
+        As of :func:`gate_lines`.
+    """
     lines = [f"### stashtrace check: {gate.verdict}", ""]
     lines += [f"- {_escaped(text)}" for text in sentences(gate)]
+    if command is not None:
+        lines += ["", _escaped(f"{_to_decide(command)}: {command.text}")]
     if gate.judged:
         rows = [_HEAD, *_rows(gate)]
         cells = [[_escaped(cell) for cell in row] for row in rows]
@@ -149,12 +221,20 @@ def markdown(gate: Gate) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(gate: Gate) -> dict[str, Any]:
-    """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs."""
+def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
+    """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs.
+
+    Parameters
+    ----------
+    gate : Gate
+    command : Command, optional
+        As of :func:`gate_lines`.
+    """
     return {
         "verdict": gate.verdict,
         "exit_code": gate.exit_code,
         "sentences": sentences(gate),
+        "command_that_would_decide": None if command is None else command.text,
         "before": _side_document(gate.before),
         "after": _side_document(gate.after),
         "differs": [
@@ -168,11 +248,12 @@ def document(gate: Gate) -> dict[str, Any]:
                 "limit_ns": one.limit_ns,
                 **_change_document(one.change),
                 "detectable_ns": one.detectable_ns,
-                "cpu_wait_growth_ns": one.cpu_wait_ns or None,
+                "other_work_ns": None if one.other_work is None else one.other_work.added_ns,
                 "rank": one.rank,
                 "rank_growth_ns": one.rank_growth_ns,
                 "steps_that_would_decide": one.needs.steps_count or None,
                 "runs_that_would_decide": one.needs.runs_count or None,
+                "told_growth_ns": one.needs.told_ns if one.needs.steps_count or one.needs.runs_count else None,
             }
             for one in gate.judged
         ],
@@ -201,6 +282,8 @@ def _side_document(side: Side) -> dict[str, Any]:
         "runs": len(side.runs),
         "steps": side.steps_count,
         "cpu_wait_ns": side.cpu_wait_ns,
+        "worker_wait_ns": side.worker_wait_ns,
+        "other_cpus": None if side.cpus is None else side.cpus.others_count,
         "facts": facts,
     }
 
@@ -235,13 +318,24 @@ def _cells(change: Change, step_ns: float) -> tuple[str, ...]:
     return before, after, _percent(change.change_ns, step_ns), bounds
 
 
-def _decided_by(judged: Judged) -> str:
+def _decided_by(judged: Judged, step_ns: float) -> str:
+    """Say how many steps or runs would tell a growth from the limit."""
     needs = judged.needs
+    if needs.hidden:
+        return (
+            f"it would take more than {MOST_RUNS} runs a side, as the machine's spread hides the growth:"
+            " use --rerun on a quiet machine"
+        )
+    ways = []
     if needs.steps_count:
-        return f"about {needs.steps_count:,} steps a run would decide, if the growth stays"
+        ways.append(f"{needs.steps_count:,} steps a run")
     if needs.runs_count:
-        return f"about {needs.runs_count} runs a side would decide, if the growth stays"
-    return "the growth is too near to the limit for any reasonable number of runs"
+        ways.append(f"{needs.runs_count} runs a side by turns")
+    if not ways:
+        return "the growth is too near to the limit for any reasonable number of runs"
+    limit, told = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.told_ns))
+    told = "no growth" if not needs.told_ns else told
+    return f"about {' or '.join(ways)} would tell {told} from {limit}"
 
 
 def _side(side: Side) -> str:

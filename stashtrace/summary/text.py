@@ -68,9 +68,12 @@ def render(tables: Summary, look: Look, path: str) -> str:
     if ranks:
         sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
         lines += [*_table(ranks, look, sources), ""]
-    lines += [*_verdicts(_of(found, "verdict"), look, path), *_plain(_of(found, "files"), look)]
+    verdicts = _of(found, "verdict")
+    lines += [*_verdicts(verdicts, look, path), *_plain(_of(found, "files"), look)]
     lines.append("")
-    machine = _plain(_of(found, "machine"), look)
+    # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
+    unshown = [finding for finding in verdicts[_VERDICTS_AT_MOST:] if finding.row["kind"] == "contention"]
+    machine = _plain([*unshown, *_of(found, "machine")], look)
     lines += [*machine, ""] if machine else []
     lines += [
         *_plain(_of(found, "beside"), look),

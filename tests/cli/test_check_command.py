@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ from command_line import environment
 
 from stashtrace.analysis.compare.facts import DECIDING
 from stashtrace.cli import main
-from stashtrace.cli.check import FIELDS_TO_ALLOW
+from stashtrace.cli.check import FIELDS_TO_ALLOW, parser
+from stashtrace.cli.parsing import split_at_dashes
 from stashtrace.lab.synth import SyntheticJob, write
 
 Check = Callable[..., tuple[int, str, str]]
@@ -96,11 +98,81 @@ def test_the_verdict_and_its_files_outlive_the_reader(check: Check, tmp_path: Pa
 
 
 def test_few_steps_are_inconclusive(check: Check) -> None:
-    before, after = record("old", 1, steps=12, spread_ratio=0.1), record("new", 1, steps=12, spread_ratio=0.12)
+    before, after = record("old", 1, steps=12, spread_ratio=0.0), record("new", 1, steps=80, spread_ratio=0.0)
     code, out, _ = check(after, "--against", before)
     assert code == 5
-    assert "INCONCLUSIVE" in out
-    assert "would decide" in out or "too near" in out
+    assert out.startswith("INCONCLUSIVE")
+    assert "but a run has only 7 steps, too few to tell how steps spread: record 10 or more" in out
+
+
+class TestWhatWouldDecide:
+    """Equal runs of steps that spread too much for an answer, in folders that a shell does not take as they are."""
+
+    def inconclusive(self, tmp_path: Path, before: list[str], after: list[str]) -> list[str]:
+        runs = [record("run a", 1, spread_ratio=0.25), record("run b", 1, spread_ratio=0.25)]
+        for run, command, folder in zip(runs, (before, after), ("old 'dir", "new dir"), strict=True):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            self.change(Path(run), command=command, working_directory=str(tmp_path / folder))
+        return runs
+
+    def change(self, run: Path, **facts: Any) -> None:
+        path = run / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+    def pasted(self, out: str) -> tuple[str, list[str]]:
+        """What a shell makes of the command: the folder it runs in, and its words."""
+        lines = out.splitlines()
+        command = lines[lines.index("to decide it:") + 1]
+        shell = f'stashtrace() {{ printf "%s\\n" "$PWD" "$@"; }}\n{command}'
+        done = subprocess.run(["bash", "-c", shell], check=True, capture_output=True, text=True)
+        folder, *words = done.stdout.splitlines()
+        return folder, words
+
+    def test_is_a_command_that_a_shell_takes(self, check: Check, tmp_path: Path) -> None:
+        old, new = ["python", "train it.py", "--lr", "$x"], ["python", "train it.py", "--name", "a;b"]
+        before, after = self.inconclusive(tmp_path, old, new)
+        code, out, _ = check(after, "--against", before, "--fail-if", "step+5%", "--fail-if", "compute+5%")
+        assert code == 5
+        folder, words = self.pasted(out)
+        assert folder == str(tmp_path / "new dir")
+        rounds = int(words[words.index("--rerun") + 1])
+        assert f"{rounds} runs a side by turns would tell" in out
+        assert words[words.index("--before") + 1] == shlex.join(old)
+        assert words[words.index("--before-dir") + 1] == str(tmp_path / "old 'dir")
+        assert words[words.index("--") + 1 :] == new
+        given, command = split_at_dashes(words[1:])
+        assert (parser().read(given).fail_if, command) == (["step+5%", "compute+5%"], new)
+
+    def test_is_in_a_saved_baseline_and_in_json(self, check: Check, tmp_path: Path) -> None:
+        before, after = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py"])
+        assert check(before, "--save-baseline", "main")[0] == 0
+        code, out, _ = check(after, "--against", "main", "--format", "json")
+        assert code == 5
+        command = json.loads(out)["command_that_would_decide"]
+        assert shlex.split(command)[:2] == ["cd", str(tmp_path / "new dir")]
+        assert f"--before-dir {shlex.quote(str(tmp_path) + '/old ' + chr(39) + 'dir')} " in command
+
+    def test_needs_the_version_before_in_a_folder_of_its_own(self, check: Check, tmp_path: Path) -> None:
+        runs = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py"])
+        for run in runs:
+            self.change(Path(run), working_directory=str(tmp_path))
+        code, out, _ = check(runs[1], "--against", runs[0], "--allowance", "1.5", "--allow", "batch")
+        assert code == 5
+        where = "to decide it, with the version before in ../before (git worktree add ../before COMMIT):"
+        command = out.splitlines()[out.splitlines().index(where) + 1]
+        assert re.fullmatch(
+            r"  stashtrace check --rerun \d+ --before-dir \.\./before --fail-if step\+5% --allow batch --allowance 1\.5"
+            r" -- python a\.py",
+            command,
+        )
+
+    @pytest.mark.parametrize("argument", ["<scrubbed>", "a\x1b[2Jb"])
+    def test_is_not_given_where_it_could_not_be_run(self, check: Check, tmp_path: Path, argument: str) -> None:
+        before, after = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py", argument])
+        code, out, _ = check(after, "--against", before)
+        assert code == 5
+        assert "would tell" in out
+        assert "to decide it:" not in out
 
 
 def test_json(check: Check) -> None:
@@ -322,7 +394,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(check: Ch
     assert "cannot write no/such/folder.xml" in err
 
 
-JOB = "import sys, time, stashtrace\nfor _ in range(14):\n    time.sleep({seconds})\n    stashtrace.step()\n"
+JOB = "import sys, time, stashtrace\nfor _ in range(18):\n    time.sleep({seconds})\n    stashtrace.step()\n"
 
 
 class TestByTurns:

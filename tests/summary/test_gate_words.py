@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.compare.change import Side
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.gate import Condition, Gate, judge
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.summary.ci import annotation_lines, junit_xml
@@ -61,7 +62,7 @@ def test_sentences_say_what_the_bounds_allow() -> None:
         for text in sentences(one):
             name = next((n for n in by_condition if f"{n} allows" in text), None)
             if name is None:
-                assert "single step" in text
+                assert re.search(r"but a run has (a single step|only 2 steps), too few to tell how steps spread", text)
                 assert text.startswith("inconclusive: ")
                 continue
             judged = by_condition[name]
@@ -69,7 +70,7 @@ def test_sentences_say_what_the_bounds_allow() -> None:
             said[judged.verdict] += 1
             low, high, limit = (100 * ns / step_ns for ns in (change.low_ns, change.high_ns, judged.limit_ns))
             if not change.before_ns and not change.after_ns:
-                assert text == f"not worse: {change.kind} took no time in either job; {name} allows 10 %"
+                assert text == f"not worse: {change.kind} took no time in either job; {name} allows 10 % of the step"
             elif text.startswith("worse beyond doubt: "):
                 assert low > limit
                 assert low - (1 if low >= 100 else 0.1) < number(r"at least ([+-][\d.,]+) %", text) <= low
@@ -109,24 +110,75 @@ def test_a_rank_is_named_if_it_grew_by_more_than_the_others() -> None:
 
 def test_inconclusive_says_what_would_decide() -> None:
     (few,) = sentences(gate(side(40, steps=20, spread=0.1), side(44, steps=20, spread=0.1)))
-    assert re.search(r"about [\d,]+ steps a run would decide, if the growth stays$", few)
+    assert re.search(r"about [\d,]+ steps a run or \d+ runs a side by turns would tell \+10\.0 % from \+5\.0 %$", few)
     (single,) = sentences(gate(side(40, steps=1), side(80, steps=1)))
-    assert single.endswith("but a run has a single step, so its spread is not known: record more steps")
+    ending = ", too few to tell how steps spread: record 10 or more"
+    assert single.endswith(f"but a run has a single step{ending}")
+    (short,) = sentences(gate(side(40, steps=75), side(40, steps=3, spread=0.0)))
+    assert short.endswith(f"but a run has only 3 steps{ending}")
+    (mixed,) = sentences(gate(side(40, 40, 40, steps=1), side(40, steps=75)))
+    assert mixed.endswith(f"but a run has a single step{ending}")
     busy = side(50)
     busy = Side("main", tuple(replace(run, cpu_wait_ns=9.0 * MS) for run in busy.runs))
     quiet = Side("main", tuple(replace(run, cpu_wait_ns=0.0) for run in side(40).runs))
     (waited,) = sentences(gate(quiet, busy))
     assert re.search(
-        r"^inconclusive: .*, at least \+2\d\.\d %; step\+5% allows 5 %, but ranks waited for a CPU for 9\.00 ms more"
-        r" of a step: .* by turns with --rerun$",
+        r"^inconclusive: .*, at least \+2\d\.\d %; step\+5% allows 5 %, but ranks or their workers waited for a CPU for"
+        r" 9\.00 ms more of a step: .* by turns with --rerun$",
         waited,
     )
     (idle,) = sentences(gate(busy, quiet, "step+0%"))
     assert re.search(
-        r"^inconclusive: .*, at most -1\d\.\d %; .* ranks waited for a CPU for 9\.00 ms less of a step: ", idle
+        r"^inconclusive: .*, at most -1\d\.\d %; .* or their workers waited for a CPU for 9\.00 ms less of a step: ",
+        idle,
     )
     (near,) = sentences(gate(side(40, steps=3000), side(42.4, steps=3000)))
-    assert re.search(r"about \d+ runs a side would decide", near)
+    assert re.search(r": about \d+ runs a side by turns would tell \+\d\.\d % from \+5\.0 %$", near)
+    (equal,) = sentences(gate(side(40, steps=3000), side(39.9, steps=3000), "step+1%"))
+    assert equal.endswith(" runs a side by turns would tell no growth from +1.0 %")
+    (hidden,) = sentences(gate(side(40, steps=20, spread=3), side(41, steps=20, spread=3)))
+    assert hidden.endswith(
+        ": it would take more than 30 runs a side, as the machine's spread hides the growth:"
+        " use --rerun on a quiet machine"
+    )
+
+
+def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
+    def using(ms: float, wait_ms: float, count: float, stolen: float) -> Side:
+        return Side("main", tuple(replace(run, cpus=CpuUse(wait_ms * MS, count, stolen)) for run in side(ms).runs))
+
+    quiet = using(40, 2, 0.1, 0.0)
+    (busy,) = sentences(gate(quiet, using(160, 150, 1.4, 0.0)))
+    assert re.search(
+        r"but the machine was busier: programs outside the job used 1\.4 CPUs, before 0\.1; that can explain up to"
+        r" 148 ms of a step, so record on a machine of its own, or by turns with --rerun$",
+        busy,
+    )
+    (stolen,) = sentences(gate(quiet, using(50, 2, 0.1, 0.3)))
+    assert "but the machine was busier: its hypervisor took 30 % of the CPU time, before 0 %; that" in stolen
+    (before,) = sentences(gate(using(42, 30, 1.4, 0.0), quiet))
+    assert "but the machine was busier before: programs outside the job used 0.1 CPUs, before 1.4; that" in before
+
+
+def test_percentages_of_kinds_are_of_the_step() -> None:
+    """Growth of a kind, its bounds and its limit have one base, on screen too: a kind of half a step grew by a half."""
+    before = side(40)
+    longer = {**before.runs[0].times_ns, "compute": before.runs[0].times_ns["compute"] * 3 // 2}
+    after = Side("main", (replace(before.runs[0], times_ns=longer),))
+    found = gate(before, after, "compute+5%")
+    (text,) = sentences(found)
+    assert re.search(
+        r"compute per step went from (19|20)\.\d ms to (29|30)\.\d ms on average: \+25\.0 % of the step before,"
+        r" at least \+2\d\.\d %; compute\+5% allows 5 % of the step",
+        text,
+    )
+    lines = gate_lines(found)
+    head = next(line for line in lines if "95 % bounds" in line)
+    assert "growth of step" in head
+    assert any(
+        line.startswith("growth, bounds and limits are parts of the step before (") and line.endswith("of a kind too")
+        for line in lines
+    )
 
 
 def test_the_worst_comes_first() -> None:

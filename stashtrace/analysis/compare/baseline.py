@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.facts import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
 from stashtrace.calibration.checked import CheckedFile, is_number
@@ -84,6 +86,10 @@ def _written(run: StepsOfRun) -> dict[str, Any]:
         "cpu_wait_ns": run.cpu_wait_ns,
         # A path says nothing where the baseline is read.
         "recording": "" if os.path.isabs(run.recording) else run.recording,
+        "worker_wait_ns": run.worker_wait_ns,
+        "cpus": None if run.cpus is None else asdict(run.cpus),
+        "launch": list(run.launch),
+        "directory": run.directory,
     }
 
 
@@ -109,13 +115,39 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         if not all(kind in KINDS and _is_time(value) for kind, value in means.items()):
             raise file.damaged(f"ranks_ns of rank {rank} is no table of times")
         ranks[int(rank)] = {kind: float(value) for kind, value in means.items()}
-    wait = content.get("cpu_wait_ns")
-    if wait is not None and not _is_time(wait):
-        raise file.damaged(f"cpu_wait_ns is {str(wait)[:40]!r}")
+    waits = {kind: content.get(kind) for kind in ("cpu_wait_ns", "worker_wait_ns")}
+    for kind, wait in waits.items():
+        if wait is not None and not _is_time(wait):
+            raise file.damaged(f"{kind} is {str(wait)[:40]!r}")
+    launch, directory = content.get("launch", []), content.get("directory", "")
+    if not isinstance(launch, list) or not all(isinstance(word, str) for word in [*launch, directory]):
+        raise file.damaged("its launch is no command in a directory")
     recording = content.get("recording", "")  # older baselines have none
     if not isinstance(recording, str):
         raise file.damaged(f"recording is {str(recording)[:40]!r}")
-    return StepsOfRun(name, times, steps_count, ranks, _facts(file.table(content, "facts"), file), wait, recording)
+    facts, cpus = _facts(file.table(content, "facts"), file), _cpus(content.get("cpus"), file)
+    return StepsOfRun(
+        name,
+        times,
+        steps_count,
+        ranks,
+        facts,
+        **waits,
+        recording=recording,
+        cpus=cpus,
+        launch=tuple(launch),
+        directory=directory,
+    )
+
+
+def _cpus(content: Any, file: CheckedFile) -> CpuUse | None:
+    """Return the use of the CPUs; None where the machine was not sampled, or the baseline is older than this figure."""
+    if content is None:
+        return None
+    names = [part.name for part in fields(CpuUse)]
+    if not isinstance(content, dict) or not all(_is_time(content.get(name)) for name in names):
+        raise file.damaged(f"cpus is {str(content)[:40]!r}")
+    return CpuUse(*(float(content[name]) for name in names))
 
 
 def _facts(content: Mapping[str, Any], file: CheckedFile) -> dict[str, Fact]:

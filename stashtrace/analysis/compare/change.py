@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.facts import Fact, common_facts
-from stashtrace.analysis.compare.resampling import FOUR_OF_FIVE, STATISTICS, Floats, Statistic, standard_error, student
+from stashtrace.analysis.compare.resampling import (
+    FOUR_OF_FIVE,
+    NORMAL,
+    STATISTICS,
+    Floats,
+    Statistic,
+    standard_error,
+    student,
+)
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, is_same_recording, parts_of
 
 #: Two equal runs differ by up to this part of their step beyond what their steps show: ``benchmarks/results/gate.md``.
@@ -26,8 +35,8 @@ RUN_TO_RUN_RATIO = 0.02
 Source = Literal["steps", "runs", "rounds"]
 #: So many runs of a side tell how runs differ.
 RUNS_THAT_TELL = 3
-#: Normal distribution: its two-sided 95 % point.
-_NORMAL = 1.96
+#: A run of fewer steps says nothing of how steps spread: a verdict needs as many, or several runs on both sides.
+LEAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +70,27 @@ class Side:
         return min(run.steps_count for run in self.runs)
 
     @property
+    def tells_spread(self) -> bool:
+        """Whether there are enough steps, or enough runs, to tell how equal ones differ."""
+        return self.fewest_steps >= LEAST_STEPS or len(self.runs) >= RUNS_THAT_TELL
+
+    @property
     def cpu_wait_ns(self) -> float | None:
         """Mean time of a step that ranks waited for a CPU; None if a run does not tell."""
-        waits = [run.cpu_wait_ns for run in self.runs if run.cpu_wait_ns is not None]
-        return sum(waits) / len(waits) if len(waits) == len(self.runs) else None
+        return _mean([run.cpu_wait_ns for run in self.runs])
+
+    @property
+    def worker_wait_ns(self) -> float | None:
+        """Mean time of a step that workers waited for a CPU; None if a run does not tell."""
+        return _mean([run.worker_wait_ns for run in self.runs])
+
+    @property
+    def cpus(self) -> CpuUse | None:
+        """Use of the CPUs, mean over the runs; None if a run does not tell."""
+        known = [run.cpus for run in self.runs if run.cpus is not None]
+        if len(known) < len(self.runs):
+            return None
+        return CpuUse(*(sum(getattr(one, part.name) for one in known) / len(known) for part in fields(CpuUse)))
 
     def values(self, kind: str, statistic: Statistic) -> Floats:
         """Statistic of a kind in each run, ns."""
@@ -122,7 +148,7 @@ class Change:
     @property
     def detectable_ns(self) -> float:
         """The least true change that such a comparison shows in four of five cases: its bounds then exclude zero."""
-        return self.steps_ns * (1 + FOUR_OF_FIVE / _NORMAL) + self.allowance_ns
+        return self.steps_ns * (1 + FOUR_OF_FIVE / NORMAL) + self.allowance_ns
 
 
 def change_of(
@@ -182,6 +208,12 @@ def same_recordings(before: Side, after: Side) -> bool:
 def occurs(sides: Sequence[Side], kind: str) -> bool:
     """Return whether a run has some of a time: ``step``, a kind, or a column of the summary."""
     return bool(set(parts_of(kind)).intersection(kinds_of(sides)))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of values that are all known, else None."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def kinds_of(sides: Sequence[Side]) -> list[str]:

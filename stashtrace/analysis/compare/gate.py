@@ -16,7 +16,6 @@ from typing import Literal
 
 from stashtrace.analysis.compare.change import (
     RUN_TO_RUN_RATIO,
-    RUNS_THAT_TELL,
     Change,
     Side,
     change_of,
@@ -24,8 +23,9 @@ from stashtrace.analysis.compare.change import (
     occurs,
     same_recordings,
 )
+from stashtrace.analysis.compare.cpu_use import OtherWork, added_by_others
 from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
-from stashtrace.analysis.compare.resampling import student
+from stashtrace.analysis.compare.needs import NO_NEEDS, Needs, needs_of, runs_without_other_work
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
@@ -37,10 +37,6 @@ Verdict = Literal["worse", "not worse", "inconclusive", "not comparable"]
 EXIT_CODES: Mapping[Verdict, int] = {"not worse": 0, "worse": 1, "not comparable": 4, "inconclusive": 5}
 
 _CONDITION = re.compile(r"\s*([a-z0-9_]+)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*")
-#: More steps or runs than that are no advice.
-_MOST_TIMES, _MOST_RUNS = 100, 30
-#: Two equal single runs are within the allowance in 95 of 100 cases: so many standard deviations of one run.
-_ALLOWANCE_IN_SPREADS = 1.96 * math.sqrt(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +80,6 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What would decide a condition, if the growth stays what it is; at most one is positive, none if nothing would.
-
-    Attributes
-    ----------
-    steps_count : int
-        Steps of each run.
-    runs_count : int
-        Runs a side.
-    """
-
-    steps_count: int = 0
-    runs_count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """A condition with its verdict.
 
@@ -111,11 +91,14 @@ class Judged:
         Growth that is allowed.
     verdict : {"worse", "not worse", "inconclusive"}
         Worse if even the lower bound of the growth is above the limit, not worse if the upper bound is not.
-        Inconclusive also if it would not be the same without the growth of waits for CPUs: other work makes them too.
+        Inconclusive also if it would not be the same without what other work on the machine can have added, or if a
+        run has too few steps.
     needs : Needs
         Of an inconclusive one.
-    cpu_wait_ns : float
-        By how much waits for CPUs grew (negative: shrank), where that alone makes a verdict inconclusive, else 0.
+    other_work : OtherWork, optional
+        What other work can have added, where that alone makes a verdict inconclusive.
+    few_steps : int
+        Steps of the shortest run, where they are too few for a verdict, else 0.
     rank, rank_growth_ns : int, float
         Rank whose mean grew most, and by how much; -1 and 0 where the ranks are not known on both sides.
     """
@@ -124,8 +107,9 @@ class Judged:
     change: Change
     limit_ns: float
     verdict: Verdict
-    needs: Needs = Needs()
-    cpu_wait_ns: float = 0.0
+    needs: Needs = NO_NEEDS
+    other_work: OtherWork | None = None
+    few_steps: int = 0
     rank: int = -1
     rank_growth_ns: float = 0.0
 
@@ -213,73 +197,59 @@ def judge(
     }
     step_ns = changes[STEP].before_ns
     # By turns, what slows the machine down slows both sides.
-    wait_ns = 0.0 if by_turns else _cpu_wait_growth_ns(before, after)
+    other = OtherWork() if by_turns else _other_work(before, after)
+    run_ns = allowance_ratio * step_ns
     judged = tuple(
-        _judged(before, after, condition, changes[condition.kind], step_ns, wait_ns) for condition in conditions
+        _judged(before, after, condition, changes[condition.kind], step_ns, other, run_ns) for condition in conditions
     )
     is_same = same_recordings(before, after)
     if is_same:
-        judged = tuple(replace(one, verdict="inconclusive", needs=Needs(), cpu_wait_ns=0.0) for one in judged)
+        judged = tuple(replace(one, verdict="inconclusive", needs=NO_NEEDS, other_work=None) for one in judged)
     return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio, is_same)
 
 
-def _cpu_wait_growth_ns(before: Side, after: Side) -> float:
-    """By how much longer ranks waited for CPUs, ns per step, negative if shorter; 0 if it is not known."""
-    if before.cpu_wait_ns is None or after.cpu_wait_ns is None:
-        return 0.0
-    return after.cpu_wait_ns - before.cpu_wait_ns
+def _other_work(before: Side, after: Side) -> OtherWork:
+    """Return what other work on the machine can have added to the step after.
+
+    Where a recording does not tell how much CPU time went to others, it may be all that waits for a CPU grew by.
+    """
+    if before.cpus is not None and after.cpus is not None:
+        return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
+    added_ns = 0.0
+    for old, new in ((before.cpu_wait_ns, after.cpu_wait_ns), (before.worker_wait_ns, after.worker_wait_ns)):
+        if old is not None and new is not None:
+            added_ns += new - old
+    return OtherWork(added_ns)
 
 
-def _judged(before: Side, after: Side, condition: Condition, change: Change, step_ns: float, wait_ns: float) -> Judged:
+def _judged(
+    before: Side, after: Side, condition: Condition, change: Change, step_ns: float, other: OtherWork, run_ns: float
+) -> Judged:
     limit_ns = condition.percent / 100 * step_ns
-    grown = _rank_that_grew(before, after, condition.kind)
+    rank, rank_ns = _rank_that_grew(before, after, condition.kind)
+    has_any = occurs((before, after), change.kind)
+    few = [side.fewest_steps for side in (before, after) if not side.tells_spread]
+    if not math.isfinite(change.steps_ns):  # several runs beside a single one, and one of them has a single step
+        few = few or [min(before.fewest_steps, after.fewest_steps)]
+    if few and has_any:
+        return Judged(condition, change, limit_ns, "inconclusive", NO_NEEDS, None, min(few), rank, rank_ns)
     verdict: Verdict = "inconclusive"
     if change.low_ns > limit_ns:
         verdict = "worse"
     elif change.high_ns <= limit_ns:
         verdict = "not worse"
-    # Bounds of the growth without what waits for CPUs changed by: they have to agree.
-    without = {"worse": change.low_ns - wait_ns > limit_ns, "not worse": change.high_ns - wait_ns <= limit_ns}
-    if occurs((before, after), change.kind) and not without.get(verdict, True):
-        return Judged(condition, change, limit_ns, "inconclusive", Needs(), wait_ns, *grown)
-    needs = _needs(before, after, change, limit_ns) if verdict == "inconclusive" else Needs()
-    return Judged(condition, change, limit_ns, verdict, needs, 0.0, *grown)
-
-
-def _needs(before: Side, after: Side, change: Change, limit_ns: float) -> Needs:
-    """Return what would bring the nearer bound of the growth to the limit, the growth being what it is."""
-    margin_ns = abs(change.change_ns - limit_ns)
-    if not math.isfinite(change.steps_ns):
-        return Needs()
-    if change.source == "steps" and margin_ns > change.allowance_ns:
-        times = (change.steps_ns / (margin_ns - change.allowance_ns)) ** 2
-        if times <= _MOST_TIMES:
-            return Needs(steps_count=math.ceil(times * min(before.fewest_steps, after.fewest_steps)))
-    spread_ns = _spread_of_runs(before, after, change)
-    for runs in range(RUNS_THAT_TELL, _MOST_RUNS + 1):
-        if runs > min(len(before.runs), len(after.runs)) and spread_ns * _width(runs, change) < margin_ns:
-            return Needs(runs_count=runs)
-    return Needs()
-
-
-def _width(runs: int, change: Change) -> float:
-    """Half of the interval of the growth with so many runs a side, in standard deviations of a run, or of a round."""
-    if change.source == "rounds":
-        return student(runs - 1) / math.sqrt(runs)
-    return student(2 * (runs - 1)) * math.sqrt(2 / runs)
-
-
-def _spread_of_runs(before: Side, after: Side, change: Change) -> float:
-    """Standard deviation of the mean of one run, ns: as the runs show it, else as steps and allowance have it."""
-    counts = len(before.runs), len(after.runs)
-    if change.source == "rounds":
-        return change.steps_ns * math.sqrt(min(counts)) / student(min(counts) - 1)
-    both = math.sqrt(sum(1 / count for count in counts))
-    if change.source == "runs":
-        degrees = sum(count - 1 for count in counts if count >= RUNS_THAT_TELL)
-        return change.steps_ns / (student(degrees) * both)
-    single = change.allowance_ns / math.sqrt(sum(1 / count for count in counts) / 2) / _ALLOWANCE_IN_SPREADS
-    return math.hypot(single, change.steps_ns / (1.96 * both))
+    # Bounds of the growth without what other work can have added: they have to agree.
+    without = {
+        "worse": change.low_ns - other.added_ns > limit_ns,
+        "not worse": change.high_ns - other.added_ns <= limit_ns,
+    }
+    if has_any and not without.get(verdict, True):
+        needs = runs_without_other_work(before, after)
+        return Judged(condition, change, limit_ns, "inconclusive", needs, other, 0, rank, rank_ns)
+    needs = NO_NEEDS
+    if verdict == "inconclusive":
+        needs = needs_of(before, after, change, limit_ns, step_ns, run_ns)
+    return Judged(condition, change, limit_ns, verdict, needs, None, 0, rank, rank_ns)
 
 
 def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:

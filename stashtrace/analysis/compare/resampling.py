@@ -31,6 +31,8 @@ _CORRELATED = 2.0
 #: Resamples of a median; fewer where the steps are so many that the spread of their median hardly varies.
 _RESAMPLES, _FEWEST_RESAMPLES, _DRAWN_STEPS = 1000, 100, 2_000_000
 _SEED = 7
+#: Normal distribution: its two-sided 95 % point.
+NORMAL = 1.96
 #: Standard deviations from the middle to the bound that four of five normal values stay below.
 FOUR_OF_FIVE = 0.8416
 

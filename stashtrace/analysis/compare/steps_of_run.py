@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.compare.cpu_use import CpuUse, cpu_use, worker_wait_ns
 from stashtrace.analysis.compare.facts import job_facts, recording_id
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
@@ -52,6 +53,14 @@ class StepsOfRun:
         Mean time of a step for which a step thread could run but had no CPU; None if unknown.
     recording : str
         Id that the recorder gave the run, the path of files of other tools, or empty.
+    worker_wait_ns : float, optional
+        The same of the workers of a rank, while they made batches.
+    cpus : CpuUse, optional
+        Who used the CPUs; None where the machine was not sampled.
+    launch : tuple of str
+        Command that was recorded; empty if it is not known.
+    directory : str
+        In which it ran; empty if that is not known.
     """
 
     name: str
@@ -61,6 +70,10 @@ class StepsOfRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     cpu_wait_ns: float | None = None
     recording: str = ""
+    worker_wait_ns: float | None = None
+    cpus: CpuUse | None = None
+    launch: tuple[str, ...] = ()
+    directory: str = ""
 
     def of(self, kind: str) -> Int64:
         """Time in each step of a kind, or of all kinds of a column of the summary, ns; zeros if it does not occur."""
@@ -144,8 +157,17 @@ def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
         for at, rank in enumerate(by_rank.values.tolist())
     }
     facts = job_facts(trace, counted, np.unique(table["method"][is_counted]).tolist())
-    waited = _cpu_wait_ns(trace, rank_steps)
-    return StepsOfRun(name or trace.path, times, len(by_step), ranks, facts, waited, recording_id(trace))
+    return StepsOfRun(
+        name or trace.path,
+        times,
+        len(by_step),
+        ranks,
+        facts,
+        _cpu_wait_ns(trace, rank_steps),
+        recording_id(trace),
+        worker_wait_ns(trace, counted),
+        cpu_use(trace, counted),
+    )
 
 
 def _cpu_wait_ns(trace: Trace, counted: GroupBy) -> float | None:

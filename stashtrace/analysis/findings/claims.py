@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace.analysis.findings.crowding import contention_claims
 from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.killed import killed
@@ -30,7 +31,6 @@ from stashtrace.units import ranks_text
 _LOW_CONFIDENCE_RATIO = 0.05
 #: Doubts below this share of the steps are not named.
 _SMALL_RATIO = 0.00995
-_CONTENTION_RATIO = 0.05
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
@@ -42,10 +42,16 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     trace = facts.trace
     losses = loss_claims(trace)
     lost = [claim for claim in losses if claim.section == "headline"]
-    claims = lost + _headline(facts) + verdicts(facts)
+    crowded = contention_claims(facts)
+    claims = lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
     if not facts.ranks:
         claims += [*files_claims(trace), *([] if lost else [without_steps(trace)])]
-    claims += [*_contention(facts), *_steal(facts), *_thinned(facts), *scope_claims(trace)]
+    claims += [
+        *(claim for claim in crowded if claim.section == "machine"),
+        *_steal(facts),
+        *_thinned(facts),
+        *scope_claims(trace),
+    ]
     claims += [*emulated_claims(trace), *killed_claims(trace), *outlived_claims(trace)]
     ending = ending_claims(trace)
     if ending:
@@ -132,25 +138,6 @@ def one_recording(trace: Trace) -> bool:
     spans = trace.spans
     marks = np.isin(spans["kind_code"], (SpanKind.STEP, SpanKind.STEP_MARK))
     return bool(np.isin(trace.strings.find(WHOLE_RECORDING), spans["name_code"][marks]))
-
-
-def _contention(facts: RunFacts) -> list[Claim]:
-    crowded = {r.rank: r.contention_ratio for r in facts.ranks if r.contention_ratio > _CONTENTION_RATIO}
-    if not crowded:
-        return []
-    worst = max(crowded, key=crowded.__getitem__)
-    looks = "compute" if facts.ranks_count == 1 else "compute or link"
-    return [
-        Claim(
-            "machine",
-            "contention",
-            name=looks,
-            ranks=ranks_text(sorted(crowded)),
-            rank=worst,
-            items_count=len(crowded),
-            share_ratio=crowded[worst],
-        )
-    ]
 
 
 def _steal(facts: RunFacts) -> list[Claim]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, handoff_code, making_of
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
+from stashtrace.analysis.stalls.cpus import HostCpu
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.schema.groupby import GroupBy

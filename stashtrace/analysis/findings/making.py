@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.stalls.cpus import HostCpu
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -32,7 +32,7 @@ _FULL_RATIO = 0.9
 #: Page faults explain time without another cause if at least this share of it is in batches with faults.
 _FAULTS_RATIO = 0.5
 #: Other processes cause a run queue if they use more than this share of the CPUs.
-_OTHERS_RATIO = 0.2
+OTHERS_RATIO = 0.2
 #: A maker mostly waits if it waits for more than this part of its time.
 _WAITS_RATIO = 0.5
 #: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
@@ -245,5 +245,5 @@ def handoff_code(making: Making, cpu: HostCpu | None) -> str:
 
 
 def _whose_cpus(cpu: HostCpu | None) -> str:
-    others = cpu is not None and cpu.others_count > _OTHERS_RATIO * cpu.count
+    others = cpu is not None and cpu.others_count > OTHERS_RATIO * cpu.count
     return "others_use_cpus" if others else "cpus_are_full"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import contact_errors, match
-from stashtrace.analysis.devices.cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.stalls.cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy

@@ -48,11 +48,17 @@ _LATE_AT_MOST = 2
 _ALIKE_RATIO = 0.5
 
 
-def verdicts(facts: RunFacts) -> list[Claim]:
+def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
     """Return claims about stalls, worst first; without a stall, one claim that says so.
 
     Validation and inference beside training have claims of their own with the name of their kind, weighted by their
     part of the time.
+
+    Parameters
+    ----------
+    facts : RunFacts
+    beside : sequence of Claim
+        Verdicts about something else than a stall, for their place in the order.
     """
     if not facts.ranks:
         return []
@@ -65,7 +71,11 @@ def verdicts(facts: RunFacts) -> list[Claim]:
             for claim in _stalls(part)
             if claim.share_ratio * weight >= WORTH_SAYING_RATIO
         ]
-    return [claim for _, claim in sorted(weighted, key=lambda pair: -pair[0])] or [_no_stall(facts)]
+    if not weighted:
+        none = _no_stall(facts)
+        weighted.append((none.share_ratio, none))
+    weighted += [(claim.share_ratio, claim) for claim in beside]
+    return [claim for _, claim in sorted(weighted, key=lambda pair: -pair[0])]
 
 
 def _stalls(facts: RunFacts) -> list[Claim]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.devices.cpus import host_cpus
 from stashtrace.analysis.graph.model import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.io.rereads import memory_bounds_ns
+from stashtrace.analysis.stalls.cpus import host_cpus
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.samples import step_samples, told_samples

@@ -213,9 +213,10 @@ def _machine_contention(f: Finding) -> str:
     one = row["items_count"] == 1
     which = f"rank {row['rank']}'s step thread" if one else f"the step threads of ranks {row['ranks']}"
     upto = "" if one else "up to "
+    inside = f.first("counted_as") or row
     return (
         f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step"
-        f" (counted as {row['name']})"
+        f" (counted as {inside['name']})"
     )
 
 

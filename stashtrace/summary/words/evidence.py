@@ -25,6 +25,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: Other programs are named from this part of the CPUs on.
+_OTHERS_TOLD = 0.05
 #: How a sentence about a wait in a collective begins; a list of several leaves it out (``words.wait_text``).
 COSTLIEST = "the costliest wait: "
 #: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
@@ -148,6 +150,29 @@ def _cpus_are_full(row: Row, f: Finding) -> str:
     return (
         f"more workers would not help: {count} CPUs need {duration_text(cpus['amount_ns'])} for the work of a step;"
         " cheaper decoding or more CPUs would"
+    )
+
+
+def _cpu_demand(row: Row, f: Finding) -> str:
+    cpus = counted(row["of_count"], "CPU")
+    others = row["low_ns"] / 1e9
+    used = f", of which other programs used {number(others)}" if others >= _OTHERS_TOLD * row["of_count"] else ""
+    return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
+
+
+def _fewer_threads(row: Row, f: Finding) -> str:
+    ranks, threads = row["of_count"], row["items_count"]
+    given = f"OMP_NUM_THREADS={row['name']}" if row["name"] else "OMP_NUM_THREADS is not set"
+    began = f"{counted(ranks, 'rank')} began with {threads} torch threads{' each' if ranks > 1 else ''} ({given})"
+    cpus = counted((f.first("cpu_demand") or row)["of_count"], "CPU")
+    return f"{began}, {ranks * threads} for {cpus}: try OMP_NUM_THREADS={number(row['part_ratio'])}"
+
+
+def _workers_hold_cpus(row: Row, f: Finding) -> str:
+    cpus = counted((f.first("cpu_demand") or row)["of_count"], "CPU")
+    return (
+        f"{counted(row['of_count'], 'rank')} and {counted(row['items_count'], 'loader worker')} share {cpus}:"
+        f" {number(row['part_ratio'])} of these threads are the workers'; cheaper decoding or more CPUs would help"
     )
 
 
@@ -362,6 +387,14 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "workers_keep_up": _workers_keep_up,
     "cpus_are_full": _cpus_are_full,
     "others_use_cpus": _cpus_are_full,
+    "cpu_demand": _cpu_demand,
+    "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
+    "fewer_threads": _fewer_threads,
+    "workers_hold_cpus": _workers_hold_cpus,
+    "idle_cpus": _filled(
+        "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
+        " (quota of a container, pinned threads)"
+    ),
     "fewer_larger_batches": _fewer_batches,
     "copies": _copies,
     "blocking_call": _blocking_call,

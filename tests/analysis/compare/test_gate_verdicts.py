@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.compare.baseline import baseline_text, read_baseline
-from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, Side, change_of
+from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, Side, change_of
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.facts import DECIDING, FIELDS, changed_words, common_facts, differences
-from stashtrace.analysis.compare.gate import Condition, Gate, Needs, judge
+from stashtrace.analysis.compare.gate import Condition, Gate, judge
+from stashtrace.analysis.compare.needs import Needs
 from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
 from stashtrace.errors import FormatError, UsageError
 from stashtrace.summary.gate import gate_lines
@@ -217,14 +219,63 @@ def test_turns_cancel_what_slows_both() -> None:
 
 
 def test_the_steps_that_would_decide_do() -> None:
-    before, after = run(1, steps=20, spread=0.2), run(2, steps=20, spread=0.2, step_ms=46)
-    gate = verdict(side(before), side(after), "step+5%")
-    assert gate.verdict == "inconclusive"
-    steps = gate.judged[0].needs.steps_count
-    assert steps > 20
-    growth = gate.judged[0].change.change_ns / MS
-    longer = [run(3, steps=4 * steps, spread=0.2), run(4, steps=4 * steps, spread=0.2, step_ms=40 + growth)]
-    assert verdict(*map(side, longer), "step+5%").verdict != "inconclusive"
+    """Equal jobs of so many steps pass in most cases, and those that grew by twice the limit fail in most."""
+    for seed in range(20):
+        gate = verdict(side(run(seed, spread=0.2)), side(run(seed + 500, spread=0.2)))
+        if gate.verdict == "inconclusive":
+            break
+    needs = gate.judged[0].needs
+    assert needs.steps_count > 60
+    assert needs.told_ns in (0, pytest.approx(2 * gate.judged[0].limit_ns))
+    for step_ms, decided in ((40.0, "not worse"), (44.0, "worse")):
+        verdicts = [
+            verdict(
+                side(run(pair, steps=needs.steps_count, spread=0.2)),
+                side(run(pair + 500, steps=needs.steps_count, spread=0.2, step_ms=step_ms)),
+            ).verdict
+            for pair in range(60)
+        ]
+        assert verdicts.count(decided) >= 36
+
+
+@pytest.mark.parametrize(("steps", "spread"), [(75, 0.15), (200, 0.3)])
+def test_the_steps_that_would_decide_are_one_figure(steps: int, spread: float) -> None:
+    """Pairs of runs of one job ask for about as many steps, whatever growth each pair happens to show."""
+    asked = []
+    for pair in range(80):
+        gate = verdict(side(run(pair, steps=steps, spread=spread)), side(run(pair + 500, steps=steps, spread=spread)))
+        if gate.verdict == "inconclusive":
+            asked.append(gate.judged[0].needs.steps_count)
+    assert len(asked) >= 30
+    low, middle, high = np.percentile(asked, [5, 50, 95])
+    assert middle / 1.6 <= low <= high <= 1.6 * middle
+    assert all(
+        count == int(f"{count:.1e}".partition("e")[0].replace(".", "")) * 10 ** (len(str(count)) - 2) for count in asked
+    )
+
+
+@pytest.mark.parametrize(("between", "runs", "condition"), [(0.007, 1, "step+2%"), (0.03, 3, "step+5%")])
+def test_the_runs_that_would_decide_do(between: float, runs: int, condition: str) -> None:
+    """Runs that differ as those behind the allowance do; or by more, which three of them show."""
+
+    def pair(seed: int, count: int) -> Gate:
+        sides = [side(*(run(seed + 100 * at + n, spread=0.1, between=between) for n in range(count))) for at in (0, 1)]
+        return verdict(*sides, condition, by_turns=True)
+
+    asked, decided = [], []
+    for seed in range(0, 30_000, 1000):
+        first = pair(seed, runs)
+        if first.verdict == "inconclusive" and first.judged[0].needs.runs_count:
+            asked.append(first.judged[0].needs.runs_count)
+            decided.append(pair(seed + 300, asked[-1]).verdict == "not worse")
+    assert len(asked) >= 10
+    assert max(asked) <= 4 * min(asked)
+    assert np.mean(decided) >= 0.6
+
+
+def test_a_spread_that_hides_the_growth_is_said_to_be_so() -> None:
+    needs = verdict(side(run(1, steps=20, spread=3.0)), side(run(2, steps=20, spread=3.0)), "step+1%").judged[0].needs
+    assert (needs.steps_count, needs.runs_count, needs.hidden) == (0, 0, True)
 
 
 def test_more_runs_are_asked_for_where_the_allowance_hides_the_growth() -> None:
@@ -238,7 +289,7 @@ def test_nothing_decides_what_is_at_the_limit() -> None:
     before = run(1, steps=2000, spread=0.01)
     after = StepsOfRun("after", {k: np.rint(v * 1.05).astype(np.int64) for k, v in before.times_ns.items()}, 2000)
     needs = verdict(side(before), side(after), "step+5%").judged[0].needs
-    assert (needs.steps_count, needs.runs_count) == (0, 0)
+    assert (needs.steps_count, needs.runs_count, needs.hidden) == (0, 0, False)
 
 
 def test_what_could_have_been_seen_is_seen_in_four_of_five() -> None:
@@ -254,8 +305,24 @@ def test_what_could_have_been_seen_is_seen_in_four_of_five() -> None:
 def test_a_single_step_is_inconclusive() -> None:
     gate = verdict(side(run(1, steps=1)), side(run(2, steps=1, step_ms=80)))
     assert gate.verdict == "inconclusive"
-    assert gate.judged[0].needs == Needs()
+    assert (gate.judged[0].needs, gate.judged[0].few_steps) == (Needs(), 1)
     assert math.isinf(gate.judged[0].change.low_ns)
+
+
+@pytest.mark.parametrize("step_ms", [30.0, 40.0, 60.0])
+def test_few_steps_are_inconclusive_however_alike_they_are(step_ms: float) -> None:
+    before, few = side(run(1, steps=75)), run(2, steps=LEAST_STEPS - 1, spread=0.0, step_ms=step_ms)
+    gate = verdict(before, side(few))
+    assert (gate.verdict, gate.judged[0].few_steps) == ("inconclusive", LEAST_STEPS - 1)
+    assert verdict(side(few), before).verdict == "inconclusive"
+    enough = run(2, steps=LEAST_STEPS, spread=0.0, step_ms=step_ms)
+    assert verdict(before, side(enough)).verdict == ("worse" if step_ms > 50 else "not worse")
+    assert verdict(before, side(few), "checkpoint+0%").verdict == "not worse"
+
+
+def test_three_runs_of_few_steps_tell_their_spread() -> None:
+    sides = [side(*(run(10 * at + n, steps=4, spread=0.01) for n in range(3))) for at in (0, 1)]
+    assert verdict(*sides).verdict == "not worse"
 
 
 def test_growth_that_waits_for_cpus_explain_is_not_beyond_doubt() -> None:
@@ -263,7 +330,7 @@ def test_growth_that_waits_for_cpus_explain_is_not_beyond_doubt() -> None:
     before, after = run(1, cpu_wait_ms=0.5), run(2, step_ms=46, cpu_wait_ms=4.5)
     gate = verdict(side(before), side(after))
     assert gate.exit_code == 5
-    assert gate.judged[0].cpu_wait_ns == pytest.approx(4 * MS)
+    assert added_ns(gate) == pytest.approx(4 * MS)
     assert verdict(side(before), side(after), by_turns=True).verdict == "worse"
     assert verdict(side(before), side(replace(after, cpu_wait_ns=None))).verdict == "worse"
     assert verdict(side(before), side(replace(after, cpu_wait_ns=0.9 * MS))).verdict == "worse"
@@ -275,10 +342,73 @@ def test_a_baseline_that_waited_for_cpus_proves_no_change_good() -> None:
     before, after = run(1, step_ms=44, cpu_wait_ms=5), run(2, step_ms=41, cpu_wait_ms=0)
     gate = verdict(side(before), side(after))
     assert gate.exit_code == 5
-    assert gate.judged[0].cpu_wait_ns == pytest.approx(-5 * MS)
+    assert added_ns(gate) == pytest.approx(-5 * MS)
     assert verdict(side(before), side(replace(after, cpu_wait_ns=5.0 * MS))).verdict == "not worse"
     absent = verdict(side(before), side(after), "checkpoint+0%")
     assert absent.verdict == "not worse"
+
+
+def added_ns(gate: Gate) -> float:
+    other = gate.judged[0].other_work
+    assert other is not None
+    return other.added_ns
+
+
+def test_workers_that_waited_for_cpus_explain_growth_too() -> None:
+    """The step thread hardly waited, the workers did; nothing tells whose work held the CPUs."""
+    before, after = run(1, cpu_wait_ms=0.5), run(2, step_ms=46, cpu_wait_ms=0.5)
+    busy = replace(after, worker_wait_ns=5.0 * MS)
+    gate = verdict(side(replace(before, worker_wait_ns=1.0 * MS)), side(busy))
+    assert gate.exit_code == 5
+    assert added_ns(gate) == pytest.approx(4 * MS)
+    assert verdict(side(before), side(busy)).verdict == "worse"  # unknown before
+
+
+class TestOtherWork:
+    """Recordings that tell how many CPUs other programs used, and how long threads of the job waited for one."""
+
+    QUIET = CpuUse(2.0 * MS, 0.1, 0.0)
+
+    def judged(self, after: CpuUse, *, step_ms: float, before: CpuUse = QUIET, before_ms: float = 40.0) -> Gate:
+        return verdict(
+            side(replace(run(1, step_ms=before_ms), cpus=before)), side(replace(run(2, step_ms=step_ms), cpus=after))
+        )
+
+    def test_load_of_others_is_not_the_change(self) -> None:
+        """Four times as long, with 1.4 of the CPUs used by others and threads that waited for most of the growth."""
+        gate = self.judged(CpuUse(150.0 * MS, 1.4, 0.0), step_ms=160)
+        assert (gate.verdict, gate.exit_code) == ("inconclusive", 5)
+        assert added_ns(gate) == pytest.approx(148 * MS)
+
+    def test_more_work_of_the_job_is_the_change(self) -> None:
+        """The threads of the job wait for each other: others use as little as before."""
+        assert self.judged(CpuUse(150.0 * MS, 0.1, 0.0), step_ms=160).verdict == "worse"
+        assert self.judged(CpuUse(150.0 * MS, 0.05, 0.0), step_ms=160).verdict == "worse"
+
+    def test_others_that_explain_a_part_leave_the_rest(self) -> None:
+        """Others took 0.3 CPUs more of 160 ms, 48 ms: the other 70 ms of the growth are the job's."""
+        assert self.judged(CpuUse(150.0 * MS, 0.4, 0.0), step_ms=160).verdict == "worse"
+        assert self.judged(CpuUse(150.0 * MS, 0.9, 0.0), step_ms=160).verdict == "inconclusive"
+
+    def test_others_on_idle_cpus_slow_nobody_down(self) -> None:
+        assert self.judged(CpuUse(2.1 * MS, 12.0, 0.0), step_ms=60).verdict == "worse"
+
+    def test_a_hypervisor_that_took_more_explains_growth(self) -> None:
+        assert self.judged(CpuUse(2.0 * MS, 0.1, 0.3), step_ms=48).verdict == "inconclusive"
+
+    def test_a_busy_machine_before_proves_no_change_good(self) -> None:
+        gate = self.judged(self.QUIET, step_ms=41, before=CpuUse(12.0 * MS, 0.5, 0.0), before_ms=44)
+        assert gate.verdict == "inconclusive"
+        assert added_ns(gate) == pytest.approx(-10 * MS)
+        assert self.judged(self.QUIET, step_ms=41, before=self.QUIET, before_ms=44).verdict == "not worse"
+
+    def test_turns_share_the_load(self) -> None:
+        busy = replace(run(2, step_ms=160), cpus=CpuUse(150.0 * MS, 1.4, 0.0))
+        assert verdict(side(replace(run(1), cpus=self.QUIET)), side(busy), by_turns=True).verdict == "worse"
+
+    def test_a_side_that_does_not_tell_is_judged_by_waits_alone(self) -> None:
+        busy = replace(run(2, step_ms=160), cpus=CpuUse(150.0 * MS, 1.4, 0.0))
+        assert verdict(side(run(1)), side(busy)).verdict == "worse"
 
 
 @pytest.mark.parametrize("field", DECIDING)
@@ -315,7 +445,13 @@ def test_the_names_of_fields_are_one_each() -> None:
 
 class TestBaselines:
     def test_are_what_was_saved(self) -> None:
-        runs = [run(1, network=0.2), run(2, steps=30, cpu_wait_ms=1.5)]
+        more = {
+            "worker_wait_ns": 2.5,
+            "cpus": CpuUse(3.0, 0.5, 0.01),
+            "launch": ("python", "a b.py"),
+            "directory": "/x",
+        }
+        runs = [run(1, network=0.2), replace(run(2, steps=30, cpu_wait_ms=1.5), **more)]
         read = read_baseline(baseline_text(runs, "0.1.0"), "main.json", "main")
         for before, after in zip(runs, read, strict=True):
             assert after.name == "main"
@@ -324,7 +460,15 @@ class TestBaselines:
             assert all((after.of(kind) == before.of(kind)).all() for kind in before.kinds)
             assert after.ranks_ns == before.ranks_ns
             assert {k: v for k, v in after.facts.items() if v is not None} == before.facts
-            assert after.cpu_wait_ns == before.cpu_wait_ns
+            for name in ("cpu_wait_ns", *more):
+                assert getattr(after, name) == getattr(before, name)
+
+    def test_without_the_later_figures_can_be_read(self) -> None:
+        content = json.loads(baseline_text([run(1)], "0.1.0"))
+        for name in ("worker_wait_ns", "cpus", "launch", "directory"):
+            del content["runs"][0][name]
+        (read,) = read_baseline(json.dumps(content), "main.json", "main")
+        assert (read.worker_wait_ns, read.cpus, read.launch, read.directory) == (None, None, (), "")
 
     def test_are_small(self) -> None:
         long = run(1, steps=50_001, network=0.2)
@@ -370,6 +514,13 @@ class TestBaselines:
             (("runs", 0, "facts"), 7),
             (("runs", 0, "cpu_wait_ns"), -1),
             (("runs", 0, "cpu_wait_ns"), "long"),
+            (("runs", 0, "worker_wait_ns"), -1),
+            (("runs", 0, "cpus"), 7),
+            (("runs", 0, "cpus"), {"wait_ns": 1}),
+            (("runs", 0, "cpus"), {"wait_ns": 1, "others_count": -1, "stolen_ratio": 0}),
+            (("runs", 0, "launch"), "python"),
+            (("runs", 0, "launch"), [1]),
+            (("runs", 0, "directory"), None),
         ],
     )
     def test_that_are_damaged_are_refused(self, path: tuple[Any, ...], value: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from stashtrace.analysis.devices.cpus import HostCpu
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import PARTS, Making, advice_of, handoff_code
+from stashtrace.analysis.stalls.cpus import HostCpu
 from stashtrace.schema.events import BATCHES
 from stashtrace.schema.table import Table
 

@@ -1,0 +1,156 @@
+"""Use of the CPUs of the hosts while they were sampled, from the counters of ``collectors/proc.py``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.schema.groupby import RowsBy
+from stashtrace.schema.kinds import ProcessRole, TrackKind
+from stashtrace.schema.trace import Trace
+
+_PARTS = ("user", "system", "idle", "iowait", "steal")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """Use of the CPUs of a host while they were sampled.
+
+    Attributes
+    ----------
+    count : float
+        Number of CPUs of the host.
+    others_count : float
+        Mean number of CPUs used by processes outside the job and by other guests of the hypervisor.
+    busy_ratio, steal_ratio : float
+        Shares of all CPU time: used by any process, and taken by the hypervisor.
+    main_ns_per_s : dict of int to float
+        CPU time of the process of each rank, all of its threads, per second.
+    """
+
+    count: float
+    others_count: float
+    busy_ratio: float
+    steal_ratio: float
+    main_ns_per_s: dict[int, float] = field(default_factory=dict)
+
+
+def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
+    """Map each host to its CPUs in the counted steps, by the process of the job that sampled them for longest."""
+    processes = trace.processes
+    hosts = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
+    grown = {part: dict(_grown_by_series(trace, f"host_{part}_ns_total", window)) for part in _PARTS}
+    looks: dict[int, tuple[float, tuple[int, int], dict[str, float]]] = {}
+    for key, (_, span) in grown["idle"].items():
+        values = {part: grown[part].get(key, (0.0, span))[0] for part in _PARTS}
+        whole, host = sum(values.values()), hosts[key[0]]
+        if span[1] > span[0] and whole > looks.get(host, (0.0, span, {}))[0]:
+            looks[host] = whole, span, values
+    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
+    cpus = {}
+    for host, (whole, span, values) in looks.items():
+        seconds = (span[1] - span[0]) / 1e9
+        busy = values["user"] + values["system"] + values["steal"]
+        rates = {process: ns / seconds for process, ns in _cpu_ns(trace, span).items() if hosts[process] == host}
+        own = ranks.take(ranks["host_code"] == host)
+        main = {r: rates.get(p, 0.0) for r, p in zip(own["rank"].tolist(), own["process_id"].tolist(), strict=True)}
+        cpus[trace.text(host)] = HostCpu(
+            whole / seconds / 1e9,
+            max(busy / seconds - sum(rates.values()), 0.0) / 1e9,
+            busy / whole,
+            values["steal"] / whole,
+            main,
+        )
+    return cpus
+
+
+def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]:
+    """Map each rank to the time for which its threads and those of its workers could run but had no CPU, ns.
+
+    Threads that wait at the same time count each. A rank of which no thread was sampled is left out.
+    """
+    processes = trace.processes
+    rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
+    waited: dict[int, float] = {}
+    for (process, _), ns in _of_threads(trace, "thread_runqueue_ns_total", window):
+        rank = rank_of.get(process, -1)
+        if rank >= 0:
+            waited[rank] = waited.get(rank, 0.0) + ns
+    return waited
+
+
+def thread_demand(trace: Trace, window: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """Map each thread, by process and thread id, to the part of a window in which it ran or waited for a CPU."""
+    wanted: dict[tuple[int, int], float] = {}
+    for name in ("thread_run_ns_total", "thread_runqueue_ns_total"):
+        for key, ns in _of_threads(trace, name, window):
+            wanted[key] = wanted.get(key, 0.0) + ns / max(window[1] - window[0], 1)
+    return wanted
+
+
+def _of_threads(trace: Trace, name: str, window: tuple[int, int]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Give each thread with the growth of one of its counters in a window, ns."""
+    for key, at, values in timed_samples(trace, name):
+        # A thread that began inside the window cannot have used, or waited for, more than since the window began.
+        before = max(float(values[0]) - max(float(at[0]) - window[0], 0.0), 0.0)
+        yield key, _growth(at, values, window, before)
+
+
+def _cpu_ns(trace: Trace, span: tuple[int, int]) -> dict[int, float]:
+    """Map each process to the CPU time that it used in a span, all of it where the process began inside."""
+    processes = trace.processes
+    begins = dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
+    used: dict[int, float] = {}
+    for name in ("process_user_ns_total", "process_system_ns_total"):
+        for (process, _), at, values in timed_samples(trace, name):
+            before = 0.0 if begins.get(process, -1) >= span[0] else float(values[0])
+            used[process] = used.get(process, 0.0) + _growth(at, values, span, before)
+    return used
+
+
+def _growth(at: npt.NDArray[np.int64], values: npt.NDArray[np.float64], span: tuple[int, int], before: float) -> float:
+    """Growth of a cumulative counter in a span, which was ``before`` until its first sample; linear between samples."""
+    base = int(at[0])
+    early, late = np.interp([span[0] - base, span[1] - base], at - base, values, left=before)
+    return float(late - early)
+
+
+def _grown_by_series(
+    trace: Trace, name: str, window: tuple[int, int] | None
+) -> Iterator[tuple[tuple[int, int], tuple[float, tuple[int, int]]]]:
+    """Give each series of a cumulative counter with its growth in a window, and between which samples that is.
+
+    If fewer than two samples are inside, all samples of the counter are used.
+    """
+    for key, at, values in timed_samples(trace, name):
+        inside = (at >= window[0]) & (at <= window[1]) if window else np.ones(len(at), dtype=bool)
+        rows = np.flatnonzero(inside) if np.count_nonzero(inside) > 1 else np.array([0, len(at) - 1])
+        yield key, (float(values[rows[-1]] - values[rows[0]]), (int(at[rows[0]]), int(at[rows[-1]])))
+
+
+def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
+    """Map (process, native id) to the last value of a cumulative counter."""
+    return {key: float(values[-1]) for key, values in counter_samples(trace, name)}
+
+
+def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:
+    for key, _, values in timed_samples(trace, name):
+        yield key, values
+
+
+def timed_samples(
+    trace: Trace, name: str
+) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+    tracks, counters = trace.tracks, trace.counters
+    wanted = tracks.take((tracks["kind_code"] == TrackKind.COUNTER) & (tracks["name_code"] == trace.strings.find(name)))
+    by_track = RowsBy(counters["track_id"])
+    for track, process, native in zip(
+        *(wanted[c].tolist() for c in ("track_id", "process_id", "native_id")), strict=True
+    ):
+        mine = by_track.rows(track)
+        if len(mine):
+            yield (process, native), counters["ts_ns"][mine], counters["value"][mine]
