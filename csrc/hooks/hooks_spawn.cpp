@@ -8,6 +8,7 @@
 #include <alloca.h>
 #include <spawn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
@@ -34,6 +35,8 @@ constexpr std::size_t kMostVariables = 8192;  // of an environment that is copie
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
+constexpr std::string_view kPlugin = "NCCL_PROFILER_PLUGIN=";
+constexpr std::string_view kChain = "STASHTRACE_NCCL_CHAIN=";  // the plugin that the job had
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
 constexpr const char* kElsewhere = "in a folder that its file actions choose";
 
@@ -79,19 +82,33 @@ std::size_t length_of(char* const* vector) noexcept {
   return count;
 }
 
-// Index of the variable that holds our library, -1 if none does. The kernel reports addresses that cannot be read.
-int place_of_preload(char* const* environment, std::size_t count) noexcept {
+// Where an environment names us, and by which plugin of the job's own; -1: nowhere.
+struct Places {
+  int preload = -1, plugin = -1, chain = -1;
+};
+
+// The value of a variable, if this is it. Empty: it is another one, cannot be read, or is too long to name us.
+std::string_view value_of(const char* entry, std::string_view name) noexcept {
+  if (std::strncmp(entry, name.data(), name.size()) != 0) return {};
+  const std::size_t most = name.size() + kPreloadBytes;
+  const std::size_t length = stashtrace::readable_length<can_read>(entry, most, true);
+  if (length == stashtrace::kUnreadable || length == most) return {};
+  return {entry + name.size(), length - name.size()};
+}
+
+// The kernel reports addresses that cannot be read.
+Places places_of_us(char* const* environment, std::size_t count) noexcept {
+  constexpr std::size_t kLongest = std::max({kPreload.size(), kPlugin.size(), kChain.size()});
+  Places places;
   for (std::size_t i = 0; i < count; ++i) {
-    // The first bytes are enough to skip most variables.
-    const std::size_t begin = stashtrace::readable_length<can_read>(environment[i], kPreload.size(), false);
-    if (begin == stashtrace::kUnreadable) return -1;
-    if (begin < kPreload.size() || std::memcmp(environment[i], kPreload.data(), begin) != 0) continue;
-    const std::size_t length =
-        stashtrace::readable_length<can_read>(environment[i], kPreload.size() + kPreloadBytes, true);
-    if (length == stashtrace::kUnreadable || length == kPreload.size() + kPreloadBytes) return -1;
-    return names_us({environment[i] + kPreload.size(), length - kPreload.size()}) ? static_cast<int>(i) : -1;
+    const char* entry = environment[i];
+    if (stashtrace::readable_length<can_read>(entry, kLongest, false) == stashtrace::kUnreadable) continue;
+    const int place = static_cast<int>(i);
+    if (places.preload < 0 && names_us(value_of(entry, kPreload))) places.preload = place;
+    if (places.plugin < 0 && is_ours(value_of(entry, kPlugin))) places.plugin = place;
+    if (places.chain < 0 && !value_of(entry, kChain).empty()) places.chain = place;
   }
-  return -1;
+  return places;
 }
 
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
@@ -165,16 +182,16 @@ struct Target {
   return target;
 }
 
-// Calls start(environment) with an environment that suits the program: `why` says that it must be without us. A call
-// that `returns` reports the program after it has started.
+// Calls start(environment) with an environment that suits the program: `why` says that it must be without us, neither
+// preloaded nor as NCCL's plugin. A call that `returns` reports the program after it has started.
 template <class Start>
 auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false) {
   if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is reported any more
   if (why == nullptr || environment == nullptr) return start(environment);
   const std::size_t count = length_of(environment);
-  const int place = count > kMostVariables ? -1 : place_of_preload(environment, count);
-  if (place < 0) return start(environment);
-  const std::string_view list = environment[place] + kPreload.size();
+  const Places places = count > kMostVariables ? Places{} : places_of_us(environment, count);
+  if (places.preload < 0 && places.plugin < 0) return start(environment);
+  const std::string_view list = places.preload < 0 ? "" : environment[places.preload] + kPreload.size();
   auto* preload = static_cast<char*>(alloca(kPreload.size() + list.size() + 1));
   std::size_t length = kPreload.size();
   std::memcpy(preload, kPreload.data(), length);
@@ -185,11 +202,19 @@ auto starting(const char* name, const char* why, char* const* environment, Start
     length += library.size();
   });
   preload[length] = '\0';
+  // NCCL would load us too: it loads the job's own plugin instead.
+  const std::string_view own = places.chain < 0 ? "" : environment[places.chain] + kChain.size();
+  auto* plugin = static_cast<char*>(alloca(kPlugin.size() + own.size() + 1));
+  std::memcpy(plugin, kPlugin.data(), kPlugin.size());
+  std::memcpy(plugin + kPlugin.size(), own.data(), own.size());
+  plugin[kPlugin.size() + own.size()] = '\0';
   auto** changed = static_cast<char**>(alloca((count + 1) * sizeof(char*)));
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (static_cast<int>(i) != place) changed[kept++] = environment[i];
-    else if (length > kPreload.size()) changed[kept++] = preload;
+    const int place = static_cast<int>(i);
+    if (place != places.preload && place != places.plugin) changed[kept++] = environment[i];
+    else if (place == places.preload && length > kPreload.size()) changed[kept++] = preload;
+    else if (place == places.plugin && !own.empty()) changed[kept++] = plugin;
   }
   changed[kept] = nullptr;
   if (!returns) tell(name, why);

@@ -22,14 +22,14 @@ from typing import Any
 from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import claim_run_file, file_rights, make_scratch, prepare_directory, write_run_file
-from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment, without_library
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
-from stashtrace.record.program import find_program, preload_obstacle, spawn, without_library
+from stashtrace.record.program import find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged import list_for_run
 from stashtrace.run_facts import GPU_INVENTORY
@@ -155,7 +155,7 @@ def run_command(
     content = run_facts(command, job, options.recorded_collectors()) | options.to_run_facts()
     obstacle = preload_obstacle(program)
     if obstacle is not None:
-        environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
+        environment = without_library(environment)
         content["not_recorded"] = f"{Path(program).name} ({obstacle})"
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
