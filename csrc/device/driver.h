@@ -40,6 +40,12 @@ inline bool ready(bool may_load = true) noexcept {
 }
 void turn_off() noexcept;
 
+// The object, or the context with all its objects, is not there any more.
+inline bool is_gone(cuda::Result result) noexcept {
+  return result == cuda::kInvalidHandle || result == cuda::kInvalidContext || result == cuda::kContextIsDestroyed ||
+         result == cuda::kStreamDetached;
+}
+
 // Counts errors of calls that should not fail; after many in a row everything is off and a loss row says so.
 void count_result(cuda::Result result) noexcept;
 

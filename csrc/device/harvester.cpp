@@ -135,7 +135,7 @@ void harvest(StreamState& stream, bool last_chance) noexcept {
     if (result == cuda::kNotReady) return;
     count_result(result);
     if (result != cuda::kSuccess) {
-      if (result == cuda::kInvalidHandle || result == cuda::kContextIsDestroyed || result == cuda::kInvalidContext) {
+      if (is_gone(result)) {
         lose_anchor(*stream.context);
         drop_events(*stream.context);
       }

@@ -21,12 +21,15 @@ constexpr std::uint64_t kReserved =
     2;  // a thread's default stream whose context is gone: only that thread gives the place back
 constexpr std::uintptr_t kGoneContext = 1;
 constexpr std::size_t kMostProbes = 64;
+constexpr std::size_t kMostRefused = 256;
 
 constinit StreamState g_streams[kMostStreams]{};
 constinit ContextState g_contexts[kMostContexts]{};
 constinit std::atomic<std::uint64_t> g_next_key{1};
 constinit std::atomic<int> g_blocking{0};
 constinit std::atomic<bool> g_told_full{false};
+constinit cuda::Context g_refused[kMostRefused]{};  // contexts that found no place and were counted
+constinit std::size_t g_refused_count = 0;
 constinit FutexLock g_lock;
 constinit thread_local std::uint32_t t_tid = 0;
 constinit thread_local std::uint32_t t_own =
@@ -42,15 +45,16 @@ bool is_handle(cuda::Stream stream, std::uintptr_t handle) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream) == handle;
 }
 
-// Default streams exist once per context, or per context and thread; their keys are odd, handles never are.
+// Default streams exist once per context, or per context and thread; their keys are odd, handles never are. 0: unknown.
 std::uint64_t look_up_key(cuda::Stream stream, cuda::Context& context) noexcept {
   if (!is_handle(stream, cuda::kLegacyStream) && !is_handle(stream, cuda::kPerThreadStream))
     return reinterpret_cast<std::uint64_t>(stream);
   if (driver.context_current(&context) != cuda::kSuccess || context == nullptr) return 0;
-  const std::uint64_t key = reinterpret_cast<std::uint64_t>(context);
-  if (is_handle(stream, cuda::kLegacyStream)) return key | 1;
+  if (is_handle(stream, cuda::kLegacyStream)) return reinterpret_cast<std::uint64_t>(context) | 1;
+  const ContextState* state = find_context(context);
+  if (state == nullptr) return 0;
   if (t_tid == 0) t_tid = static_cast<std::uint32_t>(raw::gettid());
-  return (key ^ std::uint64_t{t_tid} << 44) | 3;
+  return own_stream_key(t_tid, static_cast<std::size_t>(state - g_contexts));
 }
 
 StreamState* look_up(std::uint64_t key) noexcept {
@@ -128,9 +132,22 @@ struct Seen {
   std::uint16_t flags = 0;
 };
 
+// Before CUDA 13 the first call refuses streams of green contexts, which the second tells.
+cuda::Context context_of(cuda::Stream handle) noexcept {
+  cuda::Context context = nullptr, primary = nullptr;
+  cuda::GreenContext green = nullptr;
+  const cuda::Result result = driver.stream_context(handle, &context);
+  if (result == cuda::kSuccess) return context;
+  if (result != cuda::kNotSupported || driver.stream_contexts == nullptr || driver.context_of_green == nullptr ||
+      driver.stream_contexts(handle, &primary, &green) != cuda::kSuccess || green == nullptr ||
+      driver.context_of_green(&context, green) != cuda::kSuccess)
+    return nullptr;
+  return context;
+}
+
 bool ask_driver(cuda::Stream handle, cuda::Context context, Seen& seen) noexcept {
   const RelaxedCapture relaxed;
-  if (context == nullptr && driver.stream_context(handle, &context) != cuda::kSuccess) return false;
+  if (context == nullptr && (context = context_of(handle)) == nullptr) return false;
   seen.context = find_context(context);
   if (seen.context == nullptr) return false;
   if (is_handle(handle, cuda::kLegacyStream)) {
@@ -247,6 +264,10 @@ StreamState* find_stream(cuda::Stream stream) noexcept {
   unsigned long long id = 0;
   const cuda::Context own = known->context->context.load(std::memory_order_relaxed);
   const cuda::Result result = ask_in(own, [&] { return driver.stream_id(handle, &id); });
+  if (result == cuda::kStreamDetached || result == cuda::kContextIsDestroyed) {
+    end_unseen(*known->context);
+    return nullptr;
+  }
   if (result != cuda::kSuccess || id == known->driver_id) return known;
   forget_stream(stream);
   return meet(handle, key, context);
@@ -278,6 +299,27 @@ ContextState* context_at(std::size_t i) noexcept {
   return &g_contexts[i];
 }
 
+namespace {
+
+// Under the lock. True at the first time that this context finds no place.
+bool is_newly_refused(cuda::Context context) noexcept {
+  for (std::size_t i = 0; i < g_refused_count; ++i)
+    if (g_refused[i] == context) return false;
+  if (g_refused_count == kMostRefused) return false;
+  g_refused[g_refused_count++] = context;
+  return true;
+}
+
+void tell_refused() noexcept {
+  char memory[160];
+  TextBuffer text(memory, sizeof memory);
+  text.add("contexts that found no place among ").add(std::int64_t{kMostContexts});
+  text.add(" live ones: their copies, waits and collectives have no device times");
+  report("too_many_contexts", 1, text.c_str(), schema::codes::Severity::data_loss);
+}
+
+}  // namespace
+
 ContextState* find_context(cuda::Context context) noexcept {
   if (context == nullptr) return nullptr;
   for (std::size_t i = 0; ContextState* known = context_at(i); ++i)
@@ -289,7 +331,7 @@ ContextState* find_context(cuda::Context context) noexcept {
   }
   const bool not_primary = !is_primary_active(device);
   ContextState* found = nullptr;
-  bool new_device = true;
+  bool new_device = true, refused = false;
   {
     const raw::SignalsBlocked quiet;
     g_lock.lock();
@@ -310,8 +352,10 @@ ContextState* find_context(cuda::Context context) noexcept {
       }
       if (state.device == device) new_device = false;
     }
+    refused = found == nullptr && is_newly_refused(context);
     g_lock.unlock();
   }
+  if (refused) tell_refused();
   if (found != nullptr && new_device) write_device(device);
   return found;
 }
@@ -345,6 +389,7 @@ bool has_open_brackets(const ContextState& context) noexcept {
 void free_context(ContextState& context) noexcept {
   drop_events(context);
   context.brackets.store(0, std::memory_order_relaxed);
+  context.execution_context.store(nullptr, std::memory_order_relaxed);
   context.timer_tried.store(false, std::memory_order_relaxed);
   context.timer_host = nullptr;
   context.timer_in_flight = context.timer_missed = false;

@@ -35,6 +35,10 @@ using Box = stashtrace::cuda::DriverBoxCopy;
   X(cuCtxSynchronize, 2000) \
   X(cuCtxGetStreamPriorityRange, 5050, int*, int*) \
   X(cuCtxEnablePeerAccess, 4000, void*, unsigned) \
+  X(cuDevResourceGenerateDesc, 12040, void**, const void*, unsigned) \
+  X(cuGreenCtxCreate, 12040, void**, void*, int, unsigned) \
+  X(cuGreenCtxDestroy, 12040, void*) \
+  X(cuGreenCtxStreamCreate, 12050, void**, void*, unsigned, int) \
   X(cuStreamCreateWithPriority, 5050, void**, unsigned, int) \
   X(cuStreamDestroy, 4000, void*) \
   X(cuStreamQuery, 2000, void*) \

@@ -57,25 +57,6 @@ struct RealEngine final : Engine {
   std::uint64_t next_correlation() override { return state().next_correlation.fetch_add(1); }
 };
 
-Context* make_context(int device, bool primary) {
-  auto* context = new Context();
-  context->device = device;
-  context->id = state().next_id.fetch_add(1);
-  context->primary = primary;
-  context->legacy = make_stream(context, 0, 0);
-  context->legacy->legacy = true;
-  state().contexts.insert(context);
-  return context;
-}
-
-// All that belongs to the context is gone with it, see is_gone(). What runs on its streams runs on.
-void end_life(Context* context) {
-  context->dead = true;
-  ++context->life;
-  context->retained = 0;
-  context->streams.clear();
-}
-
 void revive(Context* context) {
   context->dead = false;
   context->id = state().next_id.fetch_add(1);
@@ -107,6 +88,41 @@ int device_error(int device) {
 }
 
 }  // namespace
+
+namespace fake {
+
+Context* make_context(int device, bool primary) {
+  auto* context = new Context();
+  context->device = device;
+  context->id = state().next_id.fetch_add(1);
+  context->primary = primary;
+  context->legacy = make_stream(context, 0, 0);
+  context->legacy->legacy = true;
+  state().contexts.insert(context);
+  return context;
+}
+
+void end_life(Context* context) {
+  context->dead = true;
+  ++context->life;
+  context->retained = 0;
+  context->streams.clear();
+}
+
+int retain_primary(int device, Context** primary) {
+  Context*& known = state().primaries[static_cast<std::size_t>(device)];
+  if (known == nullptr) known = make_context(device, true);
+  if (known->dead) revive(known);
+  ++known->retained;
+  *primary = known;
+  return kSuccess;
+}
+
+void release_primary(Context* primary) {
+  if (--primary->retained == 0) end_life(primary);
+}
+
+}  // namespace fake
 
 extern "C" __attribute__((visibility("default"))) Engine* fake_engine() {
   static RealEngine* const engine = new RealEngine();
@@ -217,12 +233,10 @@ FAKE_API int cuDevicePrimaryCtxRetain(void** context, int device) {
   FAKE_CALL(cuDevicePrimaryCtxRetain);
   if (const int error = device_error(device); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
-  Context*& primary = state().primaries[static_cast<std::size_t>(device)];
-  if (primary == nullptr) primary = make_context(device, true);
-  if (primary->dead) revive(primary);
-  ++primary->retained;
+  Context* primary = nullptr;
+  const int error = retain_primary(device, &primary);
   *context = primary;
-  return kSuccess;
+  return error;
 }
 
 FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
@@ -231,7 +245,7 @@ FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
   Context* primary = state().primaries[static_cast<std::size_t>(device)];
   if (primary == nullptr || primary->dead) return kInvalidContext;
-  if (--primary->retained == 0) end_life(primary);
+  release_primary(primary);
   return kSuccess;
 }
 FAKE_API int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
@@ -351,6 +365,9 @@ int synchronize(Context* context) {
   if (const int error = unsafe_call(); error != kSuccess) return error;
   std::vector<CompletionPtr> pending;
   for (Stream* stream : context->streams) pending.push_back(stream->last);
+  for (const void* other : state().contexts)  // cuda.h 13.5, 7058: of the primary context, also green ones
+    for (Stream* stream : static_cast<const Context*>(other)->streams)
+      if (stream->context->base == context) pending.push_back(stream->last);
   for (const CompletionPtr& done : pending) wait_for(lock, done);
   return kSuccess;
 }

@@ -90,7 +90,7 @@ int status_of(Stream* stream, int* status) {
   if (const int error = context_error(); error != kSuccess) return error; \
   std::unique_lock lock(state().mutex);                                  \
   Stream* stream = find_stream(handle);                                  \
-  if (stream == nullptr) return kInvalidHandle
+  if (stream == nullptr) return no_stream(handle)
 
 FAKE_API int cuThreadExchangeStreamCaptureMode(int* mode) {
   FAKE_CALL(cuThreadExchangeStreamCaptureMode);

@@ -78,7 +78,8 @@ FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsign
   if (const int error = context_error(); error != kSuccess) return error;
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || handle_of_function == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
+  if (handle_of_function == nullptr) return kInvalidHandle;
   const auto* function = static_cast<Function*>(handle_of_function);
   Ran description{RanKind::kernel};
   description.name = function->name;

@@ -103,7 +103,7 @@ int copy(void* to, const void* from, const Block& block, void* handle, bool bloc
   const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   if (blocking) {
     if (const int error = unsafe_call(); error != kSuccess) return error;
   }
@@ -223,7 +223,7 @@ int set(void* to, int value, const Block& block, void* handle, bool blocking, st
   const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   auto work = std::make_shared<SetWork>();
   work->to = to;
   work->value = value;

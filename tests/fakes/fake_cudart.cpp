@@ -67,6 +67,11 @@ int ready() {
   return driver().cuCtxSetCurrent(current);
 }
 
+// cuda_runtime_api.h 13.5, 14174 and 14970: an opaque handle, which nothing makes one of the driver's.
+struct Execution {
+  void* green = nullptr;
+};
+
 }  // namespace
 
 int fake_runtime_ready() { return ready(); }
@@ -147,6 +152,20 @@ RUNTIME_CALL(cudaStreamCreateWithFlags, (void** stream, unsigned flags),
              driver().cuStreamCreateWithPriority(stream, flags, 0))
 RUNTIME_CALL(cudaStreamCreateWithPriority, (void** stream, unsigned flags, int priority),
              driver().cuStreamCreateWithPriority(stream, flags, priority))
+#if FAKE_CUDART_MAJOR >= 13
+RUNTIME_CALL(cudaExecutionCtxStreamCreate, (void** stream, void* context, unsigned flags, int priority),
+             context == nullptr ? kInvalidValue
+                                : driver().cuGreenCtxStreamCreate(stream, static_cast<Execution*>(context)->green, flags, priority))
+RUNTIME_CALL(cudaExecutionCtxDestroy, (void* context),
+             context == nullptr ? kInvalidValue : driver().cuGreenCtxDestroy(static_cast<Execution*>(context)->green))
+RUNTIME_CALL(cudaDevResourceGenerateDesc, (void** description, void* resources, unsigned count),
+             driver().cuDevResourceGenerateDesc(description, resources, count))
+RUNTIME_CALL(cudaGreenCtxCreate, (void** context, void* description, int device, unsigned flags),
+             [=, made = new Execution()] {
+               *context = made;
+               return driver().cuGreenCtxCreate(&made->green, description, device, flags);
+             }())
+#endif
 RUNTIME_CALL(cudaStreamDestroy, (void* stream), driver().cuStreamDestroy(stream))
 RUNTIME_CALL(cudaStreamQuery, (void* stream), driver().cuStreamQuery(stream))
 RUNTIME_CALL(cudaStreamSynchronize, (void* stream), driver().cuStreamSynchronize(stream))

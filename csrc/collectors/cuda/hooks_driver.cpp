@@ -125,6 +125,9 @@ struct Ours {
   static Result cuCtxDestroy_v2(Context context) {
     return destroying_context(context, [=] { return real_cuCtxDestroy_v2[kVariant](context); });
   }
+  static Result cuGreenCtxDestroy(GreenContext green) {
+    return destroying_green_context(green, [=] { return real_cuGreenCtxDestroy[kVariant](green); });
+  }
   static Result cuDevicePrimaryCtxReset(Device device) {
     return resetting_device(device, [=] { return real_cuDevicePrimaryCtxReset[kVariant](device); });
   }

@@ -19,6 +19,14 @@ Result creating_stream(Stream* stream, Call call) {
 }
 
 template <class Call>
+Result creating_stream_in(ExecutionContext context, Stream* stream, Call call) {
+  const Result result = creating_stream(stream, call);
+  if (room_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
+    stashtrace::device::note_execution_context(*stream, context);
+  return result;
+}
+
+template <class Call>
 Result destroying_stream(Stream stream, Call call) {
   if (room_is_on) stashtrace::device::note_stream_gone(stream);
   return call();
@@ -176,6 +184,9 @@ STASHTRACE_CUDART_HOOK(cudaStreamCreateWithFlags, (Stream * stream, unsigned fla
                        creating_stream(stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority),
                        (stream, flags, priority), creating_stream(stream, call))
+STASHTRACE_CUDART_HOOK(cudaExecutionCtxStreamCreate,
+                       (Stream * stream, ExecutionContext context, unsigned flags, int priority),
+                       (stream, context, flags, priority), creating_stream_in(context, stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamDestroy, (Stream stream), (stream), destroying_stream(stream, call))
 
 STASHTRACE_CUDART_HOOK(cudaStreamSynchronize, (Stream stream), (stream),
@@ -185,6 +196,8 @@ STASHTRACE_CUDART_HOOK(cudaStreamSynchronize_ptsz, (Stream stream), (stream),
 STASHTRACE_CUDART_HOOK(cudaDeviceSynchronize, (), (),
                        timed_call(call_code::device_synchronize, nullptr, false, 0, call))
 STASHTRACE_CUDART_HOOK(cudaDeviceReset, (), (), resetting_current_device(call))
+STASHTRACE_CUDART_HOOK(cudaExecutionCtxDestroy, (ExecutionContext context), (context),
+                       destroying_execution_context(context, call))
 STASHTRACE_CUDART_HOOK(cudaEventSynchronize, (Event event), (event),
                        timed_call(call_code::event_synchronize, nullptr, false, 0, call))
 
