@@ -19,7 +19,7 @@ struct Settings {
   stashtrace::Context* context;  // of the runtime; null: no room asked for devices
   std::int64_t event_budget;     // events per second
   bool forced;                   // STASHTRACE_FORCE_EVENTS
-  bool timing;                   // events may be used at all
+  std::atomic<bool> timing;      // events may be used at all
 };
 extern constinit Settings settings;
 extern constinit cuda::Driver driver;
@@ -51,17 +51,25 @@ void count_result(cuda::Result result) noexcept;
 
 void report(const char* reason, std::uint64_t count, const char* detail, std::uint16_t severity) noexcept;
 
-// During its lifetime, calls that are unsafe during a global stream capture do not break that capture.
+// During its lifetime, calls that are unsafe during a global stream capture do not break that capture. False: the driver
+// refuses that, so make no such call; it may do so on a thread without a context.
 class RelaxedCapture {
  public:
-  RelaxedCapture() noexcept { driver.capture_mode(&mode_); }
-  ~RelaxedCapture() { driver.capture_mode(&mode_); }
+  RelaxedCapture() noexcept : relaxed_(driver.capture_mode(&mode_) == cuda::kSuccess) {}
+  ~RelaxedCapture() {
+    if (relaxed_) driver.capture_mode(&mode_);
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  explicit operator bool() const noexcept { return relaxed_; }
 
  private:
   cuda::CaptureMode mode_ = cuda::kCaptureRelaxed;
+  bool relaxed_;
 };
+
+// The driver refuses the relaxed mode where a context is current: no event is made or asked from here on.
+void stop_timing() noexcept;
 
 // Makes a context current for a scope unless it is already.
 class CurrentContext {

@@ -399,8 +399,12 @@ void free_context(ContextState& context) noexcept {
 cuda::Event take_event(ContextState& context) noexcept {
   cuda::Event event = nullptr;
   if (context.events.pop(event)) return event;
-  const RelaxedCapture relaxed;
   const CurrentContext current(context.context.load(std::memory_order_relaxed));
+  const RelaxedCapture relaxed;
+  if (current && !relaxed) {
+    stop_timing();
+    return nullptr;
+  }
   const cuda::Result result = current ? driver.event_create(&event, cuda::kEventDefault) : cuda::kInvalidContext;
   count_result(result);
   return result == cuda::kSuccess ? event : nullptr;

@@ -82,9 +82,8 @@ void note_stream_gone(Stream stream) noexcept;
 // The stream was made in an execution context of the runtime, which tells its driver's context in no other way.
 void note_execution_context(Stream stream, void* handle) noexcept;
 
-// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called before the first
-// communicator exists (loading a module beside spinning NCCL kernels can deadlock); later calls on the same context do
-// nothing. From then on globaltimer readings are taken beside the event anchors.
+// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called while no kernel of NCCL can spin
+// on its device (loading a module beside one can deadlock); later calls on the same context do nothing. From then on globaltimer readings are taken beside the event anchors.
 void prepare_globaltimer() noexcept;
 
 // During its lifetime a library makes CUDA calls for a call that is already recorded: hooks pass them through.
