@@ -97,6 +97,12 @@ FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsign
   return submit(lock, stream, std::make_shared<TimedWork>(slowed), description);
 }
 
+FAKE_API int cuLaunchCooperativeKernel(void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                                       unsigned shared_bytes, void* stream, void** arguments) {
+  FAKE_CALL(cuLaunchCooperativeKernel);
+  return cuLaunchKernel(function, a, b, c, d, e, f, shared_bytes, stream, arguments, nullptr);
+}
+
 struct LaunchConfig {  // CUlaunchConfig
   unsigned grid[3], block[3], shared_bytes;
   void* stream;

@@ -265,6 +265,14 @@ FAKE_API int cuMemAllocManaged(Address* pointer, std::size_t bytes, unsigned) {
   return allocate(reinterpret_cast<void**>(pointer), bytes, kDevice, true);
 }
 
+// cuda.h 13.5, 9114: elements of 4, 8 or 16 bytes; the function decides how long a row is.
+FAKE_API int cuMemAllocPitch_v2(Address* pointer, std::size_t* pitch, std::size_t width, std::size_t height, unsigned element_bytes) {
+  FAKE_CALL(cuMemAllocPitch_v2);
+  if (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) return kInvalidValue;
+  *pitch = (width + 511) / 512 * 512;
+  return allocate(reinterpret_cast<void**>(pointer), *pitch * height, kDevice, false);
+}
+
 FAKE_API int cuMemFree_v2(Address pointer) {
   FAKE_CALL(cuMemFree_v2);
   if (pointer != 0) {  // the real call waits for the device

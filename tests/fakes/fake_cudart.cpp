@@ -237,7 +237,7 @@ bool is_known(const void* function) {
   return registered().empty() || registered().contains(function);
 }
 
-int launch(const void* function, void** arguments, void* stream) {
+int launch(const void* function, void** arguments, void* stream, bool cooperative = false) {
   if (const int error = ready(); error != kSuccess) return kept(error);
   if (!is_known(function)) return kept(kInvalidDeviceFunction);
   static std::mutex mutex;
@@ -260,6 +260,7 @@ int launch(const void* function, void** arguments, void* stream) {
     }
     kernel = known;
   }
+  if (cooperative) return kept(driver().cuLaunchCooperativeKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments));
   return kept(driver().cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr));
 }
 
@@ -273,6 +274,11 @@ FAKE_API void __cudaRegisterFunction(void**, const char* stub, char*, const char
 FAKE_API int cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
   FAKE_CALL(cudaLaunchKernel);
   return launch(function, arguments, stream);
+}
+
+FAKE_API int cudaLaunchCooperativeKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
+  FAKE_CALL(cudaLaunchCooperativeKernel);
+  return launch(function, arguments, stream, true);
 }
 
 FAKE_API int __cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {

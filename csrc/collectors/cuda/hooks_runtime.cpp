@@ -203,6 +203,10 @@ STASHTRACE_CUDART_HOOK(cudaEventSynchronize, (Event event), (event),
 
 STASHTRACE_CUDART_HOOK(cudaMalloc, (void** pointer, std::size_t bytes), (pointer, bytes),
                        allocating(nullptr, false, bytes, call))
+STASHTRACE_CUDART_HOOK(cudaMallocManaged, (void** pointer, std::size_t bytes, unsigned flags), (pointer, bytes, flags),
+                       allocating(nullptr, false, bytes, call))
+STASHTRACE_CUDART_HOOK(cudaMallocPitch, (void** pointer, std::size_t* pitch, std::size_t width, std::size_t height),
+                       (pointer, pitch, width, height), allocating(nullptr, false, width* height, call))
 STASHTRACE_CUDART_HOOK(cudaFree, (void* pointer), (pointer), timed_call(call_code::free, nullptr, false, 0, call))
 STASHTRACE_CUDART_HOOK(cudaMallocAsync, (void** pointer, std::size_t bytes, Stream stream), (pointer, bytes, stream),
                        allocating(stream, true, bytes, call))
@@ -227,6 +231,14 @@ STASHTRACE_CUDART_HOOK(cudaLaunchKernel,
                         Stream stream),
                        (kernel, grid, block, arguments, shared_bytes, stream), launching(stream, call))
 STASHTRACE_CUDART_HOOK(cudaLaunchKernel_ptsz,
+                       (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                        Stream stream),
+                       (kernel, grid, block, arguments, shared_bytes, stream), launching(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaLaunchCooperativeKernel,
+                       (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                        Stream stream),
+                       (kernel, grid, block, arguments, shared_bytes, stream), launching(stream, call))
+STASHTRACE_CUDART_HOOK(cudaLaunchCooperativeKernel_ptsz,
                        (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
                         Stream stream),
                        (kernel, grid, block, arguments, shared_bytes, stream), launching(own_default(stream), call))
