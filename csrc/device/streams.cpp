@@ -68,12 +68,10 @@ StreamState* look_up(std::uint64_t key) noexcept {
   return nullptr;
 }
 
-std::uint32_t uuid_text(cuda::Device device) noexcept {
-  cuda::Uuid uuid{};
-  if (driver.device_uuid == nullptr || driver.device_uuid(&uuid, device) != cuda::kSuccess) return 0;
+std::uint32_t uuid_text(std::string_view prefix, const cuda::Uuid& uuid) noexcept {
   char memory[48];
   TextBuffer text(memory, sizeof memory);
-  text.add("GPU-");
+  text.add(prefix);
   for (int i = 0; i < 16; ++i) {
     constexpr char kDigits[] = "0123456789abcdef";
     const char pair[] = {kDigits[uuid.bytes[i] >> 4], kDigits[uuid.bytes[i] & 15]};
@@ -81,6 +79,19 @@ std::uint32_t uuid_text(cuda::Device device) noexcept {
     text.add(std::string_view(pair, 2));
   }
   return intern(text.text());
+}
+
+struct Uuids {
+  std::uint32_t device = 0, gpu = 0;  // string ids; gpu: only of a MIG instance
+};
+
+// Of a MIG instance, the second form of the call gives its own UUID and the first that of the GPU, by which NVML knows it.
+Uuids uuids_of(cuda::Device device) noexcept {
+  cuda::Uuid own{}, gpu{};
+  if (driver.device_uuid == nullptr || driver.device_uuid(&own, device) != cuda::kSuccess) return {};
+  const bool known = driver.gpu_uuid != nullptr && driver.gpu_uuid(&gpu, device) == cuda::kSuccess;
+  if (!known || std::memcmp(own.bytes, gpu.bytes, sizeof own.bytes) == 0) return {.device = uuid_text("GPU-", own)};
+  return {uuid_text("MIG-", own), uuid_text("GPU-", gpu)};
 }
 
 int attribute(int which, cuda::Device device, int otherwise) noexcept {
@@ -98,9 +109,10 @@ void write_device(cuda::Device device) noexcept {
   const bool placed = driver.device_bus != nullptr && driver.device_bus(bus, sizeof bus - 1, device) == 0;
   const bool sized = driver.device_memory != nullptr && driver.device_memory(&bytes, device) == 0;
   driver.driver_version(&version);
+  const Uuids uuids = uuids_of(device);
   emit(schema::DeviceInfo{.ticks = now_ticks(),
                           .memory_bytes = sized ? static_cast<std::int64_t>(bytes) : -1,
-                          .uuid_id = uuid_text(device),
+                          .uuid_id = uuids.device,
                           .name_id = named ? intern(name) : 0,
                           .bus_id = placed ? intern(bus) : 0,
                           .device_index = device,
@@ -108,7 +120,7 @@ void write_device(cuda::Device device) noexcept {
                           .capability_code = 10 * attribute(cuda::kCapabilityMajor, device, 0) +
                                              attribute(cuda::kCapabilityMinor, device, 0),
                           .driver_code = version,
-                          .reserved_flags = 0});
+                          .gpu_uuid_id = uuids.gpu});
 }
 
 void write_stream(const StreamState& stream) noexcept {

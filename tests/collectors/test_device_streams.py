@@ -12,6 +12,7 @@ from device import calls, fake_environment, run_ranks
 from recorded import Recording, record
 from test_nccl import needs_shared_memory, rows
 
+from stashtrace.analysis.devices.identity import counted_gpu
 from stashtrace.format.reader import open_run
 from stashtrace.schema.kinds import Bracket, BracketFlag, StreamFlag
 
@@ -157,6 +158,25 @@ def test_no_kernel_is_loaded_on_a_device_where_one_of_nccl_may_wait(tmp_path: Pa
     assert [result["errors"] for result in run.results()] == [{}]
     assert "cuModuleLoadData" not in calls(tmp_path, "cuda"), "beside a kernel of NCCL that waits it can deadlock"
     assert [row["device_index"] for row in run.trace.device_calls.rows()][-1] == 0, "by then it is told"
+
+
+def test_samples_of_a_mig_instance_are_those_of_its_gpu(tmp_path: Path) -> None:
+    """CUDA tells the UUID of the instance, NVML lists the GPU."""
+    instance, gpu = "MIG-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbe01", "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01"
+    run = run_ranks(
+        1,
+        "copy h2d 1MB stream=1; sync stream=1; sleep 1s",
+        tmp_path,
+        "devices 2\ndevice 1 mig 1\n",
+        collectors=("cuda", "nvml"),
+        env={"CUDA_VISIBLE_DEVICES": instance},
+    )
+    assert [result["errors"] for result in run.results()] == [{}]
+    trace = run.trace
+    (device,) = trace.devices.rows()
+    assert (trace.text(device["uuid_code"]), trace.text(device["gpu_uuid_code"])) == (instance, gpu)
+    assert counted_gpu(trace, device) == gpu
+    assert f"gpu_pcie_transmit_bytes_total.{gpu}" in {trace.text(track["name_code"]) for track in trace.tracks.rows()}
 
 
 def test_refused_globaltimer_harms_nothing(tmp_path: Path) -> None:

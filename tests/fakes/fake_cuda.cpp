@@ -64,12 +64,17 @@ void revive(Context* context) {
   context->legacy->legacy = true;
 }
 
-// Physical number of an ordinal of this process: CUDA_VISIBLE_DEVICES with plain numbers.
+// Physical number of an ordinal of this process: CUDA_VISIBLE_DEVICES with plain numbers, or the UUID of a MIG instance,
+// whose last byte is the number of its GPU here.
 int physical(int ordinal) {
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return ordinal;
   for (const char* at = visible; *at != '\0'; ++at) {
-    if (ordinal-- == 0) return atoi(at);
+    if (ordinal-- == 0) {
+      const std::string one(at, std::strcspn(at, ","));
+      if (!one.starts_with("MIG-")) return atoi(at);
+      return one.size() < 6 ? -1 : static_cast<int>(std::stoul(one.substr(one.size() - 2), nullptr, 16));
+    }
     while (*at != ',' && *at != '\0') ++at;
     if (*at == '\0') break;
   }
@@ -180,17 +185,25 @@ FAKE_API int cuDeviceGetName(char* name, int bytes, int device) {
   return kSuccess;
 }
 
+static void put_uuid(unsigned char* uuid, int first, int device) {
+  for (int at = 0; at < 16; ++at) uuid[at] = static_cast<unsigned char>(first + at);
+  uuid[15] = static_cast<unsigned char>(physical(device));
+}
+
+// `mig 1`: the device is an instance of a GPU. cuda.h 13.5, 5812: then its own UUID is told.
 FAKE_API int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   FAKE_CALL(cuDeviceGetUuid_v2);
   if (const int error = device_error(device); error != kSuccess) return error;
-  for (int at = 0; at < 16; ++at) uuid[at] = static_cast<unsigned char>(0xa0 + at);
-  uuid[15] = static_cast<unsigned char>(physical(device));
+  put_uuid(uuid, device_setting(physical(device), "mig", 0) != 0 ? 0xb0 : 0xa0, device);
   return kSuccess;
 }
 
+// cuda.h 12.9, 5240: that of the device, without a word of MIG.
 FAKE_API int cuDeviceGetUuid(unsigned char* uuid, int device) {
   FAKE_CALL(cuDeviceGetUuid);
-  return cuDeviceGetUuid_v2(uuid, device);
+  if (const int error = device_error(device); error != kSuccess) return error;
+  put_uuid(uuid, 0xa0, device);
+  return kSuccess;
 }
 
 FAKE_API int cuDeviceTotalMem_v2(std::size_t* bytes, int device) {
