@@ -62,7 +62,7 @@ def test_every_bracket_is_timed(tmp_path: Path, elapsed: str, record: str, query
     assert "events_failed" not in reasons(run)
 
 
-#: The thread that reads events has work in flight while a stream capture, which forbids other threads what it does, is open.
+#: Events are read while a stream capture is open, which forbids that to threads in another mode than the relaxed one.
 BESIDE_CAPTURE = """
 kernel 1ms stream=1; copy h2d 1MB stream=2; sync stream=2; copy h2d 60MB stream=2
 capture stream=1 { kernel 1ms stream=1; sleep 120ms }
