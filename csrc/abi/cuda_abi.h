@@ -13,6 +13,8 @@ namespace stashtrace::cuda {
 using Result = int;  // CUresult, cudaError_t
 using Device = int;  // CUdevice
 using Context = void*;
+using GreenContext = void*;      // CUgreenCtx: has a CUcontext that stands for it
+using ExecutionContext = void*;  // cudaExecutionContext_t: opaque, none of the driver's handles
 using Stream = void*;
 using Event = void*;
 using Module = void*;
@@ -42,12 +44,14 @@ inline constexpr Result kSymbolNotFound = 302;  // shared object symbol not foun
 inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kContextIsDestroyed = 709;
+inline constexpr Result kNotPermitted = 800;
 inline constexpr Result kNotSupported = 801;
 inline constexpr Result kCaptureUnsupported = 900;
 inline constexpr Result kCaptureInvalidated = 901;
 inline constexpr Result kCaptureIsolation = 905;
 inline constexpr Result kCaptureImplicit = 906;  // the legacy stream while a blocking stream captures
 inline constexpr Result kCapturedEvent = 907;
+inline constexpr Result kStreamDetached = 917;  // its green context was destroyed
 
 // Handles that stand for default streams.
 inline constexpr std::uintptr_t kLegacyStream = 1;

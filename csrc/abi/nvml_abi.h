@@ -60,7 +60,7 @@ struct NvmlFieldValue {  // nvmlFieldValue_t
 static_assert(sizeof(NvmlFieldValue) == 40 && offsetof(NvmlFieldValue, value) == 32);
 
 inline constexpr std::uint32_t kNvmlAllLinks = 0xFFFFFFFFu;
-inline constexpr unsigned kNvmlMostLinks = 18;
+inline constexpr unsigned kNvmlMostLinks = 36;  // NVML_NVLINK_MAX_LINKS of 13.5; older headers say 18
 
 // NVML_FI_DEV_*
 enum NvmlField : std::uint32_t {

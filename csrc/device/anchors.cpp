@@ -173,6 +173,10 @@ bool keep_anchored(ContextState& context, std::int64_t now_ns, bool last_chance)
   const CurrentContext current(context.context.load(std::memory_order_relaxed));
   context.brackets.store(0, std::memory_order_relaxed);
   context.retry_at_ns = 0;
+  if (current && !stays_out_of_captures()) {
+    stop_timing();
+    return false;
+  }
   if (!current || !make_private_stream(context) || (settings.timing && !read_clock(context))) {
     context.brackets.fetch_add(1, std::memory_order_relaxed);
     context.retry_at_ns = now_ns + kRetryNs;
@@ -194,6 +198,7 @@ void prepare_globaltimer() noexcept {
       context->timer_tried.exchange(true, std::memory_order_relaxed))
     return;
   const RelaxedCapture relaxed;
+  if (!relaxed) return stop_timing();
   cuda::Module module = nullptr;
   cuda::Function kernel = nullptr;
   cuda::Stream stream = nullptr;

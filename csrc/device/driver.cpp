@@ -89,6 +89,15 @@ bool resolve_driver(bool may_load) noexcept {
   return true;
 }
 
+void stop_timing() noexcept {
+  if (settings.timing.exchange(false, std::memory_order_relaxed))
+    report(
+        "capture_mode_refused", 1,
+        "the driver refuses the relaxed capture mode, without which reading events would break stream captures of the "
+        "job: from here on there are no device times",
+        schema::codes::Severity::error);
+}
+
 void turn_off() noexcept { access_state.store(Access::off, std::memory_order_release); }
 
 void count_result(cuda::Result result) noexcept {

@@ -19,7 +19,7 @@ struct Settings {
   stashtrace::Context* context;  // of the runtime; null: no room asked for devices
   std::int64_t event_budget;     // events per second
   bool forced;                   // STASHTRACE_FORCE_EVENTS
-  bool timing;                   // events may be used at all
+  std::atomic<bool> timing;      // events may be used at all
 };
 extern constinit Settings settings;
 extern constinit cuda::Driver driver;
@@ -40,22 +40,36 @@ inline bool ready(bool may_load = true) noexcept {
 }
 void turn_off() noexcept;
 
+// The object, or the context with all its objects, is not there any more.
+inline bool is_gone(cuda::Result result) noexcept {
+  return result == cuda::kInvalidHandle || result == cuda::kInvalidContext || result == cuda::kContextIsDestroyed ||
+         result == cuda::kStreamDetached;
+}
+
 // Counts errors of calls that should not fail; after many in a row everything is off and a loss row says so.
 void count_result(cuda::Result result) noexcept;
 
 void report(const char* reason, std::uint64_t count, const char* detail, std::uint16_t severity) noexcept;
 
-// During its lifetime, calls that are unsafe during a global stream capture do not break that capture.
+// During its lifetime, calls that are unsafe during a global stream capture do not break that capture. False: the driver
+// refuses that, so make no such call; it may do so on a thread without a context.
 class RelaxedCapture {
  public:
-  RelaxedCapture() noexcept { driver.capture_mode(&mode_); }
-  ~RelaxedCapture() { driver.capture_mode(&mode_); }
+  RelaxedCapture() noexcept : relaxed_(driver.capture_mode(&mode_) == cuda::kSuccess) {}
+  ~RelaxedCapture() {
+    if (relaxed_) driver.capture_mode(&mode_);
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  explicit operator bool() const noexcept { return relaxed_; }
 
  private:
   cuda::CaptureMode mode_ = cuda::kCaptureRelaxed;
+  bool relaxed_;
 };
+
+// The driver refuses the relaxed mode where a context is current: no event is made or asked from here on.
+void stop_timing() noexcept;
 
 // Makes a context current for a scope unless it is already.
 class CurrentContext {

@@ -13,6 +13,8 @@ namespace stashtrace::device {
 
 namespace {
 
+static_assert(kMostContexts <= 32);
+
 // Longest wait for the harvester: it is in a call of CUDA then, which would delay the job's own call as well.
 constexpr std::int64_t kHoldNs = 2'000'000'000;
 constexpr std::int64_t kLookNs = 10'000'000;
@@ -56,37 +58,69 @@ void end(ContextState& context) noexcept {
 
 void keep(ContextState& context) noexcept { context.life.store(kLive, std::memory_order_release); }
 
+void end_if_inactive(ContextState& context) noexcept {
+  if (driver.primary_state == nullptr || !is_primary_active(context.device)) end(context);
+  else keep(context);
+}
+
+std::uint32_t hold_handle(cuda::Context handle) noexcept {
+  return hold([=](const ContextState& state) { return state.context.load(std::memory_order_relaxed) == handle; });
+}
+
+std::uint32_t hold_device(std::int32_t device) noexcept {
+  return hold([=](const ContextState& state) { return state.device == device && !state.not_primary; });
+}
+
+std::int32_t device_of(cuda::Context context) noexcept {
+  cuda::Device device = -1;
+  const CurrentContext current(context);
+  return current && driver.context_device(&device) == cuda::kSuccess ? device : -1;
+}
+
 }  // namespace
 
-static_assert(kMostContexts <= 32);
-
-EndingContexts EndingContexts::with_handle(void* context) noexcept {
-  return EndingContexts(
-      hold([=](const ContextState& state) { return state.context.load(std::memory_order_relaxed) == context; }), true);
+void end_unseen(ContextState& context) noexcept {
+  std::uint32_t live = kLive;
+  if (context.life.compare_exchange_strong(live, kHeld, std::memory_order_acq_rel)) end(context);
 }
 
-EndingContexts EndingContexts::of_device(int device) noexcept {
-  return EndingContexts(hold([=](const ContextState& state) { return state.device == device && !state.not_primary; }),
-                        true);
-}
+EndingContexts EndingContexts::with_handle(void* context) noexcept { return EndingContexts(hold_handle(context), 0); }
+
+EndingContexts EndingContexts::of_device(int device) noexcept { return EndingContexts(hold_device(device), 0); }
 
 EndingContexts EndingContexts::of_current_device() noexcept {
   if (const std::int32_t device = current_device(); device >= 0) return of_device(device);
-  return EndingContexts(hold([](const ContextState& state) { return !state.not_primary; }), false);
+  return EndingContexts(0, hold([](const ContextState& state) { return !state.not_primary; }));
+}
+
+EndingContexts EndingContexts::of_green_context(void* green) noexcept {
+  cuda::Context context = nullptr;
+  if (access_state.load(std::memory_order_acquire) != Access::ready || !same_process() ||
+      driver.context_of_green == nullptr || driver.context_of_green(&context, green) != cuda::kSuccess)
+    return EndingContexts(0, 0);
+  const std::int32_t device = device_of(context);
+  const std::uint32_t held = hold_handle(context);
+  return EndingContexts(held, device < 0 ? 0 : hold_device(device));
+}
+
+// Of one that was never seen, the device is not known either; the runtime holds the primary context itself.
+EndingContexts EndingContexts::of_execution_context(void* handle) noexcept {
+  std::int32_t device = -1;
+  const std::uint32_t held = hold([&](const ContextState& state) {
+    const bool found = handle != nullptr && state.execution_context.load(std::memory_order_relaxed) == handle;
+    if (found) device = state.device;
+    return found;
+  });
+  return EndingContexts(held, device < 0 ? 0 : hold_device(device));
 }
 
 void EndingContexts::ended() const noexcept {
-  if (sure_) for_each(held_, end);
-  else ended_if_inactive();
+  for_each(held_, end);
+  for_each(perhaps_, end_if_inactive);
 }
 
-void EndingContexts::ended_if_inactive() const noexcept {
-  for_each(held_, [](ContextState& context) {
-    if (driver.primary_state == nullptr || !is_primary_active(context.device)) end(context);
-    else keep(context);
-  });
-}
+void EndingContexts::ended_if_inactive() const noexcept { for_each(held_ | perhaps_, end_if_inactive); }
 
-void EndingContexts::kept() const noexcept { for_each(held_, keep); }
+void EndingContexts::kept() const noexcept { for_each(held_ | perhaps_, keep); }
 
 }  // namespace stashtrace::device

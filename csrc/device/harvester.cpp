@@ -48,6 +48,7 @@ constinit std::uint64_t g_open = 0;
 constinit std::atomic<std::uint64_t> g_written{0};
 constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0, g_told_ended = 0;
 constinit bool g_told_thinned = false, g_told_legacy = false;
+constinit bool g_relaxed = false;  // the thread's capture mode
 
 void accept_submitted() noexcept {
   for (std::uint32_t number = next_submitted(); number != kNone; number = next_submitted()) {
@@ -135,7 +136,7 @@ void harvest(StreamState& stream, bool last_chance) noexcept {
     if (result == cuda::kNotReady) return;
     count_result(result);
     if (result != cuda::kSuccess) {
-      if (result == cuda::kInvalidHandle || result == cuda::kContextIsDestroyed || result == cuda::kInvalidContext) {
+      if (is_gone(result)) {
         lose_anchor(*stream.context);
         drop_events(*stream.context);
       }
@@ -209,6 +210,7 @@ void give_up_rest() noexcept {
       slot_at(stream.first).row.bracket_flags |= bracket_flag::untimed;
       finish(stream, stream.first, false);
     }
+    stream.listed = false;
   }
   g_listed_count = 0;
 }
@@ -265,14 +267,14 @@ void* thread_main(void*) noexcept {
   raw::call(SYS_prctl, PR_SET_NAME, raw::address(kName));
   detail::thread_state.known = true;
   write_thread_info(schema::codes::ThreadRole::tracer, kName, sizeof kName - 1);
-  cuda::CaptureMode mode = cuda::kCaptureRelaxed;
-  driver.capture_mode(&mode);
+  stays_out_of_captures();  // without a context yet: if that is refused, it is asked again with one
   std::int64_t last_work_ns = clock_ns(CLOCK_MONOTONIC), tell_at_ns = 0;
   while (g_state.load(std::memory_order_acquire) == kRunning && ready()) {
     const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
     accept_submitted();
     answer_contexts(now);
     harvest_all(now, false);
+    if (!g_relaxed && !settings.timing) give_up_rest();  // since stop_timing()
     budget::second_ends();
     if (g_open != 0) last_work_ns = now;
     if (now >= tell_at_ns) {
@@ -298,6 +300,12 @@ void* thread_main(void*) noexcept {
 void at_exit() noexcept { stop(); }
 
 }  // namespace
+
+bool stays_out_of_captures() noexcept {
+  cuda::CaptureMode mode = cuda::kCaptureRelaxed;
+  if (!g_relaxed) g_relaxed = driver.capture_mode(&mode) == cuda::kSuccess;
+  return g_relaxed;
+}
 
 void start_harvester() noexcept {
   std::uint32_t none = kNotStarted;

@@ -22,6 +22,9 @@ constexpr std::int64_t rounded_ns(double ms) noexcept {
   return static_cast<std::int64_t>(ms * 1e6 + (ms < 0 ? -0.5 : 0.5));
 }
 
+// On the harvester's thread: sets its capture mode, once. False: the driver refuses that, so it must ask for no event.
+bool stays_out_of_captures() noexcept;
+
 // In timeline.cpp: forgets events that were recorded on a stream that is gone with its context.
 void forget_events_on(std::uint64_t stream_key) noexcept;
 

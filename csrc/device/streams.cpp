@@ -21,12 +21,15 @@ constexpr std::uint64_t kReserved =
     2;  // a thread's default stream whose context is gone: only that thread gives the place back
 constexpr std::uintptr_t kGoneContext = 1;
 constexpr std::size_t kMostProbes = 64;
+constexpr std::size_t kMostRefused = 256;
 
 constinit StreamState g_streams[kMostStreams]{};
 constinit ContextState g_contexts[kMostContexts]{};
 constinit std::atomic<std::uint64_t> g_next_key{1};
 constinit std::atomic<int> g_blocking{0};
 constinit std::atomic<bool> g_told_full{false};
+constinit cuda::Context g_refused[kMostRefused]{};  // contexts that found no place and were counted
+constinit std::size_t g_refused_count = 0;
 constinit FutexLock g_lock;
 constinit thread_local std::uint32_t t_tid = 0;
 constinit thread_local std::uint32_t t_own =
@@ -42,15 +45,16 @@ bool is_handle(cuda::Stream stream, std::uintptr_t handle) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream) == handle;
 }
 
-// Default streams exist once per context, or per context and thread; their keys are odd, handles never are.
+// Default streams exist once per context, or per context and thread; their keys are odd, handles never are. 0: unknown.
 std::uint64_t look_up_key(cuda::Stream stream, cuda::Context& context) noexcept {
   if (!is_handle(stream, cuda::kLegacyStream) && !is_handle(stream, cuda::kPerThreadStream))
     return reinterpret_cast<std::uint64_t>(stream);
   if (driver.context_current(&context) != cuda::kSuccess || context == nullptr) return 0;
-  const std::uint64_t key = reinterpret_cast<std::uint64_t>(context);
-  if (is_handle(stream, cuda::kLegacyStream)) return key | 1;
+  if (is_handle(stream, cuda::kLegacyStream)) return reinterpret_cast<std::uint64_t>(context) | 1;
+  const ContextState* state = find_context(context);
+  if (state == nullptr) return 0;
   if (t_tid == 0) t_tid = static_cast<std::uint32_t>(raw::gettid());
-  return (key ^ std::uint64_t{t_tid} << 44) | 3;
+  return own_stream_key(t_tid, static_cast<std::size_t>(state - g_contexts));
 }
 
 StreamState* look_up(std::uint64_t key) noexcept {
@@ -64,12 +68,10 @@ StreamState* look_up(std::uint64_t key) noexcept {
   return nullptr;
 }
 
-std::uint32_t uuid_text(cuda::Device device) noexcept {
-  cuda::Uuid uuid{};
-  if (driver.device_uuid == nullptr || driver.device_uuid(&uuid, device) != cuda::kSuccess) return 0;
+std::uint32_t uuid_text(std::string_view prefix, const cuda::Uuid& uuid) noexcept {
   char memory[48];
   TextBuffer text(memory, sizeof memory);
-  text.add("GPU-");
+  text.add(prefix);
   for (int i = 0; i < 16; ++i) {
     constexpr char kDigits[] = "0123456789abcdef";
     const char pair[] = {kDigits[uuid.bytes[i] >> 4], kDigits[uuid.bytes[i] & 15]};
@@ -77,6 +79,19 @@ std::uint32_t uuid_text(cuda::Device device) noexcept {
     text.add(std::string_view(pair, 2));
   }
   return intern(text.text());
+}
+
+struct Uuids {
+  std::uint32_t device = 0, gpu = 0;  // string ids; gpu: only of a MIG instance
+};
+
+// Of a MIG instance, the second form of the call gives its own UUID and the first that of the GPU, by which NVML knows it.
+Uuids uuids_of(cuda::Device device) noexcept {
+  cuda::Uuid own{}, gpu{};
+  if (driver.device_uuid == nullptr || driver.device_uuid(&own, device) != cuda::kSuccess) return {};
+  const bool known = driver.gpu_uuid != nullptr && driver.gpu_uuid(&gpu, device) == cuda::kSuccess;
+  if (!known || std::memcmp(own.bytes, gpu.bytes, sizeof own.bytes) == 0) return {.device = uuid_text("GPU-", own)};
+  return {uuid_text("MIG-", own), uuid_text("GPU-", gpu)};
 }
 
 int attribute(int which, cuda::Device device, int otherwise) noexcept {
@@ -94,9 +109,10 @@ void write_device(cuda::Device device) noexcept {
   const bool placed = driver.device_bus != nullptr && driver.device_bus(bus, sizeof bus - 1, device) == 0;
   const bool sized = driver.device_memory != nullptr && driver.device_memory(&bytes, device) == 0;
   driver.driver_version(&version);
+  const Uuids uuids = uuids_of(device);
   emit(schema::DeviceInfo{.ticks = now_ticks(),
                           .memory_bytes = sized ? static_cast<std::int64_t>(bytes) : -1,
-                          .uuid_id = uuid_text(device),
+                          .uuid_id = uuids.device,
                           .name_id = named ? intern(name) : 0,
                           .bus_id = placed ? intern(bus) : 0,
                           .device_index = device,
@@ -104,7 +120,7 @@ void write_device(cuda::Device device) noexcept {
                           .capability_code = 10 * attribute(cuda::kCapabilityMajor, device, 0) +
                                              attribute(cuda::kCapabilityMinor, device, 0),
                           .driver_code = version,
-                          .reserved_flags = 0});
+                          .gpu_uuid_id = uuids.gpu});
 }
 
 void write_stream(const StreamState& stream) noexcept {
@@ -128,9 +144,22 @@ struct Seen {
   std::uint16_t flags = 0;
 };
 
+// Before CUDA 13 the first call refuses streams of green contexts, which the second tells.
+cuda::Context context_of(cuda::Stream handle) noexcept {
+  cuda::Context context = nullptr, primary = nullptr;
+  cuda::GreenContext green = nullptr;
+  const cuda::Result result = driver.stream_context(handle, &context);
+  if (result == cuda::kSuccess) return context;
+  if (result != cuda::kNotSupported || driver.stream_contexts == nullptr || driver.context_of_green == nullptr ||
+      driver.stream_contexts(handle, &primary, &green) != cuda::kSuccess || green == nullptr ||
+      driver.context_of_green(&context, green) != cuda::kSuccess)
+    return nullptr;
+  return context;
+}
+
 bool ask_driver(cuda::Stream handle, cuda::Context context, Seen& seen) noexcept {
   const RelaxedCapture relaxed;
-  if (context == nullptr && driver.stream_context(handle, &context) != cuda::kSuccess) return false;
+  if (context == nullptr && (context = context_of(handle)) == nullptr) return false;
   seen.context = find_context(context);
   if (seen.context == nullptr) return false;
   if (is_handle(handle, cuda::kLegacyStream)) {
@@ -247,6 +276,10 @@ StreamState* find_stream(cuda::Stream stream) noexcept {
   unsigned long long id = 0;
   const cuda::Context own = known->context->context.load(std::memory_order_relaxed);
   const cuda::Result result = ask_in(own, [&] { return driver.stream_id(handle, &id); });
+  if (result == cuda::kStreamDetached || result == cuda::kContextIsDestroyed) {
+    end_unseen(*known->context);
+    return nullptr;
+  }
   if (result != cuda::kSuccess || id == known->driver_id) return known;
   forget_stream(stream);
   return meet(handle, key, context);
@@ -278,6 +311,27 @@ ContextState* context_at(std::size_t i) noexcept {
   return &g_contexts[i];
 }
 
+namespace {
+
+// Under the lock. True at the first time that this context finds no place.
+bool is_newly_refused(cuda::Context context) noexcept {
+  for (std::size_t i = 0; i < g_refused_count; ++i)
+    if (g_refused[i] == context) return false;
+  if (g_refused_count == kMostRefused) return false;
+  g_refused[g_refused_count++] = context;
+  return true;
+}
+
+void tell_refused() noexcept {
+  char memory[160];
+  TextBuffer text(memory, sizeof memory);
+  text.add("contexts that found no place among ").add(std::int64_t{kMostContexts});
+  text.add(" live ones: their copies, waits and collectives have no device times");
+  report("too_many_contexts", 1, text.c_str(), schema::codes::Severity::data_loss);
+}
+
+}  // namespace
+
 ContextState* find_context(cuda::Context context) noexcept {
   if (context == nullptr) return nullptr;
   for (std::size_t i = 0; ContextState* known = context_at(i); ++i)
@@ -289,7 +343,7 @@ ContextState* find_context(cuda::Context context) noexcept {
   }
   const bool not_primary = !is_primary_active(device);
   ContextState* found = nullptr;
-  bool new_device = true;
+  bool new_device = true, refused = false;
   {
     const raw::SignalsBlocked quiet;
     g_lock.lock();
@@ -310,8 +364,10 @@ ContextState* find_context(cuda::Context context) noexcept {
       }
       if (state.device == device) new_device = false;
     }
+    refused = found == nullptr && is_newly_refused(context);
     g_lock.unlock();
   }
+  if (refused) tell_refused();
   if (found != nullptr && new_device) write_device(device);
   return found;
 }
@@ -345,6 +401,7 @@ bool has_open_brackets(const ContextState& context) noexcept {
 void free_context(ContextState& context) noexcept {
   drop_events(context);
   context.brackets.store(0, std::memory_order_relaxed);
+  context.execution_context.store(nullptr, std::memory_order_relaxed);
   context.timer_tried.store(false, std::memory_order_relaxed);
   context.timer_host = nullptr;
   context.timer_in_flight = context.timer_missed = false;
@@ -354,8 +411,12 @@ void free_context(ContextState& context) noexcept {
 cuda::Event take_event(ContextState& context) noexcept {
   cuda::Event event = nullptr;
   if (context.events.pop(event)) return event;
-  const RelaxedCapture relaxed;
   const CurrentContext current(context.context.load(std::memory_order_relaxed));
+  const RelaxedCapture relaxed;
+  if (current && !relaxed) {
+    stop_timing();
+    return nullptr;
+  }
   const cuda::Result result = current ? driver.event_create(&event, cuda::kEventDefault) : cuda::kInvalidContext;
   count_result(result);
   return result == cuda::kSuccess ? event : nullptr;

@@ -32,7 +32,8 @@ struct ContextState {
   std::atomic<cuda::Context> context;  // null: never used; kGoneContext: destroyed
   std::atomic<std::uint32_t> life;
   std::int32_t device;
-  bool not_primary;  // surely made by cuCtxCreate; false: may be the device's primary one
+  bool not_primary;                      // surely made by cuCtxCreate; false: may be the device's primary one
+  std::atomic<void*> execution_context;  // the runtime's handle of it, where a stream was made by that
   BoundedQueue<cuda::Event, 16384> events;
   std::atomic<std::uint32_t> brackets;       // begun with events since the last anchor; 0: needs no anchors
   std::atomic<bool> timer_tried;             // one thread loads the kernel
@@ -69,6 +70,14 @@ struct StreamState {
   bool listed;
 };
 
+// Where the default stream of a thread is looked up. Distinct for every thread that Linux can have (the kernel's limit of
+// thread ids is 2^22) and place of a context, and from the handles of streams and from legacy streams, whose last two bits
+// are 00 and 01. The place stands for the context: both numbers in full have more than 64 bits.
+constexpr std::uint64_t own_stream_key(std::uint32_t tid, std::size_t context_place) noexcept {
+  static_assert(kMostContexts <= 64);
+  return std::uint64_t{tid} << 8 | std::uint64_t{context_place} << 2 | 3;
+}
+
 // What is known of the last work on a stream, in one word.
 struct LastWork {
   std::uint32_t bracket_id = 0;
@@ -89,7 +98,7 @@ inline bool has_ended(const StreamState& stream) noexcept {
 }
 
 bool is_legacy(const StreamState& stream) noexcept;
-StreamState* find_stream(cuda::Stream stream) noexcept;        // null: no context, no room, or the driver refused
+StreamState* find_stream(cuda::Stream stream) noexcept;        // null: no context, no room, detached, or refused
 StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
 StreamState& stream_at(std::size_t i) noexcept;
 void forget_stream(cuda::Stream stream) noexcept;
@@ -97,10 +106,11 @@ void forget_own_streams() noexcept;  // the calling thread ends, and its default
 void set_carries_compute(StreamState& stream) noexcept;
 bool blocking_stream_exists() noexcept;
 
-ContextState* find_context(cuda::Context context) noexcept;
-ContextState* context_at(std::size_t i) noexcept;  // null past the last
+ContextState* find_context(cuda::Context context) noexcept;  // null: no context, no room, or the driver refused
+ContextState* context_at(std::size_t i) noexcept;            // null past the last
 // The context was destroyed. Its streams are not found any more; `forget` is called with the key of each.
 void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)) noexcept;
+void end_unseen(ContextState& context) noexcept;  // ending.cpp: an answer of the driver says that it was destroyed
 bool has_open_brackets(const ContextState& context) noexcept;
 void free_context(ContextState& context) noexcept;       // it has ended and has no open brackets
 bool is_primary_active(cuda::Device device) noexcept;    // true also where the driver cannot tell

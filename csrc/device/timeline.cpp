@@ -59,10 +59,11 @@ cuda::Event record_event(StreamState& stream, std::uint16_t& flags) noexcept {
     const cuda::Context current = context.context.load(std::memory_order_relaxed);
     result = ask_in(current, [&] { return driver.event_record(event, stream.handle); });
     count_result(result);
-    if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext || result == cuda::kContextIsDestroyed) {
+    if (is_gone(result)) {
       drop_events(context);
       event = nullptr;
     }
+    if (result == cuda::kStreamDetached || result == cuda::kContextIsDestroyed) end_unseen(context);
   }
   if (result == cuda::kSuccess) return event;
   give_event(context, event);
@@ -324,6 +325,12 @@ void note_stream_created(Stream stream) noexcept {
   if (!ready()) return;
   forget_stream(stream);
   find_stream(stream);
+}
+
+void note_execution_context(Stream stream, void* handle) noexcept {
+  if (!ready()) return;
+  if (const StreamState* state = find_stream(stream))
+    state->context->execution_context.store(handle, std::memory_order_relaxed);
 }
 
 void note_stream_gone(Stream stream) noexcept {

@@ -79,10 +79,11 @@ void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t cal
 // A stream was made or destroyed: its handle may come back for another stream.
 void note_stream_created(Stream stream) noexcept;
 void note_stream_gone(Stream stream) noexcept;
+// The stream was made in an execution context of the runtime, which tells its driver's context in no other way.
+void note_execution_context(Stream stream, void* handle) noexcept;
 
-// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called before the first
-// communicator exists (loading a module beside spinning NCCL kernels can deadlock); later calls on the same context do
-// nothing. From then on globaltimer readings are taken beside the event anchors.
+// Loads the kernel that reads %globaltimer into the calling thread's context. Must be called while no kernel of NCCL can spin
+// on its device (loading a module beside one can deadlock); later calls on the same context do nothing. From then on globaltimer readings are taken beside the event anchors.
 void prepare_globaltimer() noexcept;
 
 // During its lifetime a library makes CUDA calls for a call that is already recorded: hooks pass them through.
@@ -107,15 +108,18 @@ class EndingContexts {
   static EndingContexts with_handle(void* context) noexcept;
   static EndingContexts of_device(int device) noexcept;  // those that may be its primary one
   static EndingContexts of_current_device() noexcept;    // null context: of whichever device turns out to be reset
+  // Green contexts hold the primary context of their device, which ends with its last holder.
+  static EndingContexts of_green_context(void* green) noexcept;
+  static EndingContexts of_execution_context(void* handle) noexcept;
 
   void ended() const noexcept;              // the call has destroyed them
   void ended_if_inactive() const noexcept;  // those of devices that have no primary context now
   void kept() const noexcept;               // it was refused
 
  private:
-  explicit EndingContexts(std::uint32_t held, bool sure) noexcept : held_(held), sure_(sure) {}
-  std::uint32_t held_;  // bits of the table of contexts
-  bool sure_;           // of the device
+  explicit EndingContexts(std::uint32_t held, std::uint32_t perhaps) noexcept : held_(held), perhaps_(perhaps) {}
+  std::uint32_t held_;     // bits of the table of contexts: they end
+  std::uint32_t perhaps_;  // and those that end if their devices have no primary context then
 };
 void after_fork() noexcept;  // no CUDA in the child of a process that used it
 

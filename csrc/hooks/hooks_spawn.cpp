@@ -37,6 +37,8 @@ constexpr std::size_t kMostVariables = 8192;  // of an environment that is copie
 constexpr std::size_t kPreloadBytes = 4096;
 constexpr std::size_t kMostPath = 4096;
 constexpr std::string_view kPreload = "LD_PRELOAD=";
+constexpr std::string_view kPlugin = "NCCL_PROFILER_PLUGIN=";
+constexpr std::string_view kChain = "STASHTRACE_NCCL_CHAIN=";  // the plugin that the job had
 constexpr std::string_view kDescriptors = "/proc/self/fd/";
 constexpr std::string_view kDirectory = "STASHTRACE_DIR=";
 constexpr const char* kElsewhere = "in a folder that its file actions choose";
@@ -225,46 +227,63 @@ struct Target {
 }
 
 // What an environment does to our library, and what has to be done to it.
-struct Preload {
-  bool changes = false;  // the variable at `place` has to be another one: without us where there is a reason, else with
-  int place = kAbsent;
+struct Changes {
+  bool preload =
+      false;  // the variable at `preload_at` has to be another one: without us where there is a reason, else with
+  int preload_at = kAbsent;
+  int plugin_at = kAbsent;         // it makes us NCCL's plugin, which has to be the job's own again
+  std::string_view plugin;         // that one; empty if the job had none
   std::size_t count = 0;           // variables
   const char* untraced = nullptr;  // the program runs without us, since its environment says so
+  bool any() const noexcept { return preload || plugin_at >= 0; }
 };
 
-Preload look_at_preload(char* const* environment, const char* why) noexcept {
-  Preload found;
+// Where NCCL would load us into a program that has to run without us.
+void look_at_plugin(char* const* environment, Changes& found) noexcept {
+  const int plugin = place_of(environment, found.count, kPlugin);
+  if (plugin < 0 || !is_ours(environment[plugin] + kPlugin.size())) return;
+  found.plugin_at = plugin;
+  const int chain = place_of(environment, found.count, kChain);
+  if (chain >= 0) found.plugin = environment[chain] + kChain.size();
+}
+
+Changes look_at_environment(char* const* environment, const char* why) noexcept {
+  Changes found;
   found.count = environment != nullptr ? length_of(environment) : 0;
   if (found.count > kMostVariables) return found;
-  found.place = place_of(environment, found.count, kPreload);
-  if (found.place == kNotKnown) return found;
-  const std::string_view list = found.place >= 0 ? environment[found.place] + kPreload.size() : std::string_view{};
+  if (why != nullptr) look_at_plugin(environment, found);
+  found.preload_at = place_of(environment, found.count, kPreload);
+  if (found.preload_at == kNotKnown) return found;
+  const std::string_view list =
+      found.preload_at >= 0 ? environment[found.preload_at] + kPreload.size() : std::string_view{};
   const bool ours = names_us(list);
-  if (why != nullptr) found.changes = ours;
+  if (why != nullptr) found.preload = ours;
   else if (own_preload_bytes == 0 || ours) return found;
   else if (list.empty()) found.untraced = kWithoutPreload;  // `env -i`, `env -u LD_PRELOAD`: a choice
   else if (place_of(environment, found.count, kDirectory) < 0) found.untraced = kWithoutDirectory;
-  else found.changes = true;
+  else found.preload = true;
   return found;
 }
 
-// Calls start(environment) with an environment that suits the program: `why` says that it must be without us. A call
-// that `returns` reports the program after it has started.
+// Calls start(environment) with an environment that suits the program: `why` says that it must be without us, neither
+// preloaded nor as NCCL's plugin. A call that `returns` reports the program after it has started.
 template <class Start>
 auto starting(const char* name, const char* why, char* const* environment, Start start, bool returns = false,
               bool is_program = false) {
   if (stashtrace::sandboxed()) why = stashtrace::sandbox_kills() ? "" : nullptr;  // nothing is reported any more
   if (why == nullptr && !is_program) return start(environment);
-  const auto [changes, place, count, untraced] = look_at_preload(environment, why);
-  if (!changes) {
-    if (untraced != nullptr && !returns) tell(name, untraced);
+  const Changes changes = look_at_environment(environment, why);
+  if (!changes.any()) {
+    if (changes.untraced != nullptr && !returns) tell(name, changes.untraced);
     const auto result = start(environment);
-    if (untraced != nullptr && returns && result == 0) tell(name, untraced);
+    if (changes.untraced != nullptr && returns && result == 0) tell(name, changes.untraced);
     return result;
   }
-  const std::string_view list = environment[place] + kPreload.size();
-  const std::size_t vector_bytes = (count + 1) * sizeof(char*);
-  const Copy copy(vector_bytes + kPreload.size() + list.size() + own_preload_bytes + 2);
+  const std::string_view list =
+      changes.preload ? environment[changes.preload_at] + kPreload.size() : std::string_view{};
+  const std::size_t vector_bytes = (changes.count + 1) * sizeof(char*);
+  const std::size_t preload_bytes = kPreload.size() + list.size() + own_preload_bytes + 2;
+  const Copy copy(vector_bytes + preload_bytes + kPlugin.size() + changes.plugin.size() + 1);
   if (copy.start() == nullptr) return start(environment);
   char* preload = copy.start() + vector_bytes;
   std::size_t length = kPreload.size();
@@ -280,11 +299,21 @@ auto starting(const char* name, const char* why, char* const* environment, Start
   // Behind them: a sanitizer's library ends the process if another one was loaded before it.
   if (why == nullptr) add({own_preload, own_preload_bytes});
   preload[length] = '\0';
+  char* plugin = preload + preload_bytes;
+  std::memcpy(plugin, kPlugin.data(), kPlugin.size());
+  std::memcpy(plugin + kPlugin.size(), changes.plugin.data(), changes.plugin.size());
+  plugin[kPlugin.size() + changes.plugin.size()] = '\0';
   auto** changed = reinterpret_cast<char**>(copy.start());
   std::size_t kept = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (static_cast<int>(i) != place) changed[kept++] = environment[i];
-    else if (length > kPreload.size()) changed[kept++] = preload;
+  for (std::size_t i = 0; i < changes.count; ++i) {
+    const int place = static_cast<int>(i);
+    if (changes.preload && place == changes.preload_at) {
+      if (length > kPreload.size()) changed[kept++] = preload;
+    } else if (place == changes.plugin_at) {
+      if (!changes.plugin.empty()) changed[kept++] = plugin;
+    } else {
+      changed[kept++] = environment[i];
+    }
   }
   changed[kept] = nullptr;
   if (why != nullptr && !returns) tell(name, why);

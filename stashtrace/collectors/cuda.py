@@ -56,6 +56,7 @@ def _devices(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, An
         "rank": context.rank,
         "track_id": [context.device_track(device) for device in rows["device_index"].tolist()],
         "uuid_code": context.codes(rows["uuid_id"]),
+        "gpu_uuid_code": context.codes(rows["gpu_uuid_id"]),
         "name_code": context.codes(rows["name_id"]),
         "bus_code": context.codes(rows["bus_id"]),
     }

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
-from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
 _READS_COUNT = 20_000
@@ -76,7 +76,8 @@ def record_cost_ns() -> float | None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return int(done.stdout) / _READS_COUNT
 
-    bare = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
+    bare = untraced_environment(os.environ)
+    bare.pop("LD_PRELOAD", None)
     added_ns = []
     try:
         with tempfile.TemporaryDirectory() as folder:

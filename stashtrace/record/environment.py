@@ -79,6 +79,31 @@ def traced_environment(
     return environment
 
 
+def without_library(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose programs start without our libraries: neither preloaded nor as NCCL's plugin.
+
+    Preloads of others keep their order, and NCCL gets the plugin that the job had.
+    """
+    kept = dict(environment)
+    preload = [part for part in kept.pop("LD_PRELOAD", "").replace(" ", ":").split(":") if part]
+    if others := [part for part in preload if not _is_ours(part)]:
+        kept["LD_PRELOAD"] = ":".join(others)
+    if _is_ours(kept.get("NCCL_PROFILER_PLUGIN", "")):
+        del kept["NCCL_PROFILER_PLUGIN"]
+        if chain := kept.get("STASHTRACE_NCCL_CHAIN"):
+            kept["NCCL_PROFILER_PLUGIN"] = chain
+    return kept
+
+
+def untraced_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which nothing of ours records or is told anything."""
+    return {k: v for k, v in without_library(environment).items() if not k.startswith("STASHTRACE_")}
+
+
+def _is_ours(library: str) -> bool:
+    return Path(library).name in (LIBRARY_PATH.name, LOOKUP_LIBRARY)
+
+
 def _take_profiler_slot(environment: dict[str, str], library: str) -> None:
     """Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had."""
     former = environment.get("NCCL_PROFILER_PLUGIN", "")

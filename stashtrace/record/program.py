@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
+from stashtrace.record.environment import LIBRARY_PATH
 from stashtrace.record.preload import preload_path
 
 
@@ -92,12 +92,6 @@ def preload_obstacle(path: str | os.PathLike[str]) -> str | None:
     ask.argtypes = (ctypes.c_char_p,)
     answer = ask(os.fsencode(path))
     return answer.decode() if answer else None
-
-
-def without_library(preload: str) -> str:
-    """Return LD_PRELOAD without our libraries; the others keep their order."""
-    ours = (LIBRARY_PATH.name, LOOKUP_LIBRARY)
-    return ":".join(part for part in preload.replace(" ", ":").split(":") if part and Path(part).name not in ours)
 
 
 def loader_takes_library(path: str | os.PathLike[str]) -> bool:

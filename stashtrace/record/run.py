@@ -31,14 +31,14 @@ from stashtrace.record.directory import (
     was_replaced,
     write_run_file,
 )
-from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, traced_environment, without_library
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
 from stashtrace.record.launchers import announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
-from stashtrace.record.program import find_program, preload_obstacle, spawn, without_library
+from stashtrace.record.program import find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged import list_for_run
 from stashtrace.run_facts import GPU_INVENTORY
@@ -173,7 +173,7 @@ def run_command(
     content = run_facts(command, job, options.recorded_collectors()) | options.to_run_facts()
     obstacle = preload_obstacle(program)
     if obstacle is not None:
-        environment["LD_PRELOAD"] = without_library(environment["LD_PRELOAD"])
+        environment = without_library(environment)
         content["not_recorded"] = f"{Path(program).name} ({obstacle})"
     is_new = out is None or bool(url) or not os.path.exists(out)
     with file_rights(options.share):

@@ -206,6 +206,7 @@ DEVICES = schema(
     ("device_index", "i8", "", "CUDA ordinal within the process"),
     Column("track_id", "i8", "", "the device", of="tracks.track_id"),
     Column("uuid_code", "i8", "", "the same device has the same in every process", role="text"),
+    Column("gpu_uuid_code", "i8", "", "of a MIG instance, the GPU that it is part of; else empty", role="text"),
     Column("name_code", "i8", "", "product", role="text"),
     Column("bus_code", "i8", "", "PCI address", role="text"),
     Column("memory_bytes", "i8", "bytes", "total, -1 if unknown", missing=-1),

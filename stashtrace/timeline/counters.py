@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stashtrace import _native
+from stashtrace.analysis.devices.identity import counted_gpu
 from stashtrace.analysis.devices.launches import first_of_each, waiting
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import TrackKind
@@ -73,7 +74,7 @@ def counter_layer(
         encoder.counter(sequence_id, tree.counter(parent, line, unit), ts_ns, values)
 
     below = {
-        rows.trace.text(row["uuid_code"]): groups[row["process_id"], row["device_index"]]
+        counted_gpu(rows.trace, row): groups[row["process_id"], row["device_index"]]
         for row in rows.table("devices").rows()
     }
     of_rank = []

@@ -109,7 +109,7 @@ class TestWhatWouldDecide:
     """Equal runs of steps that spread too much for an answer, in folders that a shell does not take as they are."""
 
     def inconclusive(self, tmp_path: Path, before: list[str], after: list[str]) -> list[str]:
-        runs = [record("run a", 1, spread_ratio=0.25), record("run b", 1, spread_ratio=0.25)]
+        runs = [record("run a", 1, spread_ratio=0.25), record("run b", 2, spread_ratio=0.25)]
         for run, command, folder in zip(runs, (before, after), ("old 'dir", "new dir"), strict=True):
             (tmp_path / folder).mkdir(exist_ok=True)
             self.change(Path(run), command=command, working_directory=str(tmp_path / folder))

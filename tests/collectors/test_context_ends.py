@@ -20,6 +20,7 @@ CALLS = (
     "cuDevicePrimaryCtxReset_v2",
     "cuDevicePrimaryCtxRelease",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuGreenCtxDestroy",
 )
 DONE, IN_FLIGHT = 3, 2  # copies of the program in each place
 
@@ -57,7 +58,7 @@ def check_halves(run: Recording) -> None:
     assert {row["track_id"] for row in before} & {row["track_id"] for row in after} == set()
 
 
-@pytest.mark.parametrize("call", ["cudaDeviceReset", *CALLS])
+@pytest.mark.parametrize("call", ["cudaDeviceReset", "cudaExecutionCtxDestroy", *CALLS])
 def test_recording_starts_afresh(tmp_path: Path, call: str) -> None:
     check_halves(lives(call, tmp_path))
 
@@ -73,6 +74,35 @@ def test_a_context_that_is_still_in_use_loses_nothing(tmp_path: Path) -> None:
     assert [is_timed(row) for row in rows] == [True] * (2 * DONE + 1)
     assert len({row["track_id"] for row in rows}) == 1
     assert lost(run) == {}
+
+
+@pytest.mark.parametrize("call", ["cuGreenCtxDestroy", "cudaExecutionCtxDestroy"])
+def test_streams_of_green_contexts_under_cuda_12(tmp_path: Path, call: str) -> None:
+    """Their context is told by another function: cuStreamGetCtx refuses them until CUDA 13."""
+    check_halves(lives(call, tmp_path, "driver 12080"))
+
+
+def test_the_last_green_context_ends_the_primary_one(tmp_path: Path) -> None:
+    run = lives("green_holds_primary", tmp_path)
+    rows = brackets(run, Bracket.COPY)
+    assert [is_timed(row) for row in rows] == [True] * 2 * DONE + [False] * IN_FLIGHT
+    assert lost(run) == {"context_ended": IN_FLIGHT}
+
+
+def test_a_detached_stream_is_gone(tmp_path: Path) -> None:
+    run = play("green_unseen", tmp_path, program=program())
+    assert run.stdout == "done\n"
+    assert brackets(run, Bracket.BATCH_WAIT) == [], "the driver refuses all work on it"
+    timed = [is_timed(row) for row in brackets(run, Bracket.COPY)]
+    assert timed[DONE:] == [True] * DONE, "that of another context"
+    # What the thread that reads events had not come to when the context was destroyed past the hooks is counted.
+    assert sum(lost(run).values()) == timed.count(False)
+
+
+def test_contexts_without_a_place_are_counted(tmp_path: Path) -> None:
+    run = lives("many_contexts", tmp_path)
+    assert len(brackets(run, Bracket.COPY)) == 32 * 2 * DONE
+    assert lost(run) == {"too_many_contexts": 3}
 
 
 def test_the_other_device_is_not_disturbed(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_memsets_of_rows_and_planes_are_compute(tmp_path: Path) -> None:
     assert awaited == [(Awaited.COMPUTE, 0)] * 2
 
 
+def test_cooperative_kernels_are_compute_and_managed_memory_is_allocated(tmp_path: Path) -> None:
+    run = both("cooperative", tmp_path)
+    assert run.stdout == "cooperative 0 0 0\ndone\n"
+    (wait,) = brackets(run, Bracket.STREAM_WAIT)
+    assert wait["awaited_code"] == Awaited.COMPUTE, "not the copy before it"
+    allocated = [row for row in run.trace.device_calls.rows() if row["call_code"] == DeviceCall.ALLOCATE]
+    assert [row["size_bytes"] for row in allocated][-2:] == [7 * KILO, 9 * KILO]
+
+
 def test_giving_registered_memory_back_is_a_call(tmp_path: Path) -> None:
     run = both("host_memory", tmp_path)
     assert run.stdout == "host_memory 0 0 713\ndone\n"
@@ -158,6 +167,9 @@ said += [function("cuMemcpy3D", 3020, pointer)(inside), function("cuMemcpy3DAsyn
          function("cuMemcpy", 4000, Q, Q, Z)(here, pinned.value, 800_000),
          # A thread's own stream is one that the legacy stream waits for, which is timed no more from here on.
          function("cuMemcpy2DAsync", 7000, c.POINTER(Rectangle), P, flags=2)(any, None)]
+pitch, made = Z(), Q()
+said += [function("cuMemAllocManaged", 6000, c.POINTER(Q), Z, U)(made, 5000, 1),
+         function("cuMemAllocPitch", 3020, c.POINTER(Q), c.POINTER(Z), Z, Z, U)(made, pitch, 100, 60, 4)]
 said += [function("cuMemsetD2D8", 3020, Q, Z, c.c_ubyte, Z, Z)(here, 2000, 1, 1000, 100),
          function("cuMemsetD2D8Async", 3020, Q, Z, c.c_ubyte, Z, Z, P)(here, 2000, 1, 1000, 100, stream),
          function("cuMemsetD8", 3020, Q, c.c_ubyte, Z)(here, 1, 1000),
@@ -187,7 +199,7 @@ def test_the_drivers_own_calls(tmp_path: Path) -> None:
     assert bare.returncode == 0, bare.stderr
     doubles = fake_environment(tmp_path / "doubles", "devices 2\ndriver 13010")
     run = record(command, tmp_path / "run", collectors=["cuda"], lookup_hook=True, env=doubles)
-    assert run.stdout == bare.stdout == "0 0 0 0 713 0 0 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 0 0 [1, 2, 4, 5]\n"
+    assert run.stdout == bare.stdout == "0 0 0 0 713 0 0 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 0 0 [1, 2, 4, 5]\n"
     inside, peer = CopyDirection.DEVICE_TO_DEVICE, CopyDirection.PEER
     assert copies(run) == [
         (TO, 100 * KILO, PAGEABLE),
@@ -207,5 +219,7 @@ def test_the_drivers_own_calls(tmp_path: Path) -> None:
     assert [is_timed(row) for row in held] == [True] * 4
     assert len({row["track_id"] for row in held}) == 2, "the last is on the thread's own stream"
     assert calls(run)[DeviceCall.ALLOCATE_HOST] == 2
+    allocated = [row for row in run.trace.device_calls.rows() if row["call_code"] == DeviceCall.ALLOCATE]
+    assert [row["size_bytes"] for row in allocated][-2:] == [5 * KILO, 6 * KILO]
     freed = [row["status_code"] for row in run.trace.device_calls.rows() if row["call_code"] == DeviceCall.FREE]
     assert freed == [0, 713, 0]

@@ -12,6 +12,7 @@ from device import calls, fake_environment, run_ranks
 from recorded import Recording, record
 from test_nccl import needs_shared_memory, rows
 
+from stashtrace.analysis.devices.identity import counted_gpu
 from stashtrace.format.reader import open_run
 from stashtrace.schema.kinds import Bracket, BracketFlag, StreamFlag
 
@@ -134,10 +135,48 @@ def test_every_device_of_a_process_has_its_globaltimer_read(tmp_path: Path) -> N
     assert calls(tmp_path, "cuda")["cuModuleLoadData"] == 2, "once per context"
 
 
-def test_no_kernel_is_loaded_once_an_operation_was_issued(tmp_path: Path) -> None:
-    program = "allreduce 1MB stream=1; sync stream=1; device 1; comm all new=10"
-    run_ranks(1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"})
-    assert calls(tmp_path, "cuda")["cuModuleLoadData"] == 1, "beside a kernel of NCCL that waits it can deadlock"
+def test_a_device_whose_first_communicator_comes_late_has_its_globaltimer_read(tmp_path: Path) -> None:
+    """No kernel of NCCL can wait on it yet, and NCCL itself loads kernels there for its first communicator."""
+    program = "allreduce 1MB stream=1; sync stream=1; device 1; comm all new=10; sleep 50ms"
+    run = run_ranks(
+        1, program, tmp_path, "devices 2", collectors=("cuda", "nccl"), env={"STASHTRACE_NCCL_SOURCE": "plugin"}
+    )
+    assert [result["errors"] for result in run.results()] == [{}]
+    (process,) = open_run(run.directory).processes
+    readings = process.load().records["device_clock"].rows
+    assert {int(r["device_index"]) for r in readings if r["clock_code"] == 2} == {0, 1}
+    assert calls(tmp_path, "cuda")["cuModuleLoadData"] == 2, "once per context"
+
+
+def test_no_kernel_is_loaded_on_a_device_where_one_of_nccl_may_wait(tmp_path: Path) -> None:
+    """At the first communicator the driver does not tell the device: no kernel is loaded then, so none later."""
+    tell_device = "repeat 10 { allocate 1KB; free }"
+    program = f"allreduce 1MB stream=1; {tell_device}; sync stream=1; comm all new=10; sleep 50ms"
+    script = "fail cuCtxGetDevice 201 first 6"
+    env = {"STASHTRACE_NCCL_SOURCE": "events"}
+    run = run_ranks(1, program, tmp_path, script, collectors=("cuda", "nccl"), env=env)
+    assert [result["errors"] for result in run.results()] == [{}]
+    assert "cuModuleLoadData" not in calls(tmp_path, "cuda"), "beside a kernel of NCCL that waits it can deadlock"
+    assert [row["device_index"] for row in run.trace.device_calls.rows()][-1] == 0, "by then it is told"
+
+
+def test_samples_of_a_mig_instance_are_those_of_its_gpu(tmp_path: Path) -> None:
+    """CUDA tells the UUID of the instance, NVML lists the GPU."""
+    instance, gpu = "MIG-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbe01", "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01"
+    run = run_ranks(
+        1,
+        "copy h2d 1MB stream=1; sync stream=1; sleep 1s",
+        tmp_path,
+        "devices 2\ndevice 1 mig 1\n",
+        collectors=("cuda", "nvml"),
+        env={"CUDA_VISIBLE_DEVICES": instance},
+    )
+    assert [result["errors"] for result in run.results()] == [{}]
+    trace = run.trace
+    (device,) = trace.devices.rows()
+    assert (trace.text(device["uuid_code"]), trace.text(device["gpu_uuid_code"])) == (instance, gpu)
+    assert counted_gpu(trace, device) == gpu
+    assert f"gpu_pcie_transmit_bytes_total.{gpu}" in {trace.text(track["name_code"]) for track in trace.tracks.rows()}
 
 
 def test_refused_globaltimer_harms_nothing(tmp_path: Path) -> None:

@@ -34,11 +34,15 @@ cuGraphLaunch 10000 0
 cuGraphLaunch 10000 2
 cuLaunchHostFunc 10000 0
 cuLaunchHostFunc 10000 2
+cuLaunchCooperativeKernel 9000 0
+cuLaunchCooperativeKernel 9000 2
 cuLaunchKernel 4000 0
 cuLaunchKernel 7000 2
 cuLaunchKernelEx 11060 0
 cuLaunchKernelEx 11060 2
 cuMemAlloc 3020 0
+cuMemAllocManaged 6000 0
+cuMemAllocPitch 3020 0
 cuMemFree 3020 0
 cuMemFreeHost 2000 0
 cuMemHostAlloc 2020 0

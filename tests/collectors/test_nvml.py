@@ -153,6 +153,8 @@ def test_what_is_not_offered_is_told_once_and_not_asked_again(tmp_path: Path) ->
     assert {severity for _, severity, _ in sampled.losses()} == {Severity.INFO}
     assert calls(tmp_path)["nvmlDeviceGetPowerUsage"] == 1
     assert {"pcie_transmit_bytes_total", "power_watts"}.isdisjoint(sampled.names())
+    # What one counter of the links lacks is not what their bytes lack.
+    assert sampled.rate("nvlink_transmit_bytes_total") == pytest.approx(25e9, rel=1e-2)
     assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(3e9, rel=1e-2)
 
 
@@ -303,10 +305,23 @@ def test_links_one_by_one_on_request(tmp_path: Path) -> None:
     assert sampled.losses() == []
 
 
-def test_nvlink_5_is_counted_by_link(tmp_path: Path) -> None:
-    sampled = sample(tmp_path, RATES + "links 2\nnvlink5 1\nunsupported 138 139\n", arguments=("1.5",))
+@pytest.mark.parametrize("code", [3, 2, 4, 999])  # not supported, invalid argument, no permission, unknown
+def test_nvlink_5_is_counted_by_link(tmp_path: Path, code: int) -> None:
+    script = f"{RATES}links 36\nnvlink5 1\nrefused 138:{code} 139:{code}\n"
+    sampled = sample(tmp_path, script, arguments=("1.5",))
     assert len(sampled.series("nvlink_transmit_bytes_total")[0]) == 0
-    assert sampled.rate("nvlink_transmit_bytes_total", 0, 1) == pytest.approx(12.5e9, rel=1e-2)
+    for link in (0, 17, 18, 35):
+        assert sampled.rate("nvlink_transmit_bytes_total", 0, link) == pytest.approx(25e9 / 36, rel=1e-2)
+    assert sampled.losses() == [], "nothing is missing"
+
+
+def test_bytes_over_nvlink_that_are_counted_in_no_way_are_told(tmp_path: Path) -> None:
+    sampled = sample(tmp_path, RATES + "refused 138:999 139:3\n", arguments=("0.5",))
+    told = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}
+    assert told == {
+        ("counter_failed", "nvlink_transmit_bytes_total"),
+        ("counter_not_offered", "nvlink_receive_bytes_total"),
+    }
 
 
 @pytest.mark.truth

@@ -16,7 +16,7 @@ from collectors.recorded import compiled, plain_environment, record
 from stashtrace.analysis.findings.trust import trust
 from stashtrace.record.doctor import checks
 from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.program import preload_obstacle, without_library
+from stashtrace.record.program import preload_obstacle
 from stashtrace.schema.kinds import IoOp
 
 PROGRAM = '#include <stdio.h>\nint main(int n, char** v) { printf("said %d\\n", n); return n > 1 ? 7 : 3; }\n'
@@ -117,7 +117,34 @@ def test_other_preloads_stay(tmp_path: Path, unsuited: Path) -> None:
     command = [compiled("spawn_scenes.c"), "execve", unsuited]
     done = record(command, tmp_path / "run", exit_code=7, env={"LD_PRELOAD": str(tmp_path / "mine.so")})
     assert done.stdout == "mine mine said 2\n"
-    assert without_library(f"{LIBRARY_PATH}:/x/mine.so other.so") == "/x/mine.so:other.so"
+
+
+SAYS_PLUGIN = (
+    "#include <stdio.h>\n#include <stdlib.h>\n"
+    'int main() { const char* p = getenv("NCCL_PROFILER_PLUGIN"); puts(p != NULL ? p : "none"); }\n'
+)
+
+
+@pytest.mark.parametrize("own", ["", "/x/libinspector.so"])
+def test_nccl_in_an_unsuited_program_does_not_load_the_recorder(tmp_path: Path, own: str) -> None:
+    """It would map a library that the program cannot live with, or write where the program must not be recorded."""
+    loader = tmp_path / "ld-other"
+    shutil.copy(os.path.realpath(LOADERS[os.uname().machine]), loader)
+    (tmp_path / "says.c").write_text(SAYS_PLUGIN)
+    program = tmp_path / "says"
+    subprocess.run(["gcc", "-w", f"-Wl,--dynamic-linker={loader}", "-o", program, tmp_path / "says.c"], check=True)
+    env = {"NCCL_PROFILER_PLUGIN": own} if own else {}
+    heard = (own or "none") + "\n"
+    for way in ("execve", "posix_spawn", "system"):
+        command = [compiled("spawn_scenes.c"), way, program]
+        done = record(command, tmp_path / way, collectors=("posix_io", "nccl"), env=env)
+        assert done.stdout == heard, way
+        command = ["env", "-u", "LD_PRELOAD", *command]  # loaded by nothing but NCCL: its hooks are not in front
+        done = record(command, tmp_path / f"bare {way}", collectors=("posix_io", "nccl"), env=env)
+        assert done.stdout == f"{LIBRARY_PATH}\n"
+    command = [sys.executable, "-m", "stashtrace", "run", "--out", str(tmp_path / "run"), "--", str(program)]
+    done = subprocess.run(command, env=plain_environment(env), capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(heard)
 
 
 #: Starts `cat FILE` with an environment of its own: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).

@@ -29,6 +29,10 @@ SAME(kNotSupported, CUDA_ERROR_NOT_SUPPORTED); SAME(kCaptureUnsupported, CUDA_ER
 SAME(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 SAME(kCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
 SAME(kCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT); SAME(kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
+SAME(kNotPermitted, CUDA_ERROR_NOT_PERMITTED);
+#if CUDA_VERSION >= 13050
+SAME(kStreamDetached, CUDA_ERROR_STREAM_DETACHED); SAME(kStreamDetached, cudaErrorStreamDetached);
+#endif
 SAME(kStreamDefault, CU_STREAM_DEFAULT); SAME(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
 SAME(kEventDefault, CU_EVENT_DEFAULT); SAME(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
 SAME(kEventRecordExternal, CU_EVENT_RECORD_EXTERNAL);
@@ -109,6 +113,9 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, kCaptureUnjoined);
 SAME(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, kCaptureIsolation);
 SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, kCaptureImplicit); SAME(CUDA_ERROR_CAPTURED_EVENT, kCapturedEvent);
 SAME(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, kCaptureWrongThread);
+#if CUDA_VERSION >= 13050
+SAME(CUDA_ERROR_STREAM_DETACHED, kStreamDetached);
+#endif
 SAME(CU_STREAM_NON_BLOCKING, kStreamNonBlocking); SAME(CU_EVENT_DISABLE_TIMING, kEventDisableTiming);
 SAME(CU_EVENT_RECORD_EXTERNAL, kRecordExternal); SAME(CU_STREAM_CAPTURE_MODE_RELAXED, kCaptureRelaxed);
 """
@@ -176,4 +183,7 @@ def test_the_runtimes_functions_are_those_of_the_header(per_thread: bool, tmp_pa
         unknown -= {name for name, _ in here}
         lines = [f"namespace own {{ SAME({name}{', ' * bool(rest)}{rest}) }}" for name, rest in here]
         compile_with(include, RUNTIME + "\n".join(lines), tmp_path, *options)
-    assert unknown <= {"cudaLaunchHostFunc_v2", "cudaLaunchHostFunc_v2_ptsz"}, "these came with CUDA 13.1"
+    came_with_13_1 = {
+        f"cuda{name}" for name in ("ExecutionCtxDestroy", "ExecutionCtxStreamCreate", "LaunchHostFunc_v2")
+    }
+    assert unknown <= came_with_13_1 | {"cudaLaunchHostFunc_v2_ptsz"}

@@ -31,7 +31,7 @@ enum : int {
   kPeerAccessNotEnabled = 705, kContextDestroyed = 709, kAlreadyRegistered = 712, kNotRegistered = 713,
   kLaunchFailed = 719, kNotSupported = 801, kCaptureUnsupported = 900, kCaptureInvalidated = 901,
   kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureIsolation = 905,
-  kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
+  kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908, kStreamDetached = 917,
 };
 enum : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum : unsigned { kStreamNonBlocking = 1, kEventBlockingSync = 1, kEventDisableTiming = 2, kRecordExternal = 1 };
@@ -108,6 +108,7 @@ struct Context {
   int device = 0;
   std::uint64_t id = 0;
   bool primary = false, dead = false;
+  Context* base = nullptr;  // of a context that stands for a green one: the primary context, which has all but its streams
   std::uint64_t life = 0;  // a device's primary context comes back under the same handle
   int retained = 0;
   Stream* legacy = nullptr;
@@ -136,13 +137,17 @@ struct State {
   std::atomic<std::uint64_t> next_correlation{1};
   std::atomic<RanObserver> observer{nullptr};
   std::vector<Context*> primaries;
-  std::unordered_set<const void*> contexts, streams, events, graphs, graph_execs;
+  std::unordered_set<const void*> contexts, greens, streams, events, graphs, graph_execs;
   std::vector<CapturePtr> captures;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<int, std::size_t> used_bytes;
 };
 
 State& state();
+Context* make_context(int device, bool primary);
+void end_life(Context* context);  // all that belongs to it is gone with it, see is_gone(); what runs on its streams runs on
+int retain_primary(int device, Context** primary);  // mutex held
+void release_primary(Context* primary);
 extern thread_local std::vector<Context*> t_contexts;
 extern thread_local int t_capture_mode;
 
@@ -163,6 +168,12 @@ bool is_gone(const Object& object) {
   return object.context->dead || object.context->life != object.life;
 }
 int use_of_a_dead_handle();
+// Why find_stream() found none. cuda.h 13.5, 27703: calls with a stream of a destroyed green context are refused by 917,
+// all but cuStreamDestroy.
+int no_stream(void* handle);
+// Events belong to the primary context also where a green one was current: cuda_runtime_api.h 13.5, 14178.
+void* green_of(const Context* context);  // the CUgreenCtx that it stands for, null
+inline Context* owner_of_events(Context* context) { return context->base != nullptr ? context->base : context; }
 
 // The stream behind a handle (0 and 1: legacy, 2: per thread); null if it is none. Mutex held.
 Stream* find_stream(void* handle);
@@ -212,4 +223,4 @@ struct InstantWork : Work {
   if (reinterpret_cast<std::uintptr_t>(handle) <= 2 && context_error() != kSuccess) return context_error(); \
   std::unique_lock lock(state().mutex);                                                           \
   Stream* stream = find_stream(handle);                                                           \
-  if (stream == nullptr) return kInvalidHandle
+  if (stream == nullptr) return no_stream(handle)

@@ -35,6 +35,10 @@ using Box = stashtrace::cuda::DriverBoxCopy;
   X(cuCtxSynchronize, 2000) \
   X(cuCtxGetStreamPriorityRange, 5050, int*, int*) \
   X(cuCtxEnablePeerAccess, 4000, void*, unsigned) \
+  X(cuDevResourceGenerateDesc, 12040, void**, const void*, unsigned) \
+  X(cuGreenCtxCreate, 12040, void**, void*, int, unsigned) \
+  X(cuGreenCtxDestroy, 12040, void*) \
+  X(cuGreenCtxStreamCreate, 12050, void**, void*, unsigned, int) \
   X(cuStreamCreateWithPriority, 5050, void**, unsigned, int) \
   X(cuStreamDestroy, 4000, void*) \
   X(cuStreamQuery, 2000, void*) \
@@ -59,6 +63,7 @@ using Box = stashtrace::cuda::DriverBoxCopy;
   X(cuMemGetInfo, 3020, std::size_t*, std::size_t*) \
   X(cuMemAlloc, 3020, Address*, std::size_t) \
   X(cuMemAllocManaged, 6000, Address*, std::size_t, unsigned) \
+  X(cuMemAllocPitch, 3020, Address*, std::size_t*, std::size_t, std::size_t, unsigned) \
   X(cuMemFree, 3020, Address) \
   X(cuMemAllocAsync, 11020, Address*, std::size_t, void*) \
   X(cuMemFreeAsync, 11020, Address, void*) \
@@ -84,6 +89,7 @@ using Box = stashtrace::cuda::DriverBoxCopy;
   X(cuModuleLoadData, 2000, void**, const void*) \
   X(cuModuleGetFunction, 2000, void**, void*, const char*) \
   X(cuLaunchKernel, 4000, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**) \
+  X(cuLaunchCooperativeKernel, 9000, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**) \
   X(cuGraphInstantiateWithFlags, 11040, void**, void*, unsigned long long) \
   X(cuGraphLaunch, 10000, void*, void*) \
   X(cuGraphGetNodes, 10000, void*, void**, std::size_t*) \

@@ -57,25 +57,6 @@ struct RealEngine final : Engine {
   std::uint64_t next_correlation() override { return state().next_correlation.fetch_add(1); }
 };
 
-Context* make_context(int device, bool primary) {
-  auto* context = new Context();
-  context->device = device;
-  context->id = state().next_id.fetch_add(1);
-  context->primary = primary;
-  context->legacy = make_stream(context, 0, 0);
-  context->legacy->legacy = true;
-  state().contexts.insert(context);
-  return context;
-}
-
-// All that belongs to the context is gone with it, see is_gone(). What runs on its streams runs on.
-void end_life(Context* context) {
-  context->dead = true;
-  ++context->life;
-  context->retained = 0;
-  context->streams.clear();
-}
-
 void revive(Context* context) {
   context->dead = false;
   context->id = state().next_id.fetch_add(1);
@@ -83,12 +64,17 @@ void revive(Context* context) {
   context->legacy->legacy = true;
 }
 
-// Physical number of an ordinal of this process: CUDA_VISIBLE_DEVICES with plain numbers.
+// Physical number of an ordinal of this process: CUDA_VISIBLE_DEVICES with plain numbers, or the UUID of a MIG instance,
+// whose last byte is the number of its GPU here.
 int physical(int ordinal) {
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return ordinal;
   for (const char* at = visible; *at != '\0'; ++at) {
-    if (ordinal-- == 0) return atoi(at);
+    if (ordinal-- == 0) {
+      const std::string one(at, std::strcspn(at, ","));
+      if (!one.starts_with("MIG-")) return atoi(at);
+      return one.size() < 6 ? -1 : static_cast<int>(std::stoul(one.substr(one.size() - 2), nullptr, 16));
+    }
     while (*at != ',' && *at != '\0') ++at;
     if (*at == '\0') break;
   }
@@ -107,6 +93,41 @@ int device_error(int device) {
 }
 
 }  // namespace
+
+namespace fake {
+
+Context* make_context(int device, bool primary) {
+  auto* context = new Context();
+  context->device = device;
+  context->id = state().next_id.fetch_add(1);
+  context->primary = primary;
+  context->legacy = make_stream(context, 0, 0);
+  context->legacy->legacy = true;
+  state().contexts.insert(context);
+  return context;
+}
+
+void end_life(Context* context) {
+  context->dead = true;
+  ++context->life;
+  context->retained = 0;
+  context->streams.clear();
+}
+
+int retain_primary(int device, Context** primary) {
+  Context*& known = state().primaries[static_cast<std::size_t>(device)];
+  if (known == nullptr) known = make_context(device, true);
+  if (known->dead) revive(known);
+  ++known->retained;
+  *primary = known;
+  return kSuccess;
+}
+
+void release_primary(Context* primary) {
+  if (--primary->retained == 0) end_life(primary);
+}
+
+}  // namespace fake
 
 extern "C" __attribute__((visibility("default"))) Engine* fake_engine() {
   static RealEngine* const engine = new RealEngine();
@@ -164,17 +185,25 @@ FAKE_API int cuDeviceGetName(char* name, int bytes, int device) {
   return kSuccess;
 }
 
+static void put_uuid(unsigned char* uuid, int first, int device) {
+  for (int at = 0; at < 16; ++at) uuid[at] = static_cast<unsigned char>(first + at);
+  uuid[15] = static_cast<unsigned char>(physical(device));
+}
+
+// `mig 1`: the device is an instance of a GPU. cuda.h 13.5, 5812: then its own UUID is told.
 FAKE_API int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   FAKE_CALL(cuDeviceGetUuid_v2);
   if (const int error = device_error(device); error != kSuccess) return error;
-  for (int at = 0; at < 16; ++at) uuid[at] = static_cast<unsigned char>(0xa0 + at);
-  uuid[15] = static_cast<unsigned char>(physical(device));
+  put_uuid(uuid, device_setting(physical(device), "mig", 0) != 0 ? 0xb0 : 0xa0, device);
   return kSuccess;
 }
 
+// cuda.h 12.9, 5240: that of the device, without a word of MIG.
 FAKE_API int cuDeviceGetUuid(unsigned char* uuid, int device) {
   FAKE_CALL(cuDeviceGetUuid);
-  return cuDeviceGetUuid_v2(uuid, device);
+  if (const int error = device_error(device); error != kSuccess) return error;
+  put_uuid(uuid, 0xa0, device);
+  return kSuccess;
 }
 
 FAKE_API int cuDeviceTotalMem_v2(std::size_t* bytes, int device) {
@@ -217,12 +246,10 @@ FAKE_API int cuDevicePrimaryCtxRetain(void** context, int device) {
   FAKE_CALL(cuDevicePrimaryCtxRetain);
   if (const int error = device_error(device); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
-  Context*& primary = state().primaries[static_cast<std::size_t>(device)];
-  if (primary == nullptr) primary = make_context(device, true);
-  if (primary->dead) revive(primary);
-  ++primary->retained;
+  Context* primary = nullptr;
+  const int error = retain_primary(device, &primary);
   *context = primary;
-  return kSuccess;
+  return error;
 }
 
 FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
@@ -231,7 +258,7 @@ FAKE_API int cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
   Context* primary = state().primaries[static_cast<std::size_t>(device)];
   if (primary == nullptr || primary->dead) return kInvalidContext;
-  if (--primary->retained == 0) end_life(primary);
+  release_primary(primary);
   return kSuccess;
 }
 FAKE_API int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
@@ -351,6 +378,9 @@ int synchronize(Context* context) {
   if (const int error = unsafe_call(); error != kSuccess) return error;
   std::vector<CompletionPtr> pending;
   for (Stream* stream : context->streams) pending.push_back(stream->last);
+  for (const void* other : state().contexts)  // cuda.h 13.5, 7058: of the primary context, also green ones
+    for (Stream* stream : static_cast<const Context*>(other)->streams)
+      if (stream->context->base == context) pending.push_back(stream->last);
   for (const CompletionPtr& done : pending) wait_for(lock, done);
   return kSuccess;
 }

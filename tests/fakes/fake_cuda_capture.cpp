@@ -90,10 +90,10 @@ int status_of(Stream* stream, int* status) {
   if (const int error = context_error(); error != kSuccess) return error; \
   std::unique_lock lock(state().mutex);                                  \
   Stream* stream = find_stream(handle);                                  \
-  if (stream == nullptr) return kInvalidHandle
+  if (stream == nullptr) return no_stream(handle)
 
 FAKE_API int cuThreadExchangeStreamCaptureMode(int* mode) {
-  FAKE_CALL(cuThreadExchangeStreamCaptureMode);
+  AS_READ(cuThreadExchangeStreamCaptureMode, false);  // cuda.h 13.5, 17471: it lists no error of a context
   if (*mode < kCaptureGlobal || *mode > kCaptureRelaxed) return kInvalidValue;
   std::swap(*mode, t_capture_mode);
   return kSuccess;

@@ -78,7 +78,8 @@ FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsign
   if (const int error = context_error(); error != kSuccess) return error;
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr || handle_of_function == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
+  if (handle_of_function == nullptr) return kInvalidHandle;
   const auto* function = static_cast<Function*>(handle_of_function);
   Ran description{RanKind::kernel};
   description.name = function->name;
@@ -94,6 +95,12 @@ FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsign
   const double slower = device_setting(stream->context->device, "kernel.slower", 1);
   const auto slowed = static_cast<std::int64_t>(static_cast<double>(duration_ns) * slower);
   return submit(lock, stream, std::make_shared<TimedWork>(slowed), description);
+}
+
+FAKE_API int cuLaunchCooperativeKernel(void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                                       unsigned shared_bytes, void* stream, void** arguments) {
+  FAKE_CALL(cuLaunchCooperativeKernel);
+  return cuLaunchKernel(function, a, b, c, d, e, f, shared_bytes, stream, arguments, nullptr);
 }
 
 struct LaunchConfig {  // CUlaunchConfig

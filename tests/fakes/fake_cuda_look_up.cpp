@@ -93,6 +93,9 @@ PER_THREAD(cuLaunchHostFunc_ptsz, (void* stream, void (*function)(void*), void* 
            (own(stream), function, data))
 PER_THREAD(cuLaunchHostFunc_v2_ptsz, (void* stream, void (*function)(void*), void* data, unsigned how), cuLaunchHostFunc_v2,
            (own(stream), function, data, how))
+PER_THREAD(cuLaunchCooperativeKernel_ptsz, (void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                                            unsigned shared, void* stream, void** arguments),
+           cuLaunchCooperativeKernel, (function, a, b, c, d, e, f, shared, own(stream), arguments))
 PER_THREAD(cuLaunchKernel_ptsz, (void* function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
                                  unsigned shared, void* stream, void** arguments, void** extra),
            cuLaunchKernel, (function, a, b, c, d, e, f, shared, own(stream), arguments, extra))

@@ -103,7 +103,7 @@ int copy(void* to, const void* from, const Block& block, void* handle, bool bloc
   const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   if (blocking) {
     if (const int error = unsafe_call(); error != kSuccess) return error;
   }
@@ -223,7 +223,7 @@ int set(void* to, int value, const Block& block, void* handle, bool blocking, st
   const std::size_t bytes = block.bytes();
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(handle);
-  if (stream == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(handle);
   auto work = std::make_shared<SetWork>();
   work->to = to;
   work->value = value;
@@ -263,6 +263,14 @@ FAKE_API int cuMemAlloc_v2(Address* pointer, std::size_t bytes) {
 FAKE_API int cuMemAllocManaged(Address* pointer, std::size_t bytes, unsigned) {
   FAKE_CALL(cuMemAllocManaged);
   return allocate(reinterpret_cast<void**>(pointer), bytes, kDevice, true);
+}
+
+// cuda.h 13.5, 9114: elements of 4, 8 or 16 bytes; the function decides how long a row is.
+FAKE_API int cuMemAllocPitch_v2(Address* pointer, std::size_t* pitch, std::size_t width, std::size_t height, unsigned element_bytes) {
+  FAKE_CALL(cuMemAllocPitch_v2);
+  if (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) return kInvalidValue;
+  *pitch = (width + 511) / 512 * 512;
+  return allocate(reinterpret_cast<void**>(pointer), *pitch * height, kDevice, false);
 }
 
 FAKE_API int cuMemFree_v2(Address pointer) {

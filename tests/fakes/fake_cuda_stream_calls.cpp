@@ -20,7 +20,8 @@ int record(void* event_handle, void* stream_handle, unsigned flags) {
   std::unique_lock lock(state().mutex);
   Event* event = find_event(event_handle);
   Stream* stream = find_stream(stream_handle);
-  if (event == nullptr || stream == nullptr || event->context != stream->context) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(stream_handle);
+  if (event == nullptr || event->context != owner_of_events(stream->context)) return kInvalidHandle;
   if (const int error = legacy_use(stream); error != kSuccess) return error;
   if (stream->capture != nullptr) {
     if (stream->capture->invalidated) return kCaptureInvalidated;
@@ -48,7 +49,8 @@ int wait_event(void* stream_handle, void* event_handle) {
   std::unique_lock lock(state().mutex);
   Stream* stream = find_stream(stream_handle);
   Event* event = find_event(event_handle);
-  if (stream == nullptr || event == nullptr) return kInvalidHandle;
+  if (stream == nullptr) return no_stream(stream_handle);
+  if (event == nullptr) return kInvalidHandle;
   if (const int error = legacy_use(stream); error != kSuccess) return error;
   if (event->captured != nullptr && !event->captured->ended) {
     if (event->captured->invalidated) return kCaptureInvalidated;
@@ -110,7 +112,7 @@ FAKE_API int cuStreamDestroy_v2(void* handle) {
   if (const int error = enter(); error != kSuccess) return error;        \
   std::unique_lock lock(state().mutex);                                  \
   Stream* stream = find_stream(handle);                                  \
-  if (stream == nullptr) return kInvalidHandle
+  if (stream == nullptr) return no_stream(handle)
 
 FAKE_API int cuStreamGetFlags(void* handle, unsigned* flags) {
   STREAM_AS_READ(cuStreamGetFlags, true);
@@ -133,14 +135,18 @@ FAKE_API int cuStreamGetId(void* handle, unsigned long long* id) {
 FAKE_API int cuStreamGetCtx(void* handle, void** context) {
   STREAM_AS_READ(cuStreamGetCtx, false);
   if (stream->capture != nullptr && stream->capture->invalidated) return kCaptureInvalidated;
+  // cuda.h 12.9, 15407: not for streams of green contexts; 13.5, 17064: their context is what cuCtxFromGreenCtx() gives.
+  if (stream->context->base != nullptr && setting("driver", 13000) < 13000) return kNotSupported;
   *context = stream->context;
   return kSuccess;
 }
 
 FAKE_API int cuStreamGetCtx_v2(void* handle, void** context, void** green) {
   WITH_STREAM(cuStreamGetCtx_v2);
-  *context = stream->context;
-  if (green != nullptr) *green = nullptr;
+  // cuda.h 13.5, 17113: the primary context beside a green one; 17132: no thread has a default stream of its own there.
+  if (stream->per_thread && stream->context->base != nullptr) return kInvalidHandle;
+  *context = owner_of_events(stream->context);
+  *green = green_of(stream->context);
   return kSuccess;
 }
 
@@ -182,7 +188,7 @@ FAKE_API int cuEventCreate(void** event, unsigned flags) {
   if (const int error = enter(); error != kSuccess) return error;
   const std::lock_guard lock(state().mutex);
   auto* made = new Event();
-  made->context = current_context();
+  made->context = owner_of_events(current_context());
   made->life = made->context->life;
   made->flags = flags;
   state().events.insert(made);

@@ -98,6 +98,12 @@ int use_of_a_dead_handle() {
   return kContextDestroyed;
 }
 
+int no_stream(void* handle) {
+  const bool known = reinterpret_cast<std::uintptr_t>(handle) > 2 && state().streams.contains(handle);
+  const bool detached = known && static_cast<Stream*>(handle)->context->base != nullptr;
+  return detached ? kStreamDetached : kInvalidHandle;
+}
+
 Stream* make_stream(Context* context, unsigned flags, int priority) {
   auto* stream = new Stream();
   stream->context = context;
@@ -139,7 +145,7 @@ Stream* find_stream(void* handle) {
   }
   if (!state().streams.contains(handle)) return nullptr;
   auto* stream = static_cast<Stream*>(handle);
-  if (is_gone(*stream)) use_of_a_dead_handle();
+  if (is_gone(*stream) && stream->context->base == nullptr) use_of_a_dead_handle();  // else that has an answer: no_stream()
   return is_gone(*stream) ? nullptr : stream;
 }
 

@@ -67,6 +67,11 @@ int ready() {
   return driver().cuCtxSetCurrent(current);
 }
 
+// cuda_runtime_api.h 13.5, 14174 and 14970: an opaque handle, which nothing makes one of the driver's.
+struct Execution {
+  void* green = nullptr;
+};
+
 }  // namespace
 
 int fake_runtime_ready() { return ready(); }
@@ -147,6 +152,20 @@ RUNTIME_CALL(cudaStreamCreateWithFlags, (void** stream, unsigned flags),
              driver().cuStreamCreateWithPriority(stream, flags, 0))
 RUNTIME_CALL(cudaStreamCreateWithPriority, (void** stream, unsigned flags, int priority),
              driver().cuStreamCreateWithPriority(stream, flags, priority))
+#if FAKE_CUDART_MAJOR >= 13
+RUNTIME_CALL(cudaExecutionCtxStreamCreate, (void** stream, void* context, unsigned flags, int priority),
+             context == nullptr ? kInvalidValue
+                                : driver().cuGreenCtxStreamCreate(stream, static_cast<Execution*>(context)->green, flags, priority))
+RUNTIME_CALL(cudaExecutionCtxDestroy, (void* context),
+             context == nullptr ? kInvalidValue : driver().cuGreenCtxDestroy(static_cast<Execution*>(context)->green))
+RUNTIME_CALL(cudaDevResourceGenerateDesc, (void** description, void* resources, unsigned count),
+             driver().cuDevResourceGenerateDesc(description, resources, count))
+RUNTIME_CALL(cudaGreenCtxCreate, (void** context, void* description, int device, unsigned flags),
+             [=, made = new Execution()] {
+               *context = made;
+               return driver().cuGreenCtxCreate(&made->green, description, device, flags);
+             }())
+#endif
 RUNTIME_CALL(cudaStreamDestroy, (void* stream), driver().cuStreamDestroy(stream))
 RUNTIME_CALL(cudaStreamQuery, (void* stream), driver().cuStreamQuery(stream))
 RUNTIME_CALL(cudaStreamSynchronize, (void* stream), driver().cuStreamSynchronize(stream))
@@ -218,7 +237,7 @@ bool is_known(const void* function) {
   return registered().empty() || registered().contains(function);
 }
 
-int launch(const void* function, void** arguments, void* stream) {
+int launch(const void* function, void** arguments, void* stream, bool cooperative = false) {
   if (const int error = ready(); error != kSuccess) return kept(error);
   if (!is_known(function)) return kept(kInvalidDeviceFunction);
   static std::mutex mutex;
@@ -241,6 +260,7 @@ int launch(const void* function, void** arguments, void* stream) {
     }
     kernel = known;
   }
+  if (cooperative) return kept(driver().cuLaunchCooperativeKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments));
   return kept(driver().cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr));
 }
 
@@ -254,6 +274,11 @@ FAKE_API void __cudaRegisterFunction(void**, const char* stub, char*, const char
 FAKE_API int cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
   FAKE_CALL(cudaLaunchKernel);
   return launch(function, arguments, stream);
+}
+
+FAKE_API int cudaLaunchCooperativeKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {
+  FAKE_CALL(cudaLaunchCooperativeKernel);
+  return launch(function, arguments, stream, true);
 }
 
 FAKE_API int __cudaLaunchKernel(const void* function, Dim3, Dim3, void** arguments, std::size_t, void* stream) {

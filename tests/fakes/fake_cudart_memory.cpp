@@ -31,6 +31,8 @@ RUNTIME_CALL(cudaMalloc, (void** pointer, std::size_t bytes),
              driver().cuMemAlloc(reinterpret_cast<fake::Address*>(pointer), bytes))
 RUNTIME_CALL(cudaMallocManaged, (void** pointer, std::size_t bytes, unsigned flags),
              driver().cuMemAllocManaged(reinterpret_cast<fake::Address*>(pointer), bytes, flags))
+RUNTIME_CALL(cudaMallocPitch, (void** pointer, std::size_t* pitch, std::size_t width, std::size_t height),
+             driver().cuMemAllocPitch(reinterpret_cast<fake::Address*>(pointer), pitch, width, height, 4))
 RUNTIME_CALL(cudaMallocAsync, (void** pointer, std::size_t bytes, void* stream),
              driver().cuMemAllocAsync(reinterpret_cast<fake::Address*>(pointer), bytes, stream))
 RUNTIME_CALL(cudaFree, (void* pointer), driver().cuMemFree(address(pointer)))

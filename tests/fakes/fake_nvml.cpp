@@ -10,6 +10,7 @@
 //   typed 82:double 83:short     fields that come as this type of value: double, int, long, short
 //   reset 400ms             64-bit counters begin again so long after the first reading
 //   unsupported 138 139     field numbers that answer "not supported"; `gpm 0`: no GPM on this device
+//   refused 138:999 139:4   field numbers that answer with these codes; each value has its own, nvml.h 13.5, 3277
 //   sm 80  occupancy 40  tensor 30  dram 50      what GPM tells, in percent
 //   driver 580.65  cuda 13000  name "NVIDIA Double": what nvidia-ml-py reads of the machine and its devices
 //   pcie_generation 5  pcie_width 16  pcie_most_width 16  ecc 1  ecc_errors 0  nvlink_version 4
@@ -40,6 +41,7 @@ struct Plan {
   int pcie_bits;
   bool nvlink5, gpm;
   std::vector<std::uint32_t> unsupported;
+  std::map<std::uint32_t, NvmlReturn> refused;
   std::map<std::uint32_t, std::string> typed;
   std::string uuid;
 
@@ -59,6 +61,9 @@ struct Plan {
     if (burst >> on >> period) burst_ns = fake::number_of(on, 1), burst_period_ns = fake::number_of(period, 1);
     std::istringstream fields(fake::device_text(device, "unsupported", ""));
     for (std::uint32_t field; fields >> field;) unsupported.push_back(field);
+    std::istringstream codes(fake::device_text(device, "refused", ""));
+    for (std::string word; codes >> word;)
+      refused[static_cast<std::uint32_t>(std::stoul(word))] = std::stoi(word.substr(word.find(':') + 1));
     std::istringstream types(fake::device_text(device, "typed", ""));
     for (std::string word; types >> word;) {
       const std::size_t colon = word.find(':');
@@ -251,6 +256,7 @@ FAKE_API NvmlReturn nvmlDeviceGetFieldValues(NvmlDevice device, int count, NvmlF
     value.timestamp_us = now_us;
     value.latency_us = 0;
     value.result = is_unsupported(plan, value.field_id) ? kNvmlNotSupported : fill(plan, value, now_ns);
+    if (const auto refusal = plan.refused.find(value.field_id); refusal != plan.refused.end()) value.result = refusal->second;
     if (value.result == kNvmlSuccess) retype(plan, value);
   }
   return kNvmlSuccess;

@@ -219,8 +219,10 @@ def test_a_worker_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_workers_are_not_traced() -> None:
-    kept = untraced({"LD_PRELOAD": "/x/libstashtrace.so", "STASHTRACE_DIR": "d", "HOME": "h"})
+    ours = "/x/libstashtrace.so"
+    kept = untraced({"LD_PRELOAD": ours, "NCCL_PROFILER_PLUGIN": ours, "STASHTRACE_DIR": "d", "HOME": "h"})
     assert "LD_PRELOAD" not in kept
+    assert "NCCL_PROFILER_PLUGIN" not in kept
     assert "STASHTRACE_DIR" not in kept
     assert kept["HOME"] == "h"
     assert untraced({"LD_PRELOAD": "/x/other.so"})["LD_PRELOAD"] == "/x/other.so"

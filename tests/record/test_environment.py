@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.environment import INJECT_PATH, traced_environment
+from stashtrace.record.environment import INJECT_PATH, traced_environment, untraced_environment, without_library
 from stashtrace.record.options import RecordOptions, default_collectors
 
 
@@ -38,6 +38,23 @@ def test_says_where_and_what_to_record(library: Path, monkeypatch: pytest.Monkey
     assert env["STASHTRACE_RUN_ID"] == "ab12"
     assert env["STASHTRACE_COLLECTORS"] == "waits"
     assert env["STASHTRACE_STEPS"] == "5:"
+
+
+@pytest.mark.parametrize("plugin", ["", "/x/libnccl-profiler-other.so"])
+def test_what_was_added_can_be_taken_back(library: Path, plugin: str) -> None:
+    base = {"LD_PRELOAD": "/usr/lib/a.so", "HOME": "/home/user"} | ({"NCCL_PROFILER_PLUGIN": plugin} if plugin else {})
+    traced = traced_environment(base, run_dir="/run/x", run_id="ab", library=library)
+    assert traced["NCCL_PROFILER_PLUGIN"] == str(library)
+    bare = untraced_environment(traced)
+    assert {name: bare.get(name) for name in (*base, "NCCL_PROFILER_PLUGIN")} == {"NCCL_PROFILER_PLUGIN": None, **base}
+    assert not any(name.startswith("STASHTRACE_") for name in bare)
+    assert untraced_environment(base) == base
+
+
+def test_preloads_of_others_keep_their_order() -> None:
+    kept = without_library({"LD_PRELOAD": "/a/libstashtrace.so:/x/mine.so /a/libstashtrace_lookup.so other.so"})
+    assert kept == {"LD_PRELOAD": "/x/mine.so:other.so"}
+    assert without_library({"LD_PRELOAD": "/a/libstashtrace.so"}) == {}
 
 
 def test_what_a_run_records_unless_told_otherwise() -> None:

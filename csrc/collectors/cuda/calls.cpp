@@ -26,6 +26,7 @@ Place place_of(const void* pointer) noexcept {
   int which[] = {kPointerMemoryType, kPointerDeviceOrdinal};
   void* to[] = {&place.type, &place.device};
   const device::RelaxedCapture relaxed;
+  if (!relaxed) return {.refused = true};
   const Result result = device::driver.pointer_attributes(2, which, to, reinterpret_cast<DevicePointer>(pointer));
   if (result != kSuccess) return {.refused = result == kInvalidContext};
   place.known = true;

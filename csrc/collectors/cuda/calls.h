@@ -240,7 +240,8 @@ Result enqueuing_host_function(Stream stream, Call call) noexcept {
 
 // A call that destroys contexts may return an error of earlier work and destroy them anyway; with these it did not.
 inline bool was_refused(Result result) noexcept {
-  return result == kInvalidValue || result == kNotInitialized || result == kInvalidDevice || result == kInvalidContext;
+  return result == kInvalidValue || result == kNotInitialized || result == kInvalidDevice ||
+         result == kInvalidContext || result == kNotPermitted;
 }
 
 // Also outside the recorded steps: brackets may be in flight.
@@ -264,6 +265,16 @@ inline void unused_end(const device::EndingContexts& contexts) noexcept { contex
 template <class Call>
 Result destroying_context(Context context, Call call) noexcept {
   return destroying([=] { return device::EndingContexts::with_handle(context); }, all_end, call);
+}
+
+template <class Call>
+Result destroying_green_context(GreenContext green, Call call) noexcept {
+  return destroying([=] { return device::EndingContexts::of_green_context(green); }, all_end, call);
+}
+
+template <class Call>
+Result destroying_execution_context(ExecutionContext context, Call call) noexcept {
+  return destroying([=] { return device::EndingContexts::of_execution_context(context); }, all_end, call);
 }
 
 template <class Call>

@@ -37,6 +37,7 @@ Result call_driver(std::atomic<DriverCall<Argument>>& known, const char* name, A
 
 STASHTRACE_CONTEXT_HOOK(cuCtxDestroy, Context, destroying_context)
 STASHTRACE_CONTEXT_HOOK(cuCtxDestroy_v2, Context, destroying_context)
+STASHTRACE_CONTEXT_HOOK(cuGreenCtxDestroy, GreenContext, destroying_green_context)
 STASHTRACE_CONTEXT_HOOK(cuDevicePrimaryCtxReset, Device, resetting_device)
 STASHTRACE_CONTEXT_HOOK(cuDevicePrimaryCtxReset_v2, Device, resetting_device)
 STASHTRACE_CONTEXT_HOOK(cuDevicePrimaryCtxRelease, Device, releasing_device)

@@ -125,6 +125,9 @@ struct Ours {
   static Result cuCtxDestroy_v2(Context context) {
     return destroying_context(context, [=] { return real_cuCtxDestroy_v2[kVariant](context); });
   }
+  static Result cuGreenCtxDestroy(GreenContext green) {
+    return destroying_green_context(green, [=] { return real_cuGreenCtxDestroy[kVariant](green); });
+  }
   static Result cuDevicePrimaryCtxReset(Device device) {
     return resetting_device(device, [=] { return real_cuDevicePrimaryCtxReset[kVariant](device); });
   }
@@ -155,6 +158,14 @@ struct Ours {
   }
   static Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
     return allocating(nullptr, false, bytes, [=] { return real_cuMemAlloc_v2[kVariant](pointer, bytes); });
+  }
+  static Result cuMemAllocManaged(DevicePointer* pointer, std::size_t bytes, unsigned flags) {
+    return allocating(nullptr, false, bytes, [=] { return real_cuMemAllocManaged[kVariant](pointer, bytes, flags); });
+  }
+  static Result cuMemAllocPitch_v2(DevicePointer* pointer, std::size_t* pitch, std::size_t width, std::size_t height,
+                                   unsigned element_bytes) {
+    return allocating(nullptr, false, width * height,
+                      [=] { return real_cuMemAllocPitch_v2[kVariant](pointer, pitch, width, height, element_bytes); });
   }
   static Result cuMemFree_v2(DevicePointer pointer) {
     return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFree_v2[kVariant](pointer); });
@@ -200,6 +211,14 @@ struct Ours {
     return launching(of(stream), [=] {
       return real_cuLaunchKernel[kVariant](kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
                                            stream, arguments, extra);
+    });
+  }
+  static Result cuLaunchCooperativeKernel(Function kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                          Stream stream, void** arguments) {
+    return launching(of(stream), [=] {
+      return real_cuLaunchCooperativeKernel[kVariant](kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                      shared_bytes, stream, arguments);
     });
   }
   static Result cuLaunchKernelEx(const DriverLaunchConfig* config, Function kernel, void** arguments, void** extra) {

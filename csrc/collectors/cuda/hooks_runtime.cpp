@@ -19,6 +19,14 @@ Result creating_stream(Stream* stream, Call call) {
 }
 
 template <class Call>
+Result creating_stream_in(ExecutionContext context, Stream* stream, Call call) {
+  const Result result = creating_stream(stream, call);
+  if (room_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
+    stashtrace::device::note_execution_context(*stream, context);
+  return result;
+}
+
+template <class Call>
 Result destroying_stream(Stream stream, Call call) {
   if (room_is_on) stashtrace::device::note_stream_gone(stream);
   return call();
@@ -176,6 +184,9 @@ STASHTRACE_CUDART_HOOK(cudaStreamCreateWithFlags, (Stream * stream, unsigned fla
                        creating_stream(stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority),
                        (stream, flags, priority), creating_stream(stream, call))
+STASHTRACE_CUDART_HOOK(cudaExecutionCtxStreamCreate,
+                       (Stream * stream, ExecutionContext context, unsigned flags, int priority),
+                       (stream, context, flags, priority), creating_stream_in(context, stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamDestroy, (Stream stream), (stream), destroying_stream(stream, call))
 
 STASHTRACE_CUDART_HOOK(cudaStreamSynchronize, (Stream stream), (stream),
@@ -185,11 +196,17 @@ STASHTRACE_CUDART_HOOK(cudaStreamSynchronize_ptsz, (Stream stream), (stream),
 STASHTRACE_CUDART_HOOK(cudaDeviceSynchronize, (), (),
                        timed_call(call_code::device_synchronize, nullptr, false, 0, call))
 STASHTRACE_CUDART_HOOK(cudaDeviceReset, (), (), resetting_current_device(call))
+STASHTRACE_CUDART_HOOK(cudaExecutionCtxDestroy, (ExecutionContext context), (context),
+                       destroying_execution_context(context, call))
 STASHTRACE_CUDART_HOOK(cudaEventSynchronize, (Event event), (event),
                        timed_call(call_code::event_synchronize, nullptr, false, 0, call))
 
 STASHTRACE_CUDART_HOOK(cudaMalloc, (void** pointer, std::size_t bytes), (pointer, bytes),
                        allocating(nullptr, false, bytes, call))
+STASHTRACE_CUDART_HOOK(cudaMallocManaged, (void** pointer, std::size_t bytes, unsigned flags), (pointer, bytes, flags),
+                       allocating(nullptr, false, bytes, call))
+STASHTRACE_CUDART_HOOK(cudaMallocPitch, (void** pointer, std::size_t* pitch, std::size_t width, std::size_t height),
+                       (pointer, pitch, width, height), allocating(nullptr, false, width* height, call))
 STASHTRACE_CUDART_HOOK(cudaFree, (void* pointer), (pointer), timed_call(call_code::free, nullptr, false, 0, call))
 STASHTRACE_CUDART_HOOK(cudaMallocAsync, (void** pointer, std::size_t bytes, Stream stream), (pointer, bytes, stream),
                        allocating(stream, true, bytes, call))
@@ -214,6 +231,14 @@ STASHTRACE_CUDART_HOOK(cudaLaunchKernel,
                         Stream stream),
                        (kernel, grid, block, arguments, shared_bytes, stream), launching(stream, call))
 STASHTRACE_CUDART_HOOK(cudaLaunchKernel_ptsz,
+                       (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                        Stream stream),
+                       (kernel, grid, block, arguments, shared_bytes, stream), launching(own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaLaunchCooperativeKernel,
+                       (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
+                        Stream stream),
+                       (kernel, grid, block, arguments, shared_bytes, stream), launching(stream, call))
+STASHTRACE_CUDART_HOOK(cudaLaunchCooperativeKernel_ptsz,
                        (const void* kernel, Dim3 grid, Dim3 block, void** arguments, std::size_t shared_bytes,
                         Stream stream),
                        (kernel, grid, block, arguments, shared_bytes, stream), launching(own_default(stream), call))

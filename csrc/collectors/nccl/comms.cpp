@@ -89,6 +89,7 @@ void learn(CommEntry& entry, Comm comm) noexcept {
     return;
   }
   if (entry.device < 0) entry.device = device::current_device();
+  note_communicator_on(entry.device);
   plugin::join(entry, entry.unseen ? 0 : entry.begin_ticks);
   write_row(entry, comm);
 }

@@ -76,9 +76,7 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   if (!is_on() || settings.source == NcclSource::events) return &g_nobody;
   bool first = false;
   if (!decide(facts.version, first)) return &g_nobody;
-  // Each device of the process has its own clock (ncclCommInitAll). NCCL made the communicator's device current on this
-  // thread, and no kernel of NCCL can spin before the first operation of any communicator.
-  if (first || !operation_seen()) device::prepare_globaltimer();
+  prepare_stamps(first);  // each device of the process has its own clock; NCCL made the communicator's current here
   if (first) {
     reach_imports();
     tell("nccl_plugin_version", facts.version);

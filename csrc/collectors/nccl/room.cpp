@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "collectors/collector.h"
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/chain.h"
@@ -125,9 +127,26 @@ std::uint32_t next(std::atomic<std::uint32_t>& counter) noexcept {
   while (id == 0) id = counter.fetch_add(1, std::memory_order_relaxed) + 1;
   return id;
 }
+
+// Devices that have had a communicator; those beyond 63 share the last bit.
+constinit std::atomic<std::uint64_t> g_devices{0};
+std::uint64_t bit_of(std::int32_t device) noexcept { return std::uint64_t{1} << std::min(device, 63); }
+bool had_communicator(std::int32_t device) noexcept {
+  return (g_devices.load(std::memory_order_relaxed) & bit_of(device)) != 0;
+}
 }  // namespace
 bool operation_seen() noexcept {
   return g_calls.load(std::memory_order_relaxed) != 0 || g_tasks.load(std::memory_order_relaxed) != 0;
+}
+void prepare_stamps(bool first) noexcept {
+  const std::int32_t device = device::current_device();
+  const bool first_there = device >= 0 && !had_communicator(device);
+  if (device >= 0) note_communicator_on(device);
+  if (first || first_there || !operation_seen()) device::prepare_globaltimer();
+}
+
+void note_communicator_on(std::int32_t device) noexcept {
+  g_devices.fetch_or(device >= 0 ? bit_of(device) : ~std::uint64_t{0}, std::memory_order_relaxed);
 }
 std::uint32_t new_call_id() noexcept { return next(g_calls); }
 std::uint32_t new_task_id() noexcept { return next(g_tasks); }
@@ -157,10 +176,10 @@ void tell_source() noexcept {
                 schema::codes::Severity::error);
 }
 
-// Before the real call: the kernel that reads %globaltimer must be loaded while no kernel of NCCL can spin.
+// Before the real call.
 void before_communicator() noexcept {
   enter_process();
-  if (!operation_seen()) device::prepare_globaltimer();
+  prepare_stamps(false);
   reach_imports();
 }
 

@@ -35,6 +35,13 @@ std::uint64_t raw_of(const abi::NvmlFieldValue& value) noexcept {
   }
 }
 
+// Which of the counters of bytes over NVLink.
+int nvlink_place(const Field& field) noexcept {
+  for (int i = 0; field.of_links && i < kNvlink5FieldsCount; ++i)
+    if (std::strcmp(field.name, kFieldsOfNvlink5[i].name) == 0) return i;
+  return kNotOfNvlink;
+}
+
 double plain_of(const abi::NvmlFieldValue& value) noexcept {
   if (value.value_type == abi::kNvmlDouble) return value.value.as_double;
   if (value.value_type == abi::kNvmlSignedInt) return value.value.as_int32;
@@ -51,7 +58,7 @@ void DeviceSampler::begin(abi::NvmlDevice device, const char* uuid, const Sample
   for (const Field& field : kFields) add_slot(field, -1);
   if (context.each_link) {
     for (const Field& field : kFields)
-      for (unsigned link = 0; field.of_links && link < abi::kNvmlMostLinks; ++link)
+      for (unsigned link = 0; nvlink_place(field) != kNotOfNvlink && link < abi::kNvmlMostLinks; ++link)
         add_slot(field, static_cast<std::int32_t>(link));
   }
   begin_gpm(context);
@@ -64,15 +71,34 @@ void DeviceSampler::add_slot(const Field& field, std::int32_t link) noexcept {
   slot.link = link;
 }
 
+// True if a field of this name is still answered, for all links or for some.
+bool DeviceSampler::counts(const Field& field) const noexcept {
+  for (int i = 0; i < slots_count_; ++i)
+    if (!slots_[i].off && std::strcmp(slots_[i].field->name, field.name) == 0) return true;
+  return false;
+}
+
 // The reader sums over links: a sum of samples taken one after another would not be a reading.
 void DeviceSampler::use_nvlink5() noexcept {
   nvlink5_tried_ = true;
-  int kept = 0;
-  for (int i = 0; i < slots_count_; ++i)
-    if (!slots_[i].field->of_links) slots_[kept++] = slots_[i];
-  slots_count_ = kept;
-  for (const Field& field : kFieldsOfNvlink5)
+  for (const Field& field : kFieldsOfNvlink5) {
+    if (counts(field)) continue;
+    int kept = 0;
+    for (int i = 0; i < slots_count_; ++i)
+      if (std::strcmp(slots_[i].field->name, field.name) != 0) slots_[kept++] = slots_[i];
+    slots_count_ = kept;
     for (unsigned link = 0; link < abi::kNvmlMostLinks; ++link) add_slot(field, static_cast<std::int32_t>(link));
+  }
+}
+
+// The bytes over NVLink are counted in neither way.
+void DeviceSampler::tell_uncounted_links(const SampleContext& context) noexcept {
+  for (int i = 0; i < kFieldsCount; ++i) {
+    const int place = nvlink_place(kFields[i]);
+    if (place == kNotOfNvlink || nvlink_refusals_[place] == abi::kNvmlSuccess || counts(kFields[i])) continue;
+    refuse(context.told.fields, i, kFields[i].name, nvlink_refusals_[place]);
+    nvlink_refusals_[place] = abi::kNvmlSuccess;
+  }
 }
 
 void DeviceSampler::sample(const SampleContext& context, unsigned paces, bool gpm) noexcept {
@@ -87,7 +113,7 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
   int count = 0;
   for (int i = 0; i < slots_count_; ++i) {
     Slot& slot = slots_[i];
-    // Single links at the steady pace: up to 36 of them.
+    // Single links at the steady pace: up to 72 values of them.
     const Pace pace = slot.link >= 0 && slot.field->pace == Pace::fast ? Pace::steady : slot.field->pace;
     if (slot.off || (paces >> static_cast<int>(pace) & 1) == 0) continue;
     values[count] = {};
@@ -103,7 +129,7 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
                                      : context.nvml.field_values(device_, count, values);
   const std::uint64_t middle = before + (now_ticks() - before) / 2;
   const ClockReading now = read_clocks(2);
-  bool no_link_sum = false;
+  bool link_refused = false, nvlink_refused = false;
   for (int i = 0; i < count; ++i) {
     const abi::NvmlReturn own = result != abi::kNvmlSuccess ? result : values[i].result;
     if (own == abi::kNvmlSuccess) {
@@ -112,12 +138,19 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
     }
     asked[i]->off = true;
     const Field& field = *asked[i]->field;
-    if (field.of_links && asked[i]->link >= 0) continue;  // a device has fewer links than the most: not worth a word
-    if (field.of_links && own == abi::kNvmlNotSupported && !nvlink5_tried_) no_link_sum = true;
-    refuse(context.told.fields, static_cast<int>(&field - kFields), field.name, own);
-    if (lost_) return;
+    const int place = nvlink_place(field);
+    if (own == abi::kNvmlGpuIsLost || place == kNotOfNvlink) {
+      refuse(context.told.fields, static_cast<int>(&field - kFields), field.name, own);
+      if (lost_) return;
+    } else if (asked[i]->link >= 0) {
+      link_refused = true;  // a device has fewer links than the most: not worth a word
+    } else {
+      nvlink_refusals_[place] = own;
+      nvlink_refused = true;
+    }
   }
-  if (no_link_sum) use_nvlink5();
+  if (nvlink_refused && !nvlink5_tried_) use_nvlink5();
+  else if (link_refused && nvlink5_tried_) tell_uncounted_links(context);
 }
 
 // `ticks`: of the middle of the call, for values without a time stamp of their own.

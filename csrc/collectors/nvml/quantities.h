@@ -41,11 +41,14 @@ inline constexpr Field kFields[] = {
 };
 inline constexpr int kFieldsCount = sizeof kFields / sizeof kFields[0];
 
-// NVLink 5 counts bytes per link only, under other numbers.
+// NVLink 5 counts bytes per link only, under other numbers: asked where the fields of the same names are refused, which
+// drivers do by various codes.
 inline constexpr Field kFieldsOfNvlink5[] = {
     {abi::kNvmlNvlinkXmitBytes, "nvlink_transmit_bytes_total", 1, Pace::fast, true, true},
     {abi::kNvmlNvlinkRcvBytes, "nvlink_receive_bytes_total", 1, Pace::fast, true, true},
 };
+inline constexpr int kNvlink5FieldsCount = sizeof kFieldsOfNvlink5 / sizeof kFieldsOfNvlink5[0];
+inline constexpr int kNotOfNvlink = -1;
 
 // Calls of their own, one value each.
 enum class Call : std::uint8_t { power, sm_clock, memory_clock, temperature, memory_used, busy, throttle };

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table, match
 from stashtrace.analysis.collectives.waits import communicator_names
+from stashtrace.analysis.devices.identity import counted_gpu
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.columns import Column, schema
@@ -421,7 +422,7 @@ def _factor(trace: Trace, size: Int64) -> Doubles:
 def _devices(trace: Trace) -> tuple[list[str], Int64]:
     """Return UUIDs, and the index of each collective's device: of its stream, else its process's only device."""
     table, rows = trace.collectives, trace.devices
-    uuid_of = {(r["process_id"], r["device_index"]): trace.text(r["uuid_code"]) for r in rows.rows()}
+    uuid_of = {(r["process_id"], r["device_index"]): counted_gpu(trace, r) for r in rows.rows()}
     owned: dict[int, set[str]] = {}
     for (process, _), uuid in uuid_of.items():
         owned.setdefault(process, set()).add(uuid)

@@ -17,6 +17,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.lab.processes import RankFailedError, last_line, rank_processes, wait_for_ranks
+from stashtrace.record.environment import untraced_environment
 from stashtrace.whole_files import write_whole
 
 _WORKER = "stashtrace.lab.calibrate.worker"
@@ -83,7 +84,4 @@ def run_ranks(
 
 def untraced(environment: Mapping[str, str]) -> dict[str, str]:
     """Remove what makes the tracer record from an environment; one thread per rank, as launchers set it."""
-    kept = {k: v for k, v in environment.items() if not k.startswith("STASHTRACE_")}
-    if "libstashtrace" in kept.get("LD_PRELOAD", ""):
-        del kept["LD_PRELOAD"]
-    return {"OMP_NUM_THREADS": "1", **kept}
+    return {"OMP_NUM_THREADS": "1", **untraced_environment(environment)}

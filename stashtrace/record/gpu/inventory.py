@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stashtrace.record.environment import untraced_environment
 from stashtrace.record.launchers import launchers
 from stashtrace.run_facts import GPU_INVENTORY, json_object, sound_facts
 
@@ -38,7 +39,7 @@ def package_folder() -> str:
 
 def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which neither our hooks nor another profiler sees the process."""
-    kept = {k: v for k, v in environment.items() if not k.startswith("STASHTRACE_")}
+    kept = untraced_environment(environment)
     for name in ("LD_PRELOAD", *PROFILER_VARIABLES):
         kept.pop(name, None)
     return kept

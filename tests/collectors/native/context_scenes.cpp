@@ -30,6 +30,16 @@ Result cuCtxCreate_v2(Context*, unsigned, Device);
 Result cuCtxSetCurrent(Context);
 Result cuCtxDestroy(Context);
 Result cuCtxDestroy_v2(Context);
+Result cuDevResourceGenerateDesc(void**, void*, unsigned);
+Result cuGreenCtxCreate(GreenContext*, void*, Device, unsigned);
+Result cuGreenCtxDestroy(GreenContext);
+Result cuCtxFromGreenCtx(Context*, GreenContext);
+Result cuGreenCtxStreamCreate(Stream*, GreenContext, unsigned, int);
+Result cudaDevResourceGenerateDesc(void**, void*, unsigned);
+Result cudaGreenCtxCreate(ExecutionContext*, void*, int, unsigned);
+Result cudaExecutionCtxDestroy(ExecutionContext);
+Result cudaExecutionCtxStreamCreate(Stream*, ExecutionContext, unsigned, int);
+Result cudaStreamDestroy(Stream);
 Result cuDevicePrimaryCtxRetain(Context*, Device);
 Result cuDevicePrimaryCtxRelease(Device);
 Result cuDevicePrimaryCtxRelease_v2(Device);
@@ -123,6 +133,95 @@ void halves(const std::string& how) {
   copies_done(reinterpret_cast<Stream>(kPerThreadStream));
 }
 
+// A share of a device, by the driver's functions or the runtime's, with streams of its own.
+struct Green {
+  explicit Green(bool of_runtime) : of_runtime(of_runtime) {
+    char resources[256] = {};
+    void* description = nullptr;
+    if (of_runtime) {
+      must(cudaDevResourceGenerateDesc(&description, resources, 1), "description");
+      must(cudaGreenCtxCreate(&handle, description, 0, 0), "create");
+    } else {
+      must(cuDevResourceGenerateDesc(&description, resources, 1), "description");
+      must(cuGreenCtxCreate(&handle, description, 0, 0), "create");
+      Context context = nullptr;
+      must(cuCtxFromGreenCtx(&context, handle), "context");
+      must(cuCtxSetCurrent(context), "current");
+    }
+    must(cudaMalloc(&on_device, kBytes), "memory");
+    must(cudaHostAlloc(&pinned, kBytes, 0), "pinned memory");
+  }
+  Stream stream() const {
+    Stream made = nullptr;
+    if (of_runtime) must(cudaExecutionCtxStreamCreate(&made, handle, kStreamNonBlocking, 0), "stream");
+    else must(cuGreenCtxStreamCreate(&made, handle, kStreamNonBlocking, 0), "stream");
+    return made;
+  }
+  void destroy() const {
+    if (of_runtime) return must(cudaExecutionCtxDestroy(handle), "destroy");
+    must(DESTROYER(cuGreenCtxDestroy)(handle), "destroy");
+    must(cuCtxSetCurrent(nullptr), "none current");
+  }
+  bool of_runtime;
+  void* handle = nullptr;
+};
+
+// As halves(), on two streams of a green context in place of a thread's own stream, which such a context has not.
+void green_halves(bool of_runtime) {
+  auto begin = reinterpret_cast<std::uint64_t (*)(std::uint32_t, std::uint64_t, std::uint64_t)>(
+      dlsym(RTLD_DEFAULT, "stashtrace_device_bracket_begin"));
+  auto end = reinterpret_cast<void (*)(std::uint64_t, std::uint64_t)>(dlsym(RTLD_DEFAULT, "stashtrace_device_bracket_end"));
+  const Green first(of_runtime);
+  Stream streams[] = {first.stream(), first.stream()};
+  for (Stream stream : streams) copies_done(stream);
+  const std::uint64_t open = begin != nullptr ? begin(kBatchWait, reinterpret_cast<std::uint64_t>(streams[0]), 7) : 0;
+  copies_in_flight(streams[0]);
+  first.destroy();
+  if (cudaMemcpyAsync(on_device, pinned, kBytes, kHostToDevice, streams[1]) != kStreamDetached) puts("not detached");
+  for (Stream stream : streams) must(cudaStreamDestroy(stream), "stream");
+  const Green second(of_runtime);
+  if (end != nullptr) end(open, 7);
+  for (int i = 0; i < 2; ++i) copies_done(second.stream());
+}
+
+// The last holder of the primary context is a green one.
+void green_holds_primary() {
+  Context primary = make("cuDevicePrimaryCtxRelease");
+  Stream stream = new_stream();
+  copies_done(stream);
+  const Green green(false);
+  must(cuCtxSetCurrent(primary), "current");
+  must(cuDevicePrimaryCtxRelease_v2(0), "release");
+  copies_done(stream);
+  copies_in_flight(stream);
+  green.destroy();
+}
+
+// Destroyed past all hooks: what the driver then says of the stream is the only sign.
+void green_unseen() {
+  auto begin = reinterpret_cast<std::uint64_t (*)(std::uint32_t, std::uint64_t, std::uint64_t)>(
+      dlsym(RTLD_DEFAULT, "stashtrace_device_bracket_begin"));
+  auto end = reinterpret_cast<void (*)(std::uint64_t, std::uint64_t)>(dlsym(RTLD_DEFAULT, "stashtrace_device_bracket_end"));
+  auto unseen = reinterpret_cast<decltype(&cuGreenCtxDestroy)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGreenCtxDestroy"));
+  const Green first(true), driver(false);
+  Stream stream = driver.stream();
+  copies_done(stream);
+  must(cuCtxSetCurrent(make("cuDevicePrimaryCtxRetain")), "current");
+  must(unseen(driver.handle), "destroy");
+  if (begin != nullptr) end(begin(kBatchWait, reinterpret_cast<std::uint64_t>(stream), 7), 7);
+  copies_done(first.stream());
+}
+
+// More at a time than the recorder has places for.
+void many_contexts(int count) {
+  for (int i = 0; i < count; ++i) {
+    Context context = nullptr;
+    must(cuCtxCreate_v2(&context, 0, 0), "create");
+    Stream stream = new_stream();
+    for (int again = 0; again < 2; ++again) copies_done(stream);
+  }
+}
+
 // A context that somebody else still has is not destroyed: nothing is lost.
 void released_once_of_two() {
   Context context = make("cuDevicePrimaryCtxRelease");
@@ -157,6 +256,10 @@ int main(int count, char** arguments) {
   must(cuInit(0), "init");
   if (how == "released_once_of_two") released_once_of_two();
   else if (how == "two_devices") two_devices();
+  else if (how == "green_holds_primary") green_holds_primary();
+  else if (how == "green_unseen") green_unseen();
+  else if (how == "many_contexts") many_contexts(35);
+  else if (how == "cuGreenCtxDestroy" || how == "cudaExecutionCtxDestroy") green_halves(how == "cudaExecutionCtxDestroy");
   else halves(how);
   puts("done");
   return 0;

@@ -44,6 +44,9 @@ Result cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, in
 Result cudaMemcpyToSymbolAsync(const void*, const void*, std::size_t, std::size_t, int, Stream);
 Result cudaMemcpyFromSymbol(void*, const void*, std::size_t, std::size_t, int);
 Result cudaLaunchKernel(const void*, Dim3, Dim3, void**, std::size_t, Stream);
+Result cudaLaunchCooperativeKernel(const void*, Dim3, Dim3, void**, std::size_t, Stream);
+Result cudaMallocManaged(void**, std::size_t, unsigned);
+Result cudaMallocPitch(void**, std::size_t*, std::size_t, std::size_t);
 Result cudaSetDevice(int);
 Result cudaMemcpy2D(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int);
 Result cudaMemcpy2DAsync(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int, Stream);
@@ -343,6 +346,23 @@ void memsets(Memory& memory) {
   cudaDeviceSynchronize();
 }
 
+void cooperative(Memory& memory) {
+  Stream computing = side_stream(), waiting = side_stream();
+  Event done = event();
+  std::uint64_t ns = 1'000'000;
+  void* arguments[] = {&ns};
+  step(1, waiting);
+  cudaMemcpyAsync(memory.device, memory.pinned, kMega, kHostToDevice, computing);
+  printf("cooperative %d", cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&kernel_stub), {1, 1, 1}, {1, 1, 1}, arguments, 0, computing));
+  cudaEventRecord(done, computing);
+  cudaStreamWaitEvent(waiting, done, 0);
+  void *managed = nullptr, *rows = nullptr;
+  std::size_t pitch = 0;
+  printf(" %d", cudaMallocManaged(&managed, 7'000, 1));
+  printf(" %d\n", cudaMallocPitch(&rows, &pitch, 1'000, 9));
+  cudaDeviceSynchronize();
+}
+
 void host_memory(Memory& memory) {
   printf("host_memory %d", cudaHostRegister(memory.pageable.data(), 4 * kMega, 0));
   printf(" %d", cudaHostUnregister(memory.pageable.data()));
@@ -443,6 +463,7 @@ int main(int count, char** arguments) {
     if (scene == "shapes") shapes(memory);
     if (scene == "peers") peers(memory);
     if (scene == "memsets") memsets(memory);
+    if (scene == "cooperative") cooperative(memory);
     if (scene == "host_memory") host_memory(memory);
     if (scene == "host_functions") host_functions(memory);
     if (scene == "captured_function") captured_function(memory);

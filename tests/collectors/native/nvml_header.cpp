@@ -18,6 +18,7 @@ static_assert(sizeof(ours::NvmlGpmSupport) == sizeof(nvmlGpmSupport_t));
 static_assert(sizeof(ours::NvmlMemory) == sizeof(nvmlMemory_t));
 static_assert(offsetof(ours::NvmlMemory, used_bytes) == offsetof(nvmlMemory_t, used));
 static_assert(sizeof(ours::NvmlUtilization) == sizeof(nvmlUtilization_t));
+static_assert(ours::kNvmlMostLinks >= NVML_NVLINK_MAX_LINKS);
 SAME(kNvmlSuccess, NVML_SUCCESS);
 SAME(kNvmlInvalidArgument, NVML_ERROR_INVALID_ARGUMENT);
 SAME(kNvmlNotSupported, NVML_ERROR_NOT_SUPPORTED);
