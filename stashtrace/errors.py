@@ -39,6 +39,12 @@ class CaptureError(StashtraceError):
     exit_code = 3
 
 
+class OutputError(StashtraceError):
+    """What was asked for cannot be written: no such folder, no permission, no room, or something else is there."""
+
+    exit_code = 3
+
+
 class FormatError(StashtraceError):
     """A file or directory is damaged, or of another kind than expected."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stashtrace.errors import CaptureError, StashtraceError
+from stashtrace.errors import OutputError
 from stashtrace.whole_files import whole_file
 
 
@@ -19,7 +19,7 @@ def require_writable(path: Path, *, hint: str) -> None:
 
     Raises
     ------
-    CaptureError
+    OutputError
         If the target is not a file, or its folder is not there or may not be written to.
     """
     folder = path.absolute().parent
@@ -33,7 +33,7 @@ def require_writable(path: Path, *, hint: str) -> None:
         reason = "permission denied"
     else:
         return
-    raise CaptureError(f"cannot write {path}: {reason}", hint=hint)
+    raise OutputError(f"cannot write {path}: {reason}", hint=hint)
 
 
 @contextmanager
@@ -42,11 +42,25 @@ def complete_file(path: Path, hint: str = "choose another file with -o") -> Iter
 
     Raises
     ------
-    StashtraceError
+    OutputError
         If the system refuses: no such folder, no permission, disk full.
     """
+    with written_to(path, hint), whole_file(path) as partial:
+        yield partial
+
+
+@contextmanager
+def written_to(path: Path, hint: str) -> Iterator[None]:
+    """Raise what the system refuses inside as OutputError about a file or folder that is written there.
+
+    Raises
+    ------
+    OutputError
+        In place of an OSError. A broken pipe stays one.
+    """
     try:
-        with whole_file(path) as partial:
-            yield partial
+        yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise StashtraceError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error

@@ -8,12 +8,13 @@ has a file of its name with ``parser()`` and ``main(argv)``.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO, cast
 
-from stashtrace.errors import StashtraceError, UsageError, is_native_failure, native_failure
+from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure
 
 #: (name, "module:function", one-line help), in the order in which a new user needs them.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -51,6 +52,8 @@ GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
 )
 _LEADING = frozenset({"-v", "-vv", "--verbose", "--debug"})
 INTERRUPTED = 130
+#: Errors of a write that names no file: most often of stdout.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def help_text() -> str:
@@ -112,7 +115,9 @@ def _answer(arguments: list[str]) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except StashtraceError as error:
         if debug:
             raise
@@ -131,6 +136,12 @@ def _answer(arguments: list[str]) -> int:
     except OSError as error:
         if debug:
             raise
+        if error.filename is None and error.errno in _NO_ROOM:
+            from stashtrace.cli.answers import discard_stdout
+
+            discard_stdout()
+            say_error(f"cannot write the answer: {error.strerror}", "make room where stdout goes, or send it elsewhere")
+            return OutputError.exit_code
         where = f"{error.filename}: " if error.filename else ""
         hint = f"`ls -ld {error.filename}` shows who may" if isinstance(error, PermissionError) and where else None
         say_error(f"{where}{error.strerror or error}", hint or "the same command with --debug shows where")
@@ -198,3 +209,5 @@ def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> N
         stream.write(text)
     except UnicodeEncodeError:
         stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+    except OSError:
+        return  # stderr is full or closed, and nobody reads it; the exit code says it too

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stashtrace.cli.loading import load_watched
 from stashtrace.cli.parsing import existing_run
 from stashtrace.errors import DataLossWarning, FormatError, MissingDataError, UsageError
-from stashtrace.output_files import complete_file
+from stashtrace.output_files import complete_file, written_to
 from stashtrace.record.remote import fetch, is_url, read_file, write_file
 
 if TYPE_CHECKING:
@@ -108,10 +108,8 @@ def save(name: str, runs: Sequence[StepsOfRun], folder: str = DEFAULT_FOLDER) ->
         return place
     target = Path(place)
     hint = "choose another folder with --baselines"
-    try:
+    with written_to(target.parent, hint):
         target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {target.parent}: {error.strerror}", hint=hint) from error
     with complete_file(target, hint) as partial:
         partial.write_text(text, encoding="utf-8")
     return place

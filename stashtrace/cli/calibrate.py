@@ -12,7 +12,7 @@ from stashtrace.cli.answers import check_plot, print_lines
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_message_sizes
-from stashtrace.errors import UsageError
+from stashtrace.errors import OutputError, UsageError
 from stashtrace.output_files import complete_file, require_writable
 
 #: Options whose values are paths: the file that is written keeps their last parts alone.
@@ -79,7 +79,7 @@ def _checked_out(name: str) -> Path:
     """Return the path if a file can be written there; checked before anything is measured."""
     path = Path(name)
     if path.is_dir():
-        raise UsageError(f"{path} is a directory", hint=f"--out {path / 'calibration.toml'}")
+        raise OutputError(f"cannot write {path}: it is a folder", hint=f"--out {path / 'calibration.toml'}")
     require_writable(path, hint="choose another place with `--out FILE`")
     return path
 

@@ -3,15 +3,22 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.parsing import RUN_OR_FILES, Parser, add_value, existing_run, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, existing_run, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.cli.values import read_ranks, read_steps, read_window
+from stashtrace.errors import UsageError
 from stashtrace.record.directory import rights_of_run
 from stashtrace.units import bytes_text
+
+#: Formats that are folders, and those that a terminal can show.
+_FOLDERS, _TEXTS = ("store", "chakra"), ("csv",)
 
 
 def parser() -> Parser:
@@ -22,7 +29,7 @@ def parser() -> Parser:
     parser = Parser("export", "Write a run in the format of another tool.", f"formats:\n{listed}")
     parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
-    parser.add_out("FILE", "file to write; a folder for store and chakra", required=True)
+    parser.add_out("FILE", "file to write, - for stdout; a folder for store and chakra", required=True)
     add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
     add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
     add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
@@ -45,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
         reader.epilog = "\n".join([reader.epilog or "", *added])
     arguments = reader.read(argv)
     known_exporter(arguments.exporter)
+    if arguments.out == STDOUT:
+        _check_stdout(arguments.exporter, arguments.table)
     end_on_terminate()
     path = str(existing_run(arguments.path))
 
@@ -75,9 +84,44 @@ def main(argv: Sequence[str]) -> int:
             written = store_run(
                 path, Path(arguments.out), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
+    elif arguments.out == STDOUT:
+        trace = load_watched(path, run_id=arguments.run)
+        with tempfile.TemporaryDirectory(prefix="stashtrace-export-") as folder:
+            written = export(trace, name, Path(folder, "stdout"), **options)
+            _copy_to_stdout(written.path)
+        for note in written.notes:
+            screen.say(note)
+        return 0
     else:
         written = export(load_watched(path, run_id=arguments.run), name, arguments.out, **options)
     screen.say(f"wrote {arguments.out} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)
     return 0
+
+
+def _check_stdout(name: str, table: str | None) -> None:
+    """Raise UsageError for formats that cannot go to stdout as it is."""
+    from stashtrace.exporters.registry import EXPORTERS
+
+    if name in _FOLDERS or (name == "parquet" and table is None):
+        hint = " or with --table NAME for one file" if name == "parquet" else ""
+        raise UsageError(f"{name} writes a folder, which stdout cannot hold", hint=f"name it with -o{hint}")
+    if sys.stdout.isatty() and name not in _TEXTS and name in [known for known, _, _ in EXPORTERS]:
+        raise UsageError(
+            f"{name} is binary, and stdout is a terminal", hint="redirect it (> FILE), or name a file with -o"
+        )
+
+
+def _copy_to_stdout(path: Path) -> None:
+    """Write what an exporter wrote to stdout: its bytes, or on a terminal its text in visible form."""
+    if path.is_dir():
+        raise UsageError("the format is a folder, which stdout cannot hold", hint="name it with -o")
+    if sys.stdout.isatty():
+        with path.open(encoding="utf-8", errors="backslashreplace", newline="") as text:
+            sys.stdout.writelines(text)
+        return
+    sys.stdout.flush()
+    with path.open("rb") as content:
+        shutil.copyfileobj(content, sys.stdout.buffer)
+    sys.stdout.buffer.flush()

@@ -15,6 +15,7 @@ from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.loading.archives import kind_of
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
+from stashtrace.output_files import written_to
 from stashtrace.record.directory import rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
 from stashtrace.record.remote import fetch, is_url
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             _fetch(url, local[-1], screen)
         sources = [directory for path in local for directory in run_directories(path)]
         if len(sources) > 1 or not (target.exists() and sources[0].samefile(target)):
-            with rights_of_run(sources[0]):
+            with rights_of_run(sources[0]), written_to(target, "choose another directory with --out"):
                 gather(target, sources, screen.say)
     if any(target.glob("launch.*.json")):
         fold_launchers(target)

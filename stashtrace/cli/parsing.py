@@ -22,6 +22,8 @@ from stashtrace.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")
+#: What ``-o`` takes for stdout.
+STDOUT = "-"
 #: Formats of answers that are a table, and of those that are more than one.
 TABLE_FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("table", "json")

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_value, existing_run, runs_or_newest
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, STDOUT, Parser, add_value, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import DataLossWarning, UsageError
+from stashtrace.errors import DataLossWarning, OutputError
 from stashtrace.units import bytes_text
 
 #: Name of the page without -o.
@@ -72,18 +72,16 @@ def _target(out: str | None, format_name: str) -> Path | None:
 
     Raises
     ------
-    UsageError
-        If it is a folder.
-    CaptureError
+    OutputError
         If it cannot be written.
     """
     from stashtrace.output_files import require_writable
 
-    if out is None and format_name == "markdown":
+    if out == STDOUT or (out is None and format_name == "markdown"):
         return None
     target = Path(out or REPORT_FILE)
     if target.is_dir():
         name = REPORT_FILE if format_name == "html" else "report.md"
-        raise UsageError(f"-o {target} is a folder", hint=f"name a file in it: -o {target / name}")
+        raise OutputError(f"cannot write {target}: it is a folder", hint=f"name a file in it: -o {target / name}")
     require_writable(target, hint="choose another file with -o")
     return target

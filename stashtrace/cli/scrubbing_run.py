@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import FormatError, MissingDataError, OutputError, StashtraceError
 from stashtrace.format.compact import compact_file, write_packed
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.scrubbed import ScrubbedFile, survey_file
 from stashtrace.format.stash_file import StashFile
+from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
@@ -63,16 +64,17 @@ def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: 
 
     Raises
     ------
-    UsageError
-        If there is something at ``target`` already.
+    OutputError
+        If there is something at ``target`` already, or nothing can be written there.
     MissingDataError, FormatError
         If there is no run, or it is still being recorded.
     """
+    hint = "choose another name with -o"
     if target.exists() and not (source.is_dir() and target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} exists already", hint="choose another name with -o")
+        raise OutputError(f"cannot write {target}: it exists already", hint=hint)
     if not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent} to write to", hint="choose another name with -o")
-    with file_rights(share=False), folder_beside(target) as half:
+        raise OutputError(f"cannot write {target}: no such folder", hint=hint)
+    with file_rights(share=False), written_to(target, hint), folder_beside(target) as half:
         work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
         work.run(shown=target.name)
         made = half if source.is_dir() else next(half.iterdir())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import CaptureError, UsageError
+from stashtrace.errors import OutputError, UsageError
+from stashtrace.output_files import written_to
 from stashtrace.whole_files import write_whole
 
 _EPILOG = """OUT becomes a run directory; its truth.json says how long each kind of time in
@@ -23,6 +24,8 @@ _TIMES = {
     "optimizer": (5.0, "optimizer"),
     "late": (0.0, "how much longer --late-rank computes"),
 }
+
+_HINT = "choose another directory"
 
 
 def parser() -> Parser:
@@ -57,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--late-rank {given.late_rank} is none of {given.ranks} ranks", hint="ranks count from 0")
     out = Path(given.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CaptureError(f"{out} exists and is not empty", hint="choose another directory")
+        raise OutputError(f"cannot write {out}: it exists and is not empty", hint=_HINT)
 
     from stashtrace.lab.synth import SyntheticJob, write
 
@@ -71,12 +74,10 @@ def main(argv: Sequence[str]) -> int:
         seed=given.seed,
         **times,
     )
-    try:
+    with written_to(out, _HINT):
         events = write(out, job)
         truth = {str(rank): job.truth_ns(rank) for rank in range(job.ranks)}
         facts = {"unit": "ns per step", "step_ns": job.step_ns, "ranks": truth}
         write_whole(out / "truth.json", json.dumps(facts, indent=1) + "\n")
-    except OSError as error:
-        raise CaptureError(f"cannot write {out}: {error.strerror}") from error
     Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; truth.json has the stalls")
     return 0

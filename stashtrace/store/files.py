@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stashtrace.errors import FormatError, StashtraceError, UsageError
+from stashtrace.errors import FormatError, OutputError, UsageError
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 #: Threads that decode files, and packets of files that may wait to become tables.
 _READERS, _PACKETS_AHEAD = 2, 4
+_HINT = "choose another folder with -o"
 #: Most files and, beyond one file, most bytes of a packet: what is done once per packet is long for one small file.
 _PACKET_FILES, _PACKET_BYTES = 64, 1 << 20
 
@@ -423,7 +424,7 @@ class StoreWriter:
             if is_store(path):
                 shutil.rmtree(path)
             elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise StashtraceError(f"{path} is there and holds no store", hint="choose another folder with -o")
+                raise OutputError(f"cannot write {path}: it is there and holds no store", hint=_HINT)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused(error) from error
@@ -462,6 +463,6 @@ class StoreWriter:
         except OSError as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: OSError) -> StashtraceError:
+    def _refused(self, error: OSError) -> OutputError:
         reason = error.strerror or str(error)
-        return StashtraceError(f"cannot write {self.path}: {reason}", hint="choose another folder with -o")
+        return OutputError(f"cannot write {self.path}: {reason}", hint=_HINT)

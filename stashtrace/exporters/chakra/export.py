@@ -15,12 +15,13 @@ import numpy as np
 from stashtrace import __version__
 from stashtrace.analysis.graph import PipelineGraph, Resource, build
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import MissingDataError, OutputError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
 from stashtrace.exporters.chakra.messages import Messages, Value
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
 from stashtrace.importers.protobuf import sized
+from stashtrace.output_files import written_to
 from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
     FILE_STEM,
@@ -43,6 +44,7 @@ _COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
 _SIMULATED = frozenset(
     (CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL)
 )
+_HINT = "choose another folder with -o"
 _ON_DEVICES = (Resource.STREAM, Resource.DEVICE)
 _OF_A_FILE = re.compile(re.escape(FILE_STEM) + r"\.\d+\.et")
 
@@ -92,17 +94,15 @@ def export_chakra(
     if int(work.rank.min()) < 0:
         raise MissingDataError("nobody says which rank recorded what", hint="traces are written rank by rank")
     talk = communication(trace, collectives, work)
-    try:
+    with written_to(path, _HINT):
         written = _write(path, messages, work, talk)
-    except OSError as error:
-        raise StashtraceError(f"cannot write {path}: {error.strerror}", hint="choose another folder with -o") from error
     return Exported(path, written, len(work), tuple(_notes(work, talk)))
 
 
 def _refuse_others(path: Path) -> None:
-    """Raise StashtraceError if the folder has files that no export of traces has written."""
+    """Raise OutputError if the folder has files that no export of traces has written."""
     if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
-        raise StashtraceError(f"{path} is there and holds no execution traces", hint="choose another folder with -o")
+        raise OutputError(f"cannot write {path}: it is there and holds no execution traces", hint=_HINT)
 
 
 def _is_own(path: Path) -> bool:
