@@ -11,11 +11,12 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 from stashtrace.entry_points import Plugin, one_line
 from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.schema.notebook import Words
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -223,7 +224,11 @@ def unknown_options(function: Callable[..., object], options: dict[str, Any]) ->
     return [name for name in options if name not in parameters]
 
 
-def analyze(trace: Trace, name: str, **options: Any) -> Table:
+@overload
+def analyze(trace: Trace, name: Literal["summary"]) -> Words: ...  # type: ignore[overload-overlap]
+@overload
+def analyze(trace: Trace, name: str, **options: Any) -> Table: ...
+def analyze(trace: Trace, name: str, **options: Any) -> Table | Words:
     """Run an analysis by name.
 
     Parameters
@@ -231,7 +236,8 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table:
     trace : Trace
         What ``stashtrace.load`` returned.
     name : str
-        One of ``ANALYSES``.
+        One of ``ANALYSES``; or ``summary`` for the words of :meth:`Trace.summary`, whose tables are ``findings``,
+        ``finding_evidence`` and ``budgets``.
     **options
         Keyword arguments of that analysis, e.g. ``by="rank"`` of ``stalls``.
 
@@ -249,4 +255,8 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table:
     Traceback (most recent call last):
     stashtrace.errors.UsageError: no analysis named 'astrology'
     """
+    if name == SUMMARY:
+        if options:
+            raise UsageError(f"analysis {name!r} has no option {next(iter(options))!r}", hint="leave it out")
+        return trace.summary()
     return find(name)(trace, **options)

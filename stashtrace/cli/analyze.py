@@ -23,6 +23,7 @@ from stashtrace.cli.parsing import (
 )
 from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
+from stashtrace.cli.values import read_names
 from stashtrace.entry_points import warn
 from stashtrace.errors import PluginError, UsageError
 from stashtrace.loading.archives import named
@@ -97,6 +98,7 @@ def _common(description: str, epilog: str) -> Parser:
     )
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
+    add_value(parser, "--columns", "LIST", "only these columns, in this order, as in rank,stall_ns", read_names)
     parser.add_run()
     return parser
 
@@ -183,11 +185,30 @@ def main(argv: Sequence[str]) -> int:
         about = table.schema.doc
         rows += named_rows(table, strings, extra)
         columns = column_names(table, tuple(extra))
+    if arguments.columns is not None:
+        columns = _chosen(columns, arguments.columns, name)
+        rows = [{column: row[column] for column in columns} for row in rows]
     screen = Screen()
     if arguments.format == "table" and screen.interactive:
         screen.say(f"{name}: {about}\n")
-    write_rows(rows, columns, arguments.format, sys.stdout, width=None if arguments.wide else screen_width())
+    is_whole = arguments.wide or arguments.columns is not None
+    width = None if is_whole else screen_width()
+    write_rows(rows, columns, arguments.format, sys.stdout, width=width, keep_all=arguments.columns is not None)
     return 0
+
+
+def _chosen(columns: Sequence[str], names: Sequence[str], analysis: str) -> list[str]:
+    """Return the columns that were asked for, in the order in which they were.
+
+    Raises
+    ------
+    UsageError
+        If the table has no such column.
+    """
+    unknown = [name for name in names if name not in columns]
+    if unknown:
+        raise UsageError(f"{analysis} has no column {unknown[0]!r}", hint=f"it has {', '.join(columns)}")
+    return list(dict.fromkeys(names))
 
 
 def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:

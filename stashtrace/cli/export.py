@@ -109,7 +109,7 @@ def _check_stdout(name: str, table: str | None) -> None:
         raise UsageError(f"{name} writes a folder, which stdout cannot hold", hint=f"name it with -o{hint}")
     if sys.stdout.isatty() and name not in _TEXTS and name in [known for known, _, _ in EXPORTERS]:
         raise UsageError(
-            f"{name} is binary, and stdout is a terminal", hint=f"redirect it, or name a file: -o run.{name}"
+            f"{name} is binary, and stdout is a terminal", hint="redirect it (> FILE), or name a file with -o"
         )
 
 

@@ -59,6 +59,20 @@ def read_whole(text: str, option: str, least: int = 1) -> int:
     return int(text)
 
 
+def read_names(text: str, option: str) -> tuple[str, ...]:
+    """Names with commas between them.
+
+    Examples
+    --------
+    >>> read_names("rank,stall_ns", "--columns")
+    ('rank', 'stall_ns')
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise _refused(option, text, "a list of names", "rank,step")
+    return names
+
+
 def read_wholes(text: str, option: str) -> tuple[int, ...]:
     """Positive whole numbers with commas between them: ``1,2,4``."""
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):

@@ -205,7 +205,7 @@ def _tar_entries(archive: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarIn
         with tarfile.open(fileobj=forward, mode="r:") as opened:
             while (entry := opened.next()) is not None:
                 yield opened, entry
-                opened.members.clear()  # else a long archive would fill the memory
+                opened.members.clear()  # type: ignore[attr-defined]  # else a long archive would fill the memory
 
 
 def _kind_in_tar(entry: tarfile.TarInfo) -> str:

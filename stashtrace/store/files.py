@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 #: Threads that decode files, and packets of files that may wait to become tables.
 _READERS, _PACKETS_AHEAD = 2, 4
+_HINT = "choose another folder with -o"
 #: Most files and, beyond one file, most bytes of a packet: what is done once per packet is long for one small file.
 _PACKET_FILES, _PACKET_BYTES = 64, 1 << 20
 
@@ -424,9 +425,7 @@ class StoreWriter:
             if is_store(path):
                 shutil.rmtree(path)
             elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise OutputError(
-                    f"cannot write {path}: it is there and holds no store", hint="choose another folder with -o"
-                )
+                raise OutputError(f"cannot write {path}: it is there and holds no store", hint=_HINT)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused(error) from error
@@ -467,4 +466,4 @@ class StoreWriter:
 
     def _refused(self, error: OSError) -> OutputError:
         reason = error.strerror or str(error)
-        return OutputError(f"cannot write {self.path}: {reason}", hint="choose another folder with -o")
+        return OutputError(f"cannot write {self.path}: {reason}", hint=_HINT)

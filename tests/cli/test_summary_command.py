@@ -11,7 +11,9 @@ import stashtrace
 from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, analyze
 from stashtrace.cli import main
 from stashtrace.cli.analyze import analyses_text
-from stashtrace.errors import MissingDataError
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.lab.synth import SyntheticJob, write
+from stashtrace.loading.load import load_trace
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +62,14 @@ def test_what_needs_a_gpu_says_nothing_without_one_and_the_rest_does_not_ask_for
         else:
             assert "kernel" not in complaint, name
             assert "copy" not in complaint, name
+
+
+def test_from_python_the_summary_is_its_words(tmp_path: Path) -> None:
+    """As `stashtrace analyze summary`; its hint had no such name."""
+    write(tmp_path / "run", SyntheticJob(ranks=2, steps=8, calls_per_batch=6))
+    trace = load_trace(tmp_path / "run")
+    words = analyze(trace, "summary")
+    assert str(words) == repr(words) == str(trace.summary())
+    assert words.startswith("stashtrace  2 ranks, ")
+    with pytest.raises(UsageError, match="analysis 'summary' has no option 'by'"):
+        analyze(trace, "summary", by="rank")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import struct
@@ -135,3 +136,22 @@ def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys:
     assert narrow[-1].endswith("(--wide shows all)")
     wide = on_a_terminal(80, "analyze", "io_patterns", run, "--wide")
     assert titles(piped.out) in [line.split() for line in wide]
+
+
+def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe got every column, and nothing but a script of its own could leave some out."""
+    run = str(tmp_path / "run")
+    assert main(["synth", run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
+
+    def told(*options: str) -> list[str]:
+        capsys.readouterr()
+        assert main(["analyze", "stalls", run, "--columns", "cause_rank,kind,stall_ns", *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert told()[0].split() == ["cause_rank", "kind", "stall"], "in that order, also one that says nothing"
+    assert told("--format", "csv")[0] == "cause_rank,kind,stall_ns"
+    assert [*json.loads("\n".join(told("--format", "json")))[0]] == ["cause_rank", "kind", "stall_ns"]
+    assert main(["analyze", "stalls", run, "--columns", "kind,colour"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: stalls has no column 'colour'\n\nhint: it has rank, step, kind, stall_ns, ")
+    assert main(["analyze", "stalls", run, "--columns", "kind,,"]) == 2
