@@ -36,8 +36,11 @@ def misplaced(run: TracedRun, rank: int = 0) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_operation_is_known_once(release: int, tmp_path: Path) -> None:
     program = """
-        comm init new=0; allgather 4MB stream=1; broadcast 4KB stream=1; allreduce 1MB stream=1; reducescatter 8KB stream=1
-        group { send 8KB peer=OTHER stream=1; recv 8KB peer=OTHER stream=1; allgather 2MB stream=1; allreduce 4KB stream=1 }
+        comm init new=0; allgather 4MB stream=1; broadcast 4KB stream=1; allreduce 1MB stream=1
+        reducescatter 8KB stream=1
+        group {
+          send 8KB peer=OTHER stream=1; recv 8KB peer=OTHER stream=1; allgather 2MB stream=1; allreduce 4KB stream=1
+        }
         alltoall 8KB stream=1
         sync stream=1
     """
