@@ -217,11 +217,11 @@ def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
     name = _named_plugin(argv)
     if name is not None:
         reader, own = plugin_parser(name)
-        return reader.read(argv), own
+        return reader.read(argv, intermixed=True), own
     reader = parser()
     if {"-h", "--help"} & set(argv):
         reader.epilog = f"{reader.epilog}\n{added_text()}".rstrip()
-    return reader.read(argv), {option: option for option in _OPTIONS}
+    return reader.read(argv, intermixed=True), {option: option for option in _OPTIONS}
 
 
 def _named_plugin(argv: Sequence[str]) -> str | None:

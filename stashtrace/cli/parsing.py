@@ -88,9 +88,12 @@ class Parser(argparse.ArgumentParser):
         """Add ``--plot``; :func:`stashtrace.cli.answers.check_plot` checks its file."""
         self.add_argument("--plot", metavar="FILE", help=f"draw {text} (.png, .svg, .pdf)")
 
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments and apply the common options."""
-        namespace = self.parse_args(list(argv))
+    def read(self, argv: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
+        """Parse the arguments and apply the common options.
+
+        ``intermixed`` is for commands whose paths may be left out: else none would be found behind an option.
+        """
+        namespace = self.parse_intermixed_args(list(argv)) if intermixed else self.parse_args(list(argv))
         speak_up(namespace.verbose)
         return namespace
 

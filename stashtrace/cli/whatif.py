@@ -78,7 +78,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Replay the run and print the predictions."""
     options, command = split_at_dashes(argv)
-    arguments = parser().read(options)
+    arguments = parser().read(options, intermixed=True)
     import numpy as np
 
     from stashtrace.analysis.graph import build

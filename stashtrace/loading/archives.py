@@ -11,6 +11,7 @@ import atexit
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def unpacked(path: str | os.PathLike[str]) -> str:
             _FOLDERS.push(stack.pop_all())
         _KNOWN[key] = _below(folder), folder
     return str(_KNOWN[key][0])
+
+
+def unpacked_paths(paths: Sequence[str]) -> tuple[list[str], str]:
+    """Return the paths with folders in place of archives, and all of them as messages name them."""
+    folders = [unpacked(path) for path in paths]
+    return folders, named(os.pathsep.join(folders))
 
 
 def kind_of(path: Path) -> str | None:

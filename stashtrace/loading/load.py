@@ -3,6 +3,7 @@
 A run directory passes through these modules, each stage once and in this order:
 
     load                      the kind of input; calls each stage below and passes its result to the next
+    loading.archives          an archive -> a temporary folder with what it holds; other paths as they are
     format.reader             the run's files, opened without their rows
       format.stash_file       clock readings, and the facts that processes recorded about themselves
     loading.clocks.host       one clock for each host
@@ -31,7 +32,7 @@ from dataclasses import replace
 
 from stashtrace.errors import DataLossWarning, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
-from stashtrace.loading.archives import named, unpacked
+from stashtrace.loading.archives import named, unpacked_paths
 from stashtrace.loading.clocks import device
 from stashtrace.loading.clocks.align import MEETING_TABLES, align_run
 from stashtrace.loading.clocks.host import RunClocks, host_clocks
@@ -103,7 +104,7 @@ def load_trace(
         )
     wanted = None if tables is None else frozenset(tables)
     try:
-        return _load([unpacked(one) for one in _listed(path)], wanted, ranks, run_id, strict, progress)
+        return _load(*unpacked_paths(_listed(path)), wanted, ranks, run_id, strict, progress)
     except StashtraceError as error:
         error.args = (named(str(error)), *error.args[1:])
         raise
@@ -111,13 +112,14 @@ def load_trace(
 
 def _load(
     paths: list[str],
+    shown: str,
     wanted: frozenset[str] | None,
     ranks: Collection[int] | None,
     run_id: str | None,
     strict: bool,
     progress: Progress | None,
 ) -> Trace:
-    """Load what is at the paths, none of which is an archive. See :func:`load_trace`."""
+    """Load what is at the paths, none of which is an archive; messages call them ``shown``. See :func:`load_trace`."""
     kinds = [_kind_of(one) for one in paths]
     if kinds and set(kinds) == {_FOREIGN}:
         trace = load_imported(paths, tables=wanted, ranks=ranks, strict=strict, progress=progress)
@@ -127,7 +129,7 @@ def _load(
         other, kind = next(pair for pair in zip(paths, kinds, strict=True) if pair[1] != _RUN)
         raise UsageError(f"cannot load {other} ({kind}) together with other inputs", hint="load each apart")
     else:
-        trace = _load_run(open_processes(paths, run_id=run_id, strict=strict, ranks=ranks), wanted)
+        trace = _load_run(open_processes(paths, run_id=run_id, strict=strict, ranks=ranks), wanted, shown)
     _warn(trace)
     return trace
 
@@ -152,7 +154,7 @@ def is_foreign(path: str) -> bool:
     return _kind_of(path) == _FOREIGN
 
 
-def _load_run(run: OpenedRun, wanted: frozenset[str] | None) -> Trace:
+def _load_run(run: OpenedRun, wanted: frozenset[str] | None, shown: str) -> Trace:
     """Decode the rows of an opened run and join them."""
     decoded = decode_processes(run.processes, run.tracks, wanted)
     parts = [one.tables for one in decoded]
@@ -163,7 +165,7 @@ def _load_run(run: OpenedRun, wanted: frozenset[str] | None) -> Trace:
     tables = join_tables(parts, wanted, notes, run.tracks) | describe(run, decoded)
     if io is not None:
         tables["io"] = io
-    return Trace(run.strings, tables, path=named(run.path), io_outline=outline)
+    return Trace(run.strings, tables, path=shown, io_outline=outline)
 
 
 def open_processes(

@@ -167,3 +167,21 @@ def test_other_commands_take_the_newest_run_too(words: list[str], capsys: pytest
     assert answer.out == named.out
     assert answer.err.startswith("run: ./stash-made, the newest here, begun ")
     assert named.err == ""
+
+
+def test_paths_and_options_stand_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["synth", "made", "--ranks", "1", "--steps", "8"]) == 0
+    answers = []
+    for words in (
+        ["analyze", "stalls", "made", "--by", "run"],
+        ["analyze", "stalls", "--by", "run", "made"],
+        ["analyze", "--by", "run", "stalls", "made"],
+    ):
+        capsys.readouterr()
+        assert main(words) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] == answers[2]
+    assert main(["whatif", "made", "--format", "json", "workers=4"]) == 0
+    assert main(["whatif", "--set", "workers=4", "made"]) == 0
+    assert main(["analyze"]) == 2
+    assert "the following arguments are required: NAME" in capsys.readouterr().err

@@ -248,8 +248,37 @@ def test_graph_replays_name_the_captured_call(version: int, tmp_path: Path) -> N
     tasks = rows(recording, "nccl_task")
     (call,) = rows(recording, "nccl_call")
     assert call["nccl_flags"] & NcclFlag.CAPTURED
-    assert [t["begin_device_ns"] for t in tasks] == [1000, 2000, 3000]
+    assert [t["begin_device_ns"] for t in tasks] == [-1] * 3, "stamps of a graph are not to be trusted"
+    assert not int(recording.stdout) & 0x40, "the next call is not asked for stamps"
+    assert losses(recording)["stamps_captured"] == 1
     assert all(t["call_id"] == call["call_id"] and t["nccl_flags"] & NcclFlag.REPLAYED for t in tasks)
+
+
+@needs_shared_memory
+@pytest.mark.parametrize("version", [4, 5, 6, 7])
+def test_messages_of_a_rank_to_itself(version: int, tmp_path: Path) -> None:
+    recording = run(tmp_path / "run", "orders", str(version), "itself", STASHTRACE_NCCL_SOURCE="plugin")
+    *own, other = rows(recording, "nccl_task")
+    if version == 7:  # they have stamps as others have, and none came
+        assert losses(recording)["plugin_pool_full"] > 0
+        return
+    assert len(own) == 10000
+    assert "plugin_pool_full" not in losses(recording), "nobody waits for stamps that do not come"
+    assert other["begin_device_ns"] == -1, "NCCL counts what follows apart on host and device"
+    assert losses(recording)["stamps_shifted"] == 1
+
+
+@pytest.mark.parametrize("version", [5, 7])
+@pytest.mark.parametrize("chained", [False, True])
+def test_proxy_operation_for_another_process(chained: bool, version: int, tmp_path: Path) -> None:
+    env = {"NCCL_PROFILER_PLUGIN": "other"} if chained else {}
+    recording = run(tmp_path / "run", "orders", str(version), "elsewhere", **env)
+    assert recording.exit_code == 0
+    proxies = rows(recording, "nccl_proxy")
+    assert [(r["task_id"], r["transfer_bytes"]) for r in proxies] == [(0, 4096)] * 3
+    assert losses(recording)["proxy_for_other_process"] == 3
+    if chained and version == 5:
+        assert "other: 6 starts 6 stops" in recording.stdout
 
 
 @needs_shared_memory

@@ -90,8 +90,7 @@ assert ctypes.CDLL({str(library)!r}, mode=os.RTLD_DEEPBIND | os.RTLD_LAZY).deep(
         "NCCL's own name, the same on all ranks"
     )
     assert "communicator_unknown" not in losses(recording)
-    tasks = rows(recording, "nccl_task")
-    assert sorted(t["call_id"] for t in tasks) == sorted(c["call_id"] for c in calls)
+    assert rows(recording, "nccl_task") == [], "NCCL copies for a single rank, and tells of no task"
 
 
 def test_preload_alone_does_not_reach_deep_bound_callers_and_harms_none(tmp_path: Path) -> None:

@@ -79,10 +79,7 @@ int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Co
   }
   comm->meeting = std::make_unique<Rendezvous>(comm->name, size, rank);
   if (!comm->meeting->usable()) return nccl::kSystemError;
-  {
-    const OnDevice current(comm->device);
-    comm->plugin = std::make_unique<PluginSession>(*comm);
-  }
+  comm->plugin = std::make_unique<PluginSession>(*comm);
   *out = new nccl::CommOpaque{comm};
   return nccl::kSuccess;
 }
@@ -94,18 +91,37 @@ int finish_init(nccl::Comm* out, bool is_child) {
     t_group.inits.push_back(comm);
     return nccl::kSuccess;
   }
-  if (comm->blocking) return comm->meeting->wait_attached() ? nccl::kSuccess : nccl::kSystemError;
+  if (comm->blocking) {
+    const OnDevice current(comm->device);
+    comm->plugin->open();
+    return comm->meeting->wait_attached() ? nccl::kSuccess : nccl::kSystemError;
+  }
   comm->pending.fetch_add(1);
   const bool late = is_child && setting("nccl.children.late", 0) != 0;
   if (late) *out = nullptr;
   std::thread([comm, handle, out, late] {
     pause_ns(setting("nccl.nonblocking.delay", 200e3));
+    open_plugin(*comm);
     if (!comm->meeting->wait_attached()) comm->async_error.store(nccl::kSystemError);
     comm->pending.fetch_sub(1);
     if (late) __atomic_store_n(out, handle, __ATOMIC_RELEASE);
   }).detach();
   return nccl::kInProgress;
 }
+
+}  // namespace
+
+// 2.27.7 src/init.cc, ncclCommInitRankFunc: cudaSetDevice, then (initTransportsRank) ncclProfilerPluginInit. In a group, for
+// ncclCommInitAll and for a non-blocking communicator that is an asynchronous job with a thread of its own (src/group.cc,
+// groupLaunch and ncclAsyncLaunch); else it is the caller's thread.
+void fake::open_plugin(CommState& comm) {
+  std::thread([&comm] {
+    const OnDevice current(comm.device);
+    comm.plugin->open();
+  }).join();
+}
+
+namespace {
 
 int init(nccl::Comm* out, const nccl::UniqueId& id, int size, int rank, const nccl::Config* config) {
   *out = nullptr;
@@ -177,6 +193,7 @@ FAKE_API int pncclCommInitAll(nccl::Comm* comms, int count, const int* devices) 
         error != 0) {
       return error;
     }
+    open_plugin(*comms[rank]->state);
   }
   return nccl::kSuccess;
 }

@@ -58,7 +58,8 @@ int group_end() {
   const CommPtr told = t_group.plugin;
   t_group.plugin.reset();
   int result = nccl::kSuccess;
-  if (told != nullptr) told->plugin->group_end_called();
+  if (told != nullptr) group_end_called();
+  for (const CommPtr& comm : inits) open_plugin(*comm);
   for (const CommPtr& comm : inits) {
     if (!comm->meeting->wait_attached()) result = nccl::kSystemError;
   }
@@ -67,7 +68,7 @@ int group_end() {
   } else if (!calls.empty()) {
     result = launch_all(std::move(calls));
   }
-  if (told != nullptr) told->plugin->group_api_end();
+  if (told != nullptr) group_api_end();
   return result;
 }
 
@@ -80,14 +81,16 @@ int call(nccl::Comm handle, Op op) {
   const bool captured = engine()->capturing(op.stream);
   const bool outermost = t_group.depth == 0;
   group_begin();
-  if (t_group.plugin == nullptr) {
+  // 2.28.3 src/enqueue.cc, collTaskAppend and p2pTaskAppend: the first task of a group begins its API event. What makes no
+  // task tells nothing: empty collectives, collectives of one rank, one-sided operations (taskAppend, rmaTaskAppend).
+  const bool telling = !op.one_sided() && (op.point_to_point() || (op.count != 0 && comm->size > 1));
+  if (telling && t_group.plugin == nullptr) {
     t_group.plugin = comm;
     comm->plugin->group_api_begin(t_group.depth, captured);
-    comm->plugin->group_start_returned();
+    group_start_returned();
   }
-  comm->plugin->api_begin(op, captured);
-  t_group.calls.emplace_back(comm, op);
-  comm->plugin->api_end(op);
+  if (telling) comm->plugin->append(op, captured);
+  t_group.calls.emplace_back(comm, std::move(op));
   if (outermost) return group_end();
   --t_group.depth;
   return nccl::kSuccess;

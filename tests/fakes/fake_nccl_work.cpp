@@ -67,21 +67,19 @@ struct NcclKernel : Work {
     struct Message {
       Op* op;
       std::uint64_t number;
-      std::vector<void*> channels;
       PluginSession::Proxies proxies;
     };
     std::vector<Message> messages;
     std::int64_t end_ns = begin_ns;
-    for (Op& op : ops) {
+    running = comm->plugin->kernel_begins(*plan, begin_ns);
+    for (Op& op : plan->ops) {
       if (!op.point_to_point()) continue;
       const bool sends = op.kind != OpKind::receive && op.kind != OpKind::wait_signal;
-      messages.push_back({&op, next_message(op.root, sends), {}, {}});
-      if (captured) comm->plugin->replay_begin(op);
-      comm->plugin->kernel_begin(op, begin_ns, &messages.back().channels);
+      messages.push_back({&op, next_message(op.root, sends), {}});
       begin_network(op, &messages.back().proxies);
       if (!comm->meeting->offer(op.root, sends, messages.back().number, begin_ns)) return engine()->now();
     }
-    for (Op& op : ops) {
+    for (Op& op : plan->ops) {
       if (op.point_to_point()) continue;
       end_ns = collective(op, end_ns);
       if (end_ns < 0) return engine()->now();
@@ -93,17 +91,15 @@ struct NcclKernel : Work {
       const std::int64_t last_ns = comm->meeting->accept(op.root, sends, message.number, waits);
       if (last_ns < 0) return engine()->now();
       const std::int64_t own_end_ns = last_ns + transfer_ns(op, *comm);
-      finish(*message.op, last_ns, own_end_ns, message.channels, &message.proxies);
+      finish(*message.op, last_ns, own_end_ns, &message.proxies);
       end_ns = std::max(end_ns, own_end_ns);
     }
+    comm->plugin->kernel_ends(running);
     return end_ns;
   }
 
   // -1: aborted.
   std::int64_t collective(Op& op, std::int64_t begin_ns) {
-    std::vector<void*> channels;
-    if (captured) comm->plugin->replay_begin(op);
-    comm->plugin->kernel_begin(op, begin_ns, &channels);
     PluginSession::Proxies proxies;
     begin_network(op, &proxies);
     std::uint64_t number = 0;
@@ -115,7 +111,7 @@ struct NcclKernel : Work {
         comm->meeting->meet(number, begin_ns, [&](int peer) { return needed(op, comm->rank, peer); });
     if (last_ns < 0) return -1;
     const std::int64_t end_ns = last_ns + transfer_ns(op, *comm);
-    finish(op, last_ns, end_ns, channels, &proxies);
+    finish(op, last_ns, end_ns, &proxies);
     return end_ns;
   }
 
@@ -123,12 +119,10 @@ struct NcclKernel : Work {
     if (nodes_of(*comm) > 1) comm->plugin->network_begin(op, proxies);
   }
 
-  void finish(Op& op, std::int64_t last_ns, std::int64_t end_ns, const std::vector<void*>& channels,
-              PluginSession::Proxies* proxies) {
+  void finish(Op& op, std::int64_t last_ns, std::int64_t end_ns, PluginSession::Proxies* proxies) {
     comm->plugin->network_end(op, proxies, last_ns, end_ns);
     engine()->work_until(end_ns);
-    comm->plugin->kernel_end(end_ns, channels);
-    if (captured) comm->plugin->replay_end(op);
+    PluginSession::operation_ends(running, op, end_ns);
   }
 
   std::uint64_t next_message(int peer, bool sends) {
@@ -137,10 +131,30 @@ struct NcclKernel : Work {
   }
 
   CommPtr comm;
-  std::vector<Op> ops;
+  std::shared_ptr<Plan> plan;
+  PluginSession::Running running;
   std::uint64_t ticket = 0;
   bool captured = false;
 };
+
+// 2.27.7 src/enqueue.cc:1704, ncclLaunchPrepare: cudaLaunchHostFunc(hostStream, hostStreamPlanCallback, plan), which the
+// kernel waits for.
+struct HostFunction : Work {
+  std::int64_t run(std::int64_t begin_ns) override {
+    comm->plugin->post(*plan);
+    return begin_ns;
+  }
+  CommPtr comm;
+  std::shared_ptr<Plan> plan;
+};
+
+int add_host_function(const CommPtr& comm, const std::vector<void*>& streams, const std::shared_ptr<Plan>& plan) {
+  FAKE_CALL(cudaLaunchHostFunc);
+  auto work = std::make_shared<HostFunction>();
+  work->comm = comm;
+  work->plan = plan;
+  return engine()->submit(streams, work, Ran(RanKind::event));
+}
 
 }  // namespace
 
@@ -152,14 +166,22 @@ int launch_ops(const CommPtr& comm, std::vector<Op> ops) {
     if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) streams.push_back(op.stream);
   }
   work->captured = engine()->capturing(streams.front());
-  comm->plugin->launch(ops, work->captured);
   Ran description(RanKind::communication);
   description.name = std::string("ncclDevKernel_") + ops.front().name + "_Sum_f32_RING_SIMPLE";
   for (const Op& op : ops) description.size_bytes += op.bytes(comm->size);
   description.correlation = engine()->next_correlation();
-  work->ops = std::move(ops);
+  auto plan = std::make_shared<Plan>();
+  plan->ops = std::move(ops);
+  plan->persistent = work->captured;
+  plan_tasks(*plan, *comm);
+  work->plan = plan;
   // Launches of one communicator are in order. A full stream holds the launching thread, so not under the lock of the kernels.
   const std::lock_guard launching(comm->launch_mutex);
+  if (plan->host_function && add_host_function(comm, streams, plan) != 0) return nccl::kUnhandledCudaError;
+  comm->plugin->launch(*plan);
+  // 2.27.7 src/enqueue.cc, ncclLaunchKernelAfter_NoCuda: if (!plan->isHostCbEnq), for captured plans too. NCCL posts behind
+  // the launch; here it comes first, so that the order in which a test sees the device's events is one.
+  if (!plan->host_function) comm->plugin->post(*plan);
   if (!work->captured) {
     const std::lock_guard lock(comm->mutex);
     work->ticket = comm->next_ticket++;

@@ -23,5 +23,6 @@ extern thread_local Group t_group;
 void group_begin();
 int group_end();
 int call(nccl::Comm handle, Op op);
+void open_plugin(CommState& comm);  // on a thread of its own, with the communicator's device current
 
 }  // namespace fake

@@ -273,7 +273,8 @@ def test_eight_ranks_a_thousand_collectives(tmp_path: Path) -> None:
 def test_the_plugin_is_called_as_nccl_calls_it(nccl_version: int, api: int, tmp_path: Path) -> None:
     log = tmp_path / "log"
     env = {"NCCL_PROFILER_PLUGIN": "witness", "FAKE_PLUGIN_LOG": str(log)}
-    program = "group { allreduce 1MB stream=2; allgather 1MB stream=2 }; allreduce 1MB stream=2; sync device"
+    program = "comm init new=0; group { allreduce 1MB stream=2; allgather 1MB stream=2 }"
+    program += "; allreduce 1MB stream=2; sync device"
     play(
         program,
         tmp_path,

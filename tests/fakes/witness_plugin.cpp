@@ -39,6 +39,7 @@ const char* name_of(std::uint64_t type) {
     case kCollApi: return "CollApi";
     case kP2pApi: return "P2pApi";
     case kKernelLaunch: return "KernelLaunch";
+    case kCeColl: return "CeColl";
     default: return "?";
   }
 }
@@ -60,6 +61,9 @@ Result start(void*, void** handle, Descriptor* descriptor) {
     const auto& coll = reinterpret_cast<const v4::CollDescr&>(descriptor->coll);  // the head is the same in all versions
     told("start %s %zu parent %zu %s sequence %llu count %zu", name_of(type), number, parent, coll.func,
          static_cast<unsigned long long>(coll.sequence), coll.count);
+  } else if (type == kP2p) {
+    const auto& p2p = reinterpret_cast<const v4::P2pDescr&>(descriptor->p2p);  // the same in all versions
+    told("start %s %zu parent %zu %s peer %d", name_of(type), number, parent, p2p.func, p2p.peer);
   } else {
     told("start %s %zu parent %zu", name_of(type), number, parent);
   }
@@ -73,7 +77,7 @@ Result stop(void* handle) {
 
 Result state(void* handle, State what, StateArgs* args) {
   told("state %zu %d %llu", reinterpret_cast<std::uintptr_t>(handle), static_cast<int>(what),
-       static_cast<unsigned long long>(args->p_timer));
+       static_cast<unsigned long long>(args == nullptr ? 0 : args->p_timer));
   return 0;
 }
 

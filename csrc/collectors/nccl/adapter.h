@@ -4,6 +4,7 @@
 // parents in our words, Adapter is the plugin as NCCL calls it. NCCL has our handles, or pairs with a chained one's.
 #pragma once
 
+#include "collectors/nccl/activation.h"
 #include "collectors/nccl/chain.h"
 #include "collectors/nccl/plugin.h"
 #include "collectors/nccl/room.h"
@@ -118,10 +119,8 @@ class Adapter {
     std::uint64_t wanted = 0;
     void* const ours = plugin::init(facts, &wanted);
     const auto* other = static_cast<const Structure*>(chain::plugin_of(Api::kVersion));
-    chain::masks.ours.store(wanted, std::memory_order_relaxed);
+    activation::begin(mask, wanted, other != nullptr);
     if (other == nullptr) {
-      __atomic_store_n(mask, static_cast<int>(wanted),
-                       __ATOMIC_RELAXED);  // NCCL's one mask, whichever communicator begins
       *context = ours;
       return kSuccess;
     }
@@ -131,9 +130,9 @@ class Adapter {
     } else {
       pair->ours = ours;
       pair->other = nullptr;
-      if (Api::other_init(*other, &pair->other, &chain::masks.other, facts, logger) != kSuccess) pair->other = nullptr;
+      if (Api::other_init(*other, &pair->other, activation::others(), facts, logger) != kSuccess) pair->other = nullptr;
     }
-    chain::publish_masks_to(mask);
+    activation::publish();
     *context = pair;
     chained().store(other, std::memory_order_release);
     return kSuccess;
@@ -147,7 +146,7 @@ class Adapter {
       *handle = plugin::start(context, Api::read(*descriptor));
       return kSuccess;
     }
-    return start_both(*other, static_cast<chain::ContextPair*>(context), handle, *descriptor);
+    return start_both(*other, context, handle, *descriptor);
   }
 
   static profiler::Result stop(void* handle) noexcept {
@@ -179,12 +178,13 @@ class Adapter {
 
   static profiler::Result finalize(void* context) noexcept {
     const Structure* other = chained().load(std::memory_order_acquire);
+    activation::end();
     if (other == nullptr) {
       plugin::finalize(context);
       return kSuccess;
     }
-    auto* pair = static_cast<chain::ContextPair*>(context);
-    if (chain::is_nobody(pair)) return kSuccess;
+    chain::ContextPair* pair = chain::find_context(context);
+    if (pair == nullptr || chain::is_nobody(pair)) return kSuccess;
     plugin::finalize(pair->ours);
     if (pair->other != nullptr) other->finalize(pair->other);
     chain::free_context(pair);
@@ -203,19 +203,19 @@ class Adapter {
     return pair != nullptr ? pair->other : nullptr;
   }
 
-  static profiler::Result start_both(const Structure& other, chain::ContextPair* contexts, void** handle,
+  // With PXN NCCL tells of an operation of another process: context and parent are that process's. They are handed on as they
+  // are, as NCCL hands them to a plugin that is alone; it sees by the pid that it must leave both alone.
+  static profiler::Result start_both(const Structure& other, void* context, void** handle,
                                      const Descriptor& descriptor) noexcept {
     const auto type = static_cast<std::uint64_t>(descriptor.type);
-    const bool for_other =
-        contexts->other != nullptr &&
-        (chain::closure(static_cast<std::uint64_t>(__atomic_load_n(&chain::masks.other, __ATOMIC_RELAXED))) & type) !=
-            0;
-    // With PXN the parent of a proxy operation is in another process: both plugins check the pid and leave it alone.
-    const bool foreign = type == profiler::kProxyOp && descriptor.proxy_op.pid != raw::getpid();
+    const chain::HandlePair* parent = chain::pairs.find(descriptor.parent);
+    const bool foreign_parent = type == profiler::kProxyOp && descriptor.proxy_op.pid != raw::getpid();
+    const chain::ContextPair* const contexts = chain::find_context(context);
+    void* const context_of_other = contexts != nullptr ? contexts->other : context;
+    const bool for_other = context_of_other != nullptr && (chain::closure(activation::wanted_by_other()) & type) != 0;
     Descriptor copy = descriptor;
     plugin::Event event = Api::read(descriptor);
-    if (!foreign) {
-      const chain::HandlePair* parent = chain::pairs.find(descriptor.parent);
+    if (!foreign_parent) {
       event.parent = parent != nullptr ? parent->ours : nullptr;
       copy.parent = parent != nullptr ? parent->other : nullptr;
     }
@@ -226,9 +226,9 @@ class Adapter {
       count(Count::pool_full);
       return kSuccess;
     }
-    pair->ours = (chain::masks.ours.load(std::memory_order_relaxed) & type) != 0 ? plugin::start(contexts->ours, event)
-                                                                                 : nullptr;
-    if (for_other) other.start_event(contexts->other, &pair->other, &copy);
+    if ((activation::accepted() & type) != 0 && !chain::is_nobody(contexts))
+      pair->ours = plugin::start(contexts != nullptr ? contexts->ours : nullptr, event);
+    if (for_other) other.start_event(context_of_other, &pair->other, &copy);
     pair->pinned = event.captured;  // parent of operations at each replay of the graph
     if (pair->ours == nullptr && pair->other == nullptr) chain::pairs.give_back(pair_handle);
     else *handle = pair_handle;

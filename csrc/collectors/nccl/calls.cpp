@@ -11,10 +11,9 @@ namespace stashtrace::nccl {
 
 constinit thread_local ThreadState thread = {};
 
-bool wants_events(const CommEntry* entry) noexcept {
+bool wants_events() noexcept {
   if (settings.source == NcclSource::plugin) return false;
-  if (settings.source == NcclSource::events || entry == nullptr) return true;
-  return entry->stamps.load(std::memory_order_relaxed) != kStampsCome;
+  return settings.source == NcclSource::events || !plugin::wants_stamps();
 }
 
 void begin_call(const Operation& operation, Started& started) noexcept {
@@ -46,8 +45,10 @@ void begin_call(const Operation& operation, Started& started) noexcept {
       static_cast<std::uint16_t>((started.grouped ? nccl_flag::grouped : 0) | (captured ? nccl_flag::captured : 0) |
                                  (settings.attached.load(std::memory_order_relaxed) ? nccl_flag::attached : 0));
   thread.current_call_id = row.call_id;
-  if (started.entry != nullptr) plugin::note_call(*started.entry, row, operation.elements);
-  if (started.grouped || !wants_events(started.entry)) return;
+  if (captured) plugin::stop_stamps();  // before the real call, which reads which events are wanted
+  if (started.entry != nullptr)
+    plugin::note_call(*started.entry, row, operation.elements * static_cast<std::uint64_t>(bytes_of(operation.type)));
+  if (started.grouped || !wants_events()) return;
   const device::Begin begun = device::bracket_begin(device::bracket_code::collective, operation.stream, row.call_id,
                                                     captured ? device::bracket_flag::captured : 0);
   started.bracket_id = begun.bracket_id;
@@ -62,7 +63,7 @@ void end_call(Started& started, Result result) noexcept {
   finish_row(row, result);
   const bool failed = result != kSuccess && result != kInProgress;
   if (started.grouped && !failed) {
-    keep_in_group(row, started.stream, wants_events(started.entry));
+    keep_in_group(row, started.stream, wants_events());
     return;
   }
   if (started.bracket_id != 0) {

@@ -13,7 +13,6 @@
 
 namespace stashtrace::nccl::chain {
 
-constinit Masks masks;
 constinit Slab<HandlePair, 65536, 15> pairs;
 
 namespace {
@@ -22,9 +21,6 @@ constexpr int kFirst = 4, kLast = 7;
 constexpr unsigned kContexts = 1024;
 constinit ContextPair g_contexts[kContexts] = {};
 constinit FutexLock g_lock;
-constinit FutexLock g_publishing;
-constinit int* g_mask_of_nccl = nullptr;  // under g_publishing
-constinit std::atomic<unsigned> g_contexts_count{0};
 constinit ContextPair g_nobody = {};
 constinit bool g_looked = false;
 constinit bool g_without_memory = false;
@@ -120,35 +116,10 @@ std::uint64_t closure(std::uint64_t mask) noexcept {
   return all;
 }
 
-void publish_masks_to(int* nccl) noexcept {
-  {
-    const raw::SignalsBlocked quiet;
-    g_publishing.lock();
-    g_mask_of_nccl = nccl;
-    g_publishing.unlock();
-  }
-  publish_masks();
-}
-
-// The lock is held only for a moment, by threads that begin or end a communicator.
-void publish_masks() noexcept {
-  const raw::SignalsBlocked quiet;
-  g_publishing.lock();
-  if (g_mask_of_nccl != nullptr) {
-    const int other = __atomic_load_n(&masks.other, __ATOMIC_RELAXED);
-    const int wanted = other | static_cast<int>(masks.ours.load(std::memory_order_relaxed));
-    if (__atomic_load_n(g_mask_of_nccl, __ATOMIC_RELAXED) != wanted)
-      __atomic_store_n(g_mask_of_nccl, wanted, __ATOMIC_RELAXED);
-  }
-  g_publishing.unlock();
-}
-
 ContextPair* take_context() noexcept {
   for (ContextPair& pair : g_contexts) {
     bool free = false;
-    if (pair.in_use.load(std::memory_order_relaxed) || !pair.in_use.compare_exchange_strong(free, true)) continue;
-    g_contexts_count.fetch_add(1, std::memory_order_relaxed);
-    return &pair;
+    if (!pair.in_use.load(std::memory_order_relaxed) && pair.in_use.compare_exchange_strong(free, true)) return &pair;
   }
   count(Count::registry_full);
   return &g_nobody;
@@ -158,21 +129,19 @@ bool is_nobody(const ContextPair* pair) noexcept { return pair == &g_nobody; }
 
 void forget() noexcept {
   g_lock.reset();
-  g_publishing.reset();
-  g_mask_of_nccl = nullptr;
-  g_contexts_count.store(0, std::memory_order_relaxed);
   pairs.forget();
   for (ContextPair& pair : g_contexts) pair.in_use.store(false, std::memory_order_relaxed);
 }
 
-// NCCL may be unloaded once its last communicator has ended, and its mask with it.
-void free_context(ContextPair* pair) noexcept {
-  pair->in_use.store(false, std::memory_order_release);
-  if (g_contexts_count.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const raw::SignalsBlocked quiet;
-  g_publishing.lock();
-  if (g_contexts_count.load(std::memory_order_acquire) == 0) g_mask_of_nccl = nullptr;  // else one began meanwhile
-  g_publishing.unlock();
+void free_context(ContextPair* pair) noexcept { pair->in_use.store(false, std::memory_order_release); }
+
+ContextPair* find_context(void* context) noexcept {
+  if (context == &g_nobody) return &g_nobody;
+  const auto first = reinterpret_cast<std::uintptr_t>(&g_contexts[0]);
+  const auto at = reinterpret_cast<std::uintptr_t>(context);
+  if (at < first || at - first >= sizeof g_contexts || (at - first) % sizeof g_contexts[0] != 0) return nullptr;
+  ContextPair& pair = g_contexts[(at - first) / sizeof g_contexts[0]];
+  return pair.in_use.load(std::memory_order_acquire) ? &pair : nullptr;
 }
 
 }  // namespace stashtrace::nccl::chain

@@ -3,7 +3,7 @@
 // Callers: the adapters. NCCL has one slot for a profiler; the launcher takes it and names the former owner in
 // STASHTRACE_NCCL_CHAIN. That plugin is found by NCCL's own rules and gets every event that it asked for, in the
 // interface version that NCCL chose with us; if it does not speak that version it gets none, and a loss row says so.
-// Each plugin has its own handles and contexts; masks are united.
+// Each plugin has its own handles and contexts; what both want is united in activation.h.
 #pragma once
 
 #include <atomic>
@@ -22,15 +22,6 @@ const void* plugin_of(int version) noexcept;
 // Event types that NCCL sends to a plugin with this mask: parents of what was asked for come too.
 std::uint64_t closure(std::uint64_t mask) noexcept;
 
-// NCCL's mask is one word that holds our mask and the other plugin's; the other may change its own at any time.
-struct Masks {
-  int other = 0;  // written by the other plugin through the pointer that it was given
-  std::atomic<std::uint64_t> ours{0};
-};
-extern constinit Masks masks;
-void publish_masks_to(int* nccl) noexcept;  // at init, with a context taken; until the last context is freed
-void publish_masks() noexcept;              // on the drainer's tick
-
 struct ContextPair {
   std::atomic<bool> in_use;
   void* ours;
@@ -41,6 +32,9 @@ take_context() noexcept;  // without a place: one shared by all such communicato
 void forget() noexcept;   // in a forked child
 bool is_nobody(const ContextPair* pair) noexcept;
 void free_context(ContextPair* pair) noexcept;
+// The pair that a context of NCCL names; null if it is none of ours: with PXN NCCL hands over the context of another
+// process, and its address says nothing here.
+ContextPair* find_context(void* context) noexcept;
 
 struct HandlePair {
   void* ours;

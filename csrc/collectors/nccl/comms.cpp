@@ -47,7 +47,7 @@ void fill(CommEntry& entry, const NewComm& facts) noexcept {
   entry.name_id = facts.name_id;
   entry.sequence.store(0, std::memory_order_relaxed);
   for (auto& count : entry.children) count.store(0, std::memory_order_relaxed);
-  entry.stamps.store(kStampsUnknown, std::memory_order_relaxed);
+  entry.captured.store(false, std::memory_order_relaxed);
   entry.recent_at.store(0, std::memory_order_relaxed);
   for (auto& call : entry.recent) call.call_id.store(0, std::memory_order_relaxed);
 }

@@ -15,21 +15,14 @@ namespace stashtrace::nccl {
 
 #pragma GCC visibility push(hidden)
 
-// What the plugin can say about device stamps of a communicator.
-enum Stamps : std::uint8_t {
-  kStampsUnknown = 0,
-  kStampsCome = 1,       // the last operations had all their stamps: no events needed
-  kStampsMissing = 2,    // one had none: events stay on
-  kStampsDistrusted = 3  // NCCL's mapping is known to be wrong: stamps are not used
-};
-
 struct RecentCall {
   std::atomic<std::uint32_t> call_id;  // 0: empty, or already matched
   std::uint16_t op;
-  std::uint16_t flags;
-  std::uint64_t elements;
+  bool captured;
+  std::int32_t peer;
+  std::uint64_t bytes;  // as one rank gives them
 };
-inline constexpr unsigned kRecentCalls = 64;
+inline constexpr unsigned kRecentCalls = 512;  // a group's, before the plugin is told: an all-to-all of 256 ranks
 
 struct CommEntry {
   std::atomic<Comm> comm;  // null: free; kGone: was in use
@@ -43,7 +36,7 @@ struct CommEntry {
   std::uint32_t name_id;
   std::atomic<std::uint64_t> sequence;     // of the next operation
   std::atomic<std::uint32_t> children[3];  // splits, shrinks, grows so far
-  std::atomic<std::uint8_t> stamps;        // Stamps
+  std::atomic<bool> captured;              // a call was captured: tasks without a call are replays
   std::atomic<bool> wants_plugin;          // not yet joined with a context of the plugin
   std::atomic<std::uint32_t> recent_at;
   RecentCall recent[kRecentCalls];  // for plugin versions that do not tell the call

@@ -13,7 +13,7 @@ namespace stashtrace::nccl {
 void keep_in_group(const schema::NcclCall& row, Stream stream, bool wants_events) noexcept;
 void count_in_group(CommEntry* entry) noexcept;  // ncclGroupSimulateEnd takes their numbers back
 void finish_row(schema::NcclCall& row, Result result) noexcept;
-bool wants_events(const CommEntry* entry) noexcept;
+bool wants_events() noexcept;
 
 #pragma GCC visibility pop
 

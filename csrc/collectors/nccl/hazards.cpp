@@ -18,10 +18,10 @@ namespace {
 
 // The crash reports have Docker's default of 64 MiB; what NCCL itself takes of it depends on ranks and channels.
 constexpr std::uint64_t kEnoughSharedBytes = 128u << 20;
-constexpr int kShiftFirst = 22900, kShiftEnd = 23200, kCostlyFirst = 23100;
+constexpr int kShiftFirst = 22900;
 
 constinit bool g_allgatherv_off = false;
-constinit std::atomic<bool> g_told_shift{false};
+constinit std::atomic<bool> g_told_broadcast{false}, g_told_message{false};
 
 std::uint64_t free_shared_bytes() noexcept {
   struct statfs shm{};
@@ -33,21 +33,14 @@ std::uint64_t free_shared_bytes() noexcept {
 
 void set_allgatherv_off(bool off) noexcept { g_allgatherv_off = off; }
 
-bool stamps_are_safe(int plugin_version) noexcept {
+bool stamps_are_wanted(int plugin_version) noexcept {
   if (plugin_version < 4) return false;
+  if (settings.source == NcclSource::automatic && device::timing_allowed()) return false;
   if (free_shared_bytes() < kEnoughSharedBytes) {
     report_loss(
         kCollectorCode, "shm_too_small", 1,
         "less than 128 MiB free in /dev/shm: NCCL's device stamps are off, since it can crash with them; hint: --shm-size=1g",
         schema::codes::Severity::error);
-    return false;
-  }
-  const bool other_source = settings.source == NcclSource::automatic && device::timing_allowed();
-  if (other_source && (plugin_version >= 7 || nccl_version() >= kCostlyFirst)) {
-    report_loss(
-        kCollectorCode, "stamps_cost", 0,
-        "NCCL 2.31 takes several percent for device stamps: events are used instead; --nccl-source plugin asks for stamps",
-        schema::codes::Severity::info);
     return false;
   }
   return true;
@@ -57,13 +50,32 @@ bool broadcast_shifts_stamps() noexcept {
   if (g_allgatherv_off || !plugin::wants_stamps()) return false;
   const int version = nccl_version();
   // An NCCL that does not tell its version (static) is judged by its plugin interface.
-  const bool hit = version != 0 ? version >= kShiftFirst && version < kShiftEnd : plugin::version() >= 6;
-  if (hit && !g_told_shift.exchange(true))
+  const bool hit = version != 0 ? version >= kShiftFirst : plugin::version() >= 6;
+  if (hit && !g_told_broadcast.exchange(true))
     report_loss(
         kCollectorCode, "stamps_shifted", 1,
-        "NCCL 2.29 to 2.31 gives wrong device stamps after a broadcast: not used there; hint: NCCL_ALLGATHERV_ENABLE=0",
+        "NCCL 2.29 and later gives wrong device stamps after a broadcast: not used there; hint: NCCL_ALLGATHERV_ENABLE=0",
         schema::codes::Severity::error);
   return hit;
+}
+
+bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept {
+  if (!to_itself || plugin_version >= 7 || !plugin::wants_stamps()) return false;
+  if (!g_told_message.exchange(true))
+    report_loss(
+        kCollectorCode, "stamps_shifted", 1,
+        "NCCL before 2.31 gives wrong device stamps after a message of a rank to itself, as in an all-to-all: not "
+        "used there; hint: --nccl-source events",
+        schema::codes::Severity::error);
+  return true;
+}
+
+void tell_captured() noexcept {
+  report_loss(
+      kCollectorCode, "stamps_captured", 1,
+      "a CUDA graph was captured: device stamps would add a host function to each collective in it and be wrong "
+      "afterwards, so NCCL is not asked for them any more; hint: --nccl-source events",
+      schema::codes::Severity::error);
 }
 
 }  // namespace stashtrace::nccl::hazards

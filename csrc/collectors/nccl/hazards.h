@@ -7,15 +7,22 @@ namespace stashtrace::nccl::hazards {
 
 #pragma GCC visibility push(hidden)
 
-// True if KernelCh events may be requested. Writes a loss row with the reason if not.
-//   small /dev/shm   the extra proxy connection fails, then NCCL crashes (NVIDIA/nccl issue 2326)
-//   2.31 and later   a thread per communicator makes them cost several percent (issue 2355): only where there is no other source
-bool stamps_are_safe(int plugin_version) noexcept;
+// True if KernelCh events may be requested: only where no other source of times is allowed, since stamps put a host function
+// into each collective of a CUDA graph (NVIDIA/nccl issue 1805), keep a thread polling while kernels run, and from 2.31 on
+// cost several percent (issue 2355). Nor where /dev/shm is small: the extra proxy connection fails, then NCCL crashes
+// (issue 2326); a loss row says so.
+bool stamps_are_wanted(int plugin_version) noexcept;
 
-// 2.29 to 2.31: broadcasts on the AllGatherV path shift the stamps of later operations by whole operations
-// (issue 2368), unless NCCL_ALLGATHERV_ENABLE=0. We do not set that variable, which would change the job: from its
-// first broadcast on, a communicator's stamps are not used, its events are.
+// NCCL finds stamps by counting operations on the host and on the device; where it counts them apart, later operations get
+// the stamps of others. From such an operation on, a communicator's stamps are not used. It is
+//   a broadcast from 2.29 on (issues 2278, 2368), unless NCCL_ALLGATHERV_ENABLE=0, which we do not set: it changes the job
+//   a message to oneself before 2.31, so each all-to-all (src/enqueue.cc, addP2pToPlan); it has no stamps itself
 bool broadcast_shifts_stamps() noexcept;
+bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept;
+
+// Operations of a CUDA graph are counted apart, too, and asking for their stamps changes the graph: from the first call that
+// is captured on, no communicator is asked for stamps.
+void tell_captured() noexcept;
 
 void set_allgatherv_off(bool off) noexcept;  // from the environment, at start
 

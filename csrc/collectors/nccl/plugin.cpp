@@ -1,6 +1,7 @@
 // Contexts of the plugin, and which events go where. SPDX-License-Identifier: Apache-2.0
 #include "collectors/nccl/plugin.h"
 
+#include "collectors/nccl/activation.h"
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hazards.h"
@@ -20,6 +21,8 @@ namespace {
 constexpr unsigned kContexts = 1024;
 constinit ContextSlot g_contexts[kContexts] = {};
 constinit ContextSlot g_nobody = {};  // used if there is no place; its events are dropped and counted
+void* const kGroupHandle =
+    reinterpret_cast<void*>(14);  // of each group, of a kind that no pool has: nothing is kept of it
 constinit FutexLock g_lock;
 constinit FutexLock g_deciding;
 constexpr std::int64_t kDecisionNs = 1'000'000'000;
@@ -33,6 +36,7 @@ std::uint64_t events_of(int version) noexcept {
   std::uint64_t mask = kHostEvents | (wants_stamps() ? std::uint64_t{profiler::kKernelCh} : 0);
   if (version < 6) mask &= ~std::uint64_t{profiler::kCeColl};
   if (version < 5) mask &= ~std::uint64_t{profiler::kGroupApi | profiler::kCollApi | profiler::kP2pApi};
+  if (version < 5) mask |= profiler::kGroup;  // NCCL 2.27 tells of no task that has no group
   return mask;
 }
 
@@ -47,7 +51,7 @@ bool decide(int version_of_it, bool& first) noexcept {
   }
   first = version() == 0;
   const bool room = !first || pools.prepare();
-  if (first && room) g_stamps.store(hazards::stamps_are_safe(version_of_it), std::memory_order_relaxed);
+  if (first && room) g_stamps.store(hazards::stamps_are_wanted(version_of_it), std::memory_order_relaxed);
   if (room) g_version.store(version_of_it, std::memory_order_release);
   g_deciding.unlock();
   if (!room)
@@ -164,23 +168,29 @@ void leave(CommEntry& entry) noexcept {
 
 void* start(void* opaque, const Event& event) noexcept {
   auto* context = static_cast<ContextSlot*>(opaque);
-  if (context == nullptr || context == &g_nobody || !is_on()) return nullptr;
+  if (context == &g_nobody || !is_on()) return nullptr;
+  // With PXN their context is one of another process, so it is not looked at.
   switch (event.type) {
+    case profiler::kKernelCh: return start_kernel(event);
+    case profiler::kProxyOp: return start_proxy_op(event);
+    case profiler::kProxyStep: return start_proxy_step(event);
+    default: break;
+  }
+  if (context == nullptr) return nullptr;
+  switch (event.type) {
+    case profiler::kGroup: return kGroupHandle;
     case profiler::kGroupApi:
     case profiler::kCollApi:
     case profiler::kP2pApi: return start_api(*context, event);
     case profiler::kColl:
     case profiler::kP2p:
     case profiler::kCeColl: return start_task(*context, event);
-    case profiler::kKernelCh: return start_kernel(event);
-    case profiler::kProxyOp: return start_proxy_op(event);
-    case profiler::kProxyStep: return start_proxy_step(event);
     default: return nullptr;  // requested by a chained plugin
   }
 }
 
 void stop(void* handle) noexcept {
-  if (handle == nullptr) return;
+  if (handle == nullptr || handle == kGroupHandle) return;
   if (Task* task = pools.tasks.find(handle)) return stop_task(*task, handle);
   if (KernelCh* kernel = pools.kernels.find(handle)) return stop_kernel(*kernel, handle);
   if (ProxyStep* step = pools.proxy_steps.find(handle)) return stop_proxy_step(*step, handle);
@@ -197,17 +207,25 @@ void state(void* handle, int state, const profiler::StateArgs* args) noexcept {
     kernel->end_timer.store(args->p_timer, std::memory_order_release);
 }
 
-void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept {
-  if (row.op_code == op_code::broadcast && hazards::broadcast_shifts_stamps())
-    entry.stamps.store(kStampsDistrusted, std::memory_order_relaxed);
+void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t bytes) noexcept {
   if (version() != 4) return;  // later versions tell the call by its API event
+  const bool captured = (row.nccl_flags & nccl_flag::captured) != 0;
+  if (captured) entry.captured.store(true, std::memory_order_relaxed);
   RecentCall& recent = entry.recent[entry.recent_at.fetch_add(1, std::memory_order_relaxed) % kRecentCalls];
   recent.call_id.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // nobody may take the old id with new words
   recent.op = row.op_code;
-  recent.flags = row.nccl_flags;
-  recent.elements = elements;
+  recent.captured = captured;
+  recent.peer = row.peer_rank;
+  recent.bytes = bytes;
   recent.call_id.store(row.call_id, std::memory_order_release);
+}
+
+void stop_stamps() noexcept {
+  if (!wants_stamps() || !g_stamps.exchange(false, std::memory_order_relaxed)) return;
+  activation::drop(profiler::kKernelCh);
+  for (ContextSlot& slot : g_contexts) slot.distrusted.store(true, std::memory_order_relaxed);
+  hazards::tell_captured();
 }
 
 void sweep(std::uint64_t now, bool all) noexcept {

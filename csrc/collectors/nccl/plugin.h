@@ -53,8 +53,10 @@ void state(void* handle, int state, const profiler::StateArgs* args) noexcept;
 // init ran after `since`. 0: at any time.
 void join(CommEntry& entry, std::uint64_t since) noexcept;
 void leave(CommEntry& entry) noexcept;
-// A hooked call is about to be made. For interfaces without API events, and to find operations that NCCL maps wrongly.
-void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t elements) noexcept;
+// A hooked call is about to be made: for version 4, which has no API events. `bytes`: count and type of the call.
+void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t bytes) noexcept;
+// A call is about to be captured: see hazards.h.
+void stop_stamps() noexcept;
 
 bool loaded() noexcept;  // NCCL called init of some version
 int version() noexcept;  // which one, 0 if none

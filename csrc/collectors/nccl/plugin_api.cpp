@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectors/nccl/calls.h"
+#include "collectors/nccl/hazards.h"
 #include "collectors/nccl/plugin_events.h"
 #include "collectors/nccl/room.h"
 #include "core/raw_syscall.h"
@@ -30,9 +31,9 @@ constexpr struct {
   const char* name;
   std::int64_t bytes;
 } kTypes[] = {
-    {"ncclInt8", 1},    {"ncclUint8", 1},    {"ncclInt32", 4},      {"ncclUint32", 4},
-    {"ncclInt64", 8},   {"ncclUint64", 8},   {"ncclFloat16", 2},    {"ncclFloat32", 4},
-    {"ncclFloat64", 8}, {"ncclBfloat16", 2}, {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1},
+    {"ncclInt8", 1},       {"ncclUint8", 1},      {"ncclInt32", 4},   {"ncclUint32", 4},  {"ncclInt64", 8},
+    {"ncclUint64", 8},     {"ncclFloat16", 2},    {"ncclFloat32", 4}, {"ncclFloat64", 8}, {"ncclBfloat16", 2},
+    {"ncclFloat8e4m3", 1}, {"ncclFloat8e5m2", 1}, {"Unknown", 1},  // ncclUint8, which src/misc/utils.cc leaves out in all releases; in 2.27 also the two of eight bits
 };
 
 // NCCL does not say when a graph is gone: captured calls may keep half of the slots, the rest is for calls that end.
@@ -60,8 +61,9 @@ void fill_own_row(ContextSlot& context, const Event& event, std::uint16_t op, sc
   row.stream_key = event.stream != nullptr ? device::stream_key(event.stream) : 0;
   row.call_id = new_call_id();
   row.tid = static_cast<std::uint32_t>(raw::gettid());
-  row.peer_rank =
-      op == op_code::all_reduce || op == op_code::all_gather || op == op_code::reduce_scatter ? -1 : event.peer;
+  const bool rootless = op == op_code::all_reduce || op == op_code::all_gather || op == op_code::reduce_scatter ||
+                        op == op_code::all_to_all;
+  row.peer_rank = rootless ? -1 : event.peer;
   row.op_code = op;
   row.nccl_flags = event.captured ? nccl_flag::captured : 0;
   row.source_code = source_code::plugin;
@@ -95,7 +97,16 @@ void* start_api(ContextSlot& context, const Event& event) noexcept {
   api->context = &context;
   api->captured = event.captured;
   api->is_group = event.type == profiler::kGroupApi;
-  if (api->is_group) return handle;
+  api->in = event.parent;
+  // A hook has seen to it before. Without one NCCL has decided on this call already, and asks anew at the next.
+  if (event.captured) stop_stamps();
+  if (api->is_group) {
+    api->open.store(true, std::memory_order_release);
+    return handle;
+  }
+  // From 2.29 on a broadcast has no event but this one.
+  if (op_of(event.func) == op_code::broadcast && hazards::broadcast_shifts_stamps())
+    context.distrusted.store(true, std::memory_order_relaxed);
   api->call_id = thread.current_call_id;
   if (api->call_id != 0 || thread.inside || !recording()) return handle;
   api->own_row = true;
@@ -131,6 +142,7 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
       give_back(*call, at);
       at = next;
     }
+    api.open.store(false, std::memory_order_release);
     pools.api.give_back(handle);
     return;
   }
@@ -140,23 +152,50 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
   give_back(api, handle);
 }
 
+namespace {
+
+// Whether this is told while the call is captured, not when its graph runs: the group around the call is still open. NCCL
+// tells of a captured operation then if nothing on the host takes part in it, and never again.
+bool being_captured(const ApiEvent& call) noexcept {
+  const ApiEvent* group = pools.api.find(call.in);
+  return group != nullptr && group->is_group && group->open.load(std::memory_order_acquire);
+}
+
+// In the order of the calls: the oldest one that is not matched yet and asks for the same. NCCL tells of a group's messages
+// in an order of its own, and of all-gathers and broadcasts in bytes.
+std::uint32_t match(CommEntry& entry, const Event& event, std::uint16_t op, bool captured) noexcept {
+  const bool message = op == op_code::send || op == op_code::receive;
+  const std::uint64_t bytes = event.elements * static_cast<std::uint64_t>(bytes_of_type(event.datatype));
+  const std::uint32_t newest = entry.recent_at.load(std::memory_order_acquire);
+  for (std::uint32_t i = newest > kRecentCalls ? newest - kRecentCalls : 0; i < newest; ++i) {
+    RecentCall& recent = entry.recent[i % kRecentCalls];
+    std::uint32_t call_id = recent.call_id.load(std::memory_order_acquire);
+    if (call_id == 0 || recent.op != op || recent.captured != captured || recent.bytes != bytes) continue;
+    if (message && recent.peer != event.peer) continue;
+    if (recent.call_id.compare_exchange_strong(call_id, 0, std::memory_order_acq_rel)) return call_id;
+  }
+  return 0;
+}
+
+}  // namespace
+
 std::uint32_t call_of(ContextSlot& context, const Event& event, std::uint16_t op, std::uint16_t& flags) noexcept {
   if (context.version >= 5) {
-    const ApiEvent* api = pools.api.find(event.parent);
+    ApiEvent* api = pools.api.find(event.parent);
     if (api == nullptr || api->is_group) return 0;
-    if (api->captured) flags |= nccl_flag::replayed;
+    if (api->captured && !being_captured(*api)) flags |= nccl_flag::replayed;
+    // A message's API event does not say to whom, its task does: before the row is written, on the same thread.
+    if (api->own_row && api->row.peer_rank < 0 && event.type == profiler::kP2p &&
+        api->row.tid == static_cast<std::uint32_t>(raw::gettid()))
+      api->row.peer_rank = event.peer;
     return api->call_id;
   }
-  CommEntry* entry = context.entry.load(std::memory_order_acquire);
-  if (entry != nullptr) {
-    // In the order of the calls: the oldest one that is not matched yet and asks for the same.
-    const std::uint32_t newest = entry->recent_at.load(std::memory_order_acquire);
-    for (std::uint32_t i = newest > kRecentCalls ? newest - kRecentCalls : 0; i < newest; ++i) {
-      RecentCall& recent = entry->recent[i % kRecentCalls];
-      std::uint32_t call_id = recent.call_id.load(std::memory_order_acquire);
-      if (call_id == 0 || recent.op != op || recent.elements != event.elements) continue;
-      if (recent.call_id.compare_exchange_strong(call_id, 0, std::memory_order_acq_rel)) return call_id;
-    }
+  if (CommEntry* entry = context.entry.load(std::memory_order_acquire)) {
+    if (const std::uint32_t call_id = match(*entry, event, op, false)) return call_id;
+    if (!entry->captured.load(std::memory_order_relaxed)) return 0;
+    // Behind a hook it is being captured; else the host function of its graph tells, for which no call is made.
+    if (thread.inside) return match(*entry, event, op, true);
+    flags |= nccl_flag::replayed;
     return 0;
   }
   if (!recording()) return 0;

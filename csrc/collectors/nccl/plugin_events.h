@@ -17,7 +17,7 @@ namespace stashtrace::nccl::plugin {
 struct ContextSlot {
   std::atomic<bool> in_use;
   std::atomic<bool> announced;            // its nccl_comm row is written
-  std::atomic<bool> distrusted;           // a broadcast was enqueued after which NCCL mixes stamps up
+  std::atomic<bool> distrusted;           // something was enqueued after which NCCL mixes stamps up
   std::atomic<CommEntry*> entry;          // joined communicator, null if only the plugin knows it
   std::atomic<std::uint64_t> group_hash;  // of the entry, else comm_id
   std::uint64_t comm_id, init_ticks;
@@ -31,7 +31,9 @@ struct ApiEvent {
   ContextSlot* context;
   std::uint32_t call_id;
   bool captured, own_row, is_group;
-  void* group;                     // handle, null if none
+  std::atomic<bool> open;          // of a group: it has not ended
+  void* in;                        // handle of the group that it was made in
+  void* group;                     // the same, if the group writes its row
   std::atomic<void*> first, next;  // of a group: calls without a hook; in a list of them
   std::uint32_t calls_count, batch_id;
   schema::NcclCall row;
@@ -39,7 +41,8 @@ struct ApiEvent {
     context = nullptr;
     call_id = calls_count = batch_id = 0;
     captured = own_row = is_group = false;
-    group = nullptr;
+    open.store(false, std::memory_order_relaxed);
+    in = group = nullptr;
     first.store(nullptr, std::memory_order_relaxed);
     next.store(nullptr, std::memory_order_relaxed);
     row = {};

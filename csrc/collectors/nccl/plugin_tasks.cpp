@@ -27,24 +27,10 @@ void grow_to(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept {
   while (to > now && !value.compare_exchange_weak(now, to, std::memory_order_relaxed)) continue;
 }
 
-void judge_stamps(Task& task, std::uint32_t timed) noexcept {
-  if (!task.expects_stamps) return;
-  CommEntry* entry = task.context->entry.load(std::memory_order_acquire);
-  if (timed == 0) count(Count::untimed);
-  if (entry == nullptr) return;
-  std::uint8_t now = entry->stamps.load(std::memory_order_relaxed);
-  const bool complete = timed > 0 && timed >= task.channels;
-  if (complete && now == kStampsUnknown)
-    entry->stamps.compare_exchange_strong(now, kStampsCome, std::memory_order_relaxed);
-  if (timed == 0 && (now == kStampsUnknown || now == kStampsCome) && (task.flags & nccl_flag::replayed) == 0)
-    entry->stamps.compare_exchange_strong(now, kStampsMissing, std::memory_order_relaxed);
-}
-
-// Operations that were enqueued before the first broadcast keep their stamps, even if these come later.
-bool is_distrusted(ContextSlot& context, std::uint16_t op) noexcept {
-  const CommEntry* entry = context.entry.load(std::memory_order_acquire);
-  if (entry != nullptr) return entry->stamps.load(std::memory_order_relaxed) == kStampsDistrusted;
-  if (op == op_code::broadcast && hazards::broadcast_shifts_stamps())
+// Operations that were enqueued before keep their stamps, even if these come later.
+bool is_distrusted(ContextSlot& context, std::uint16_t op, bool to_itself) noexcept {
+  if ((op == op_code::broadcast && hazards::broadcast_shifts_stamps()) ||
+      hazards::message_shifts_stamps(context.version, to_itself))
     context.distrusted.store(true, std::memory_order_relaxed);
   return context.distrusted.load(std::memory_order_relaxed);
 }
@@ -70,7 +56,7 @@ void write_task(Task& task, void* handle) noexcept {
   row.nccl_flags = task.flags;
   row.device_index = task.device;
   emit(row);
-  judge_stamps(task, timed);
+  if (task.expects_stamps && timed == 0) count(Count::untimed);
   pools.tasks.give_back(handle);
 }
 
@@ -99,8 +85,9 @@ void* start_task(ContextSlot& context, const Event& event) noexcept {
   task->protocol_id = id_of(event.protocol);
   task->channels = event.channels;
   task->device = context.device;
-  task->distrusted = is_distrusted(context, task->op);
-  task->expects_stamps = wants_stamps() && !copy_engine;
+  const bool to_itself = event.type == profiler::kP2p && event.peer == context.rank;
+  task->distrusted = is_distrusted(context, task->op, to_itself);
+  task->expects_stamps = wants_stamps() && !copy_engine && !(to_itself && context.version < 7);
   task->pending.store(1 + (task->expects_stamps ? event.channels : 0), std::memory_order_release);
   pools.tasks.show(handle);
   return handle;
@@ -126,6 +113,8 @@ void child_ended(Task& task, void* handle) noexcept {
 
 void* start_kernel(const Event& event) noexcept {
   if (!recording()) return nullptr;
+  // A chained plugin may ask for stamps where we do not.
+  if (const Task* task = pools.tasks.find(event.parent); task != nullptr && !task->expects_stamps) return nullptr;
   void* handle = nullptr;
   KernelCh* kernel = pools.kernels.take(handle);
   if (kernel == nullptr) {

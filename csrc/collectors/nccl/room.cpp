@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "collectors/collector.h"
+#include "collectors/nccl/activation.h"
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/chain.h"
 #include "collectors/nccl/functions.h"
@@ -81,7 +82,7 @@ class Nccl final : public Collector, public TickListener {
   }
   void tick(std::uint64_t now) noexcept override {
     if (!is_on() || !is_own_process()) return;
-    chain::publish_masks();
+    activation::publish_changes();
     const bool attached = settings.attached.load(std::memory_order_relaxed);
     if (g_prepared.load(std::memory_order_relaxed) && imports_may_have_changed()) patch_imports(!attached);
     if (++ticks_ % 16 != 0) return;
@@ -104,6 +105,7 @@ void enter_process() noexcept {
   forget_groups();
   plugin::forget();
   chain::forget();
+  activation::forget();
   forget_imports();
   device::after_fork();
   for (auto& lost : g_counts) lost.store(0, std::memory_order_relaxed);
@@ -168,7 +170,7 @@ void tell_source() noexcept {
   if (g_told_source.exchange(true)) return;
   const bool stamps = plugin::loaded() && plugin::wants_stamps();
   const bool events = settings.source != NcclSource::plugin && device::timing_allowed();
-  tell("nccl_source", stamps ? (events ? "plugin+events" : "plugin") : (events ? "events" : "host"));
+  tell("nccl_source", stamps ? "plugin" : events ? "events" : "host");
   if (const int version = nccl_version(); version != 0) tell("nccl_version", version);
   if (!stamps && settings.source == NcclSource::plugin)
     report_loss(kCollectorCode, "no_device_stamps", 0,

@@ -64,10 +64,13 @@ class Nccl {
     if (handle != nullptr) plugin_->record_event_state(handle, static_cast<State>(state), &args);
   }
 
+  // 2.27.7 src/plugin/profiler.cc:240, ncclProfilerStartTaskEvents: without a handle for the group there are no tasks.
   void* group() {
     Descriptor d{};
     d.type = static_cast<decltype(d.type)>(N >= 5 ? kGroupApi : kGroup);
-    return start(d);
+    void* handle = start(d);
+    if (N == 4 && handle == nullptr) std::exit(6);
+    return handle;
   }
   void* api(void* group, std::size_t count, bool captured = false) {
     if constexpr (N >= 5) {
@@ -98,6 +101,17 @@ class Nccl {
     task.protocol = "SIMPLE";
     return start(d);
   }
+  void* message(const char* func, int peer) {
+    Descriptor d{};
+    d.type = kP2p;
+    auto& task = reinterpret_cast<v4::P2pDescr&>(d.p2p);  // the same in all versions
+    task.func = func;
+    task.count = 4;
+    task.datatype = "ncclFloat32";
+    task.peer = peer;
+    task.channels_count = 1;
+    return start(d);
+  }
   void* kernel(void* task, int channel, std::uint64_t at) {
     Descriptor d{};
     d.type = kKernelCh;
@@ -109,6 +123,15 @@ class Nccl {
     void* handle = kernel(task, number, from);
     state(handle, kKernelChStop, to);
     stop(handle);
+  }
+  // PXN: NCCL hands over the context of the process that the operation is done for.
+  void* proxy_elsewhere(std::ptrdiff_t away) {
+    void* const own = context_;
+    context_ = static_cast<char*>(context_) + away;
+    void* handle = proxy(reinterpret_cast<void*>(0x123456), getpid() + 1, true);
+    if (handle != nullptr) step(handle, true, 4096);
+    context_ = own;
+    return handle;
   }
   void* proxy(void* task, int pid, bool send) {
     Descriptor d{};
@@ -176,6 +199,25 @@ void graph() {
   nccl.end();
 }
 
+// Messages of rank 1 to itself, more than there are slots, which before 2.31 have no stamps; then one to another rank.
+template <int N>
+void itself() {
+  Nccl<N> nccl;
+  for (int i = 0; i < 10000; ++i) nccl.stop(nccl.message("Send", 1));
+  void* task = nccl.message("Send", 2);
+  nccl.stop(task);
+  nccl.channel(task, 0, 5000, 9000);
+  nccl.end();
+}
+
+template <int N>
+void elsewhere() {
+  Nccl<N> nccl;
+  for (std::ptrdiff_t away : {std::ptrdiff_t{1} << 36, std::ptrdiff_t{4}, std::ptrdiff_t{4096}})
+    nccl.stop(nccl.proxy_elsewhere(away));
+  nccl.end();
+}
+
 template <int N>
 void flood() {
   Nccl<N> nccl;
@@ -205,6 +247,8 @@ void play(const char* scene) {
   if (std::strcmp(scene, "plain") == 0) plain<N>();
   if (std::strcmp(scene, "graph") == 0) graph<N>();
   if (std::strcmp(scene, "flood") == 0) flood<N>();
+  if (std::strcmp(scene, "itself") == 0) itself<N>();
+  if (std::strcmp(scene, "elsewhere") == 0) elsewhere<N>();
   if (std::strcmp(scene, "threads") == 0) threads<N>();
 }
 

@@ -36,11 +36,11 @@ Result init(void** context, int* mask, const char*, std::uint64_t, int, int, int
 Result init(void** context, std::uint64_t, int* mask, const char*, int, int, int, Logger) { return begin(context, mask); }
 #endif
 Result start(void* context, void** handle, spoken::Descriptor* d) {
-  if (context != &starts) return 1;
-  ++starts;
   const auto type = static_cast<std::uint64_t>(d->type);
-  // As a real one must: the parent may be a handle of another process.
+  // As a real one must: parent and context may be those of another process.
   const bool foreign = type == kProxyOp && d->proxy_op.pid != getpid();
+  if (context != &starts && !foreign && type != kProxyStep) return 1;
+  ++starts;
   auto* parent = foreign ? nullptr : static_cast<Seen*>(d->parent);
   if (parent != nullptr && parent->type != 0) ++with_parent;
   if ((type & (kProxyCtrl | kKernelLaunch)) != 0) ++odd_types;
