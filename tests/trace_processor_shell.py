@@ -31,7 +31,9 @@ def install(folder: Path) -> Path:
     program = folder / "trace_processor_shell"
     here = Path(__file__).resolve()
     program.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(here.parent)!r})\n"
+        "#!/bin/sh\n"  # which takes an interpreter with a space in its path; to Python the next line is a text
+        f"'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+        f"import sys\nsys.path.insert(0, {str(here.parent)!r})\n"
         "from trace_processor_shell import main\nmain(sys.argv[1:])\n",
         encoding="utf-8",
     )

@@ -47,7 +47,10 @@ print(json.dumps({"version": torch.__version__, "gloo": bool(gloo), "folder": wh
 #: The caller's Python may have no numpy; the environment has.
 PROBE_OF_CALLER = PROBE.replace("import numpy, torch,", "import torch,").replace("torch.from_numpy(numpy.zeros(1))", "")
 
-TORCHRUN = """#!{python}
+#: The kernel ends the path of an interpreter at its first space, so a shell starts it; to Python that line is a text.
+TORCHRUN = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import sys
 
 from torch.distributed.run import main

@@ -1,7 +1,8 @@
 """Everything that only a machine with a GPU can answer, in one command: questions, build, contract, tests, benchmarks.
 
-    python benchmarks/gpu/collect.py --out results [--limit-s 570] [--parts probe build contract gpu calls training]
-                                     [--rounds 3] [--models resnet gpt] [--variants default kernels]
+    python benchmarks/gpu/collect.py --out results [--limit-s 570] [--rounds 3] [--models resnet gpt]
+                                     [--parts probe ask build job nccl contract gpu calls training]
+                                     [--variants default kernels]
 
 Each part runs in processes of its own. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
 write what it has, and killed if it does not end within seconds; so it is when this command is interrupted or
@@ -9,13 +10,15 @@ terminated. ``--out`` (else ``$OUT``) gets few small files, written anew every f
 
     result.json     machine, versions, command, date; per part: status, seconds, counts, reasons for what was skipped
     probe.json      what driver_probe.py found out about the driver
+    ask.json        what the driver answered to gpu_job.py, and which answers contradict what the recorder relies on
+    jobs.json       jobs on libcuda and libnccl alone: what was recorded against what they say of themselves
     contract.xml, gpu.xml    the tests, one by one (JUnit); each test file runs by itself
     benchmarks.json          what the benchmarks measured in the rounds so far, with their commands
     log.txt                  the last of what each command printed
 
-Without a GPU the probe and the benchmarks are skipped and the tests skip themselves; the result says so. ``--wheels``
-installs packages from files where no index can be reached, ``--venv`` makes an environment with what the tests need.
-Standard library only. The exit code is 0 when no part failed, 130 when this command was interrupted, 1 else.
+Without a GPU the questions, the jobs and the benchmarks are skipped and the tests skip themselves; the result says so.
+``--wheels`` installs packages from files where no index can be reached, ``--venv`` makes an environment with what the
+tests need. Standard library only. The exit code is 0 when no part failed, 130 when it was interrupted, 1 else.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,6 +29,7 @@ import ast
 import contextlib
 import ctypes
 import datetime
+import functools
 import importlib.util
 import json
 import os
@@ -52,7 +56,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import harness  # noqa: E402
 
 #: Part -> the most of the whole limit that it may take.
-PARTS = {"probe": 0.1, "build": 0.5, "contract": 0.4, "gpu": 0.6, "calls": 0.5, "training": 1.0}
+PARTS = {
+    "probe": 0.1,
+    "ask": 0.25,
+    "build": 0.5,
+    "job": 0.3,
+    "nccl": 0.4,
+    "contract": 0.4,
+    "gpu": 0.6,
+    "calls": 0.5,
+    "training": 1.0,
+}
+GPU_JOB = "benchmarks/gpu/gpu_job.py"
 #: Kept of what a command printed.
 TAIL_BYTES = 100_000
 #: Between SIGINT and SIGKILL, at most a quarter of what a command may take.
@@ -96,8 +111,11 @@ class Run:
         }
         for folder in self.work.glob("junit/*"):
             texts[f"{folder.name}.xml"] = joined_junit(sorted(folder.glob("*.xml")))
-        if (self.work / "probe.json").is_file():
-            texts["probe.json"] = (self.work / "probe.json").read_text(encoding="utf-8")
+        for name in ("probe.json", "ask.json"):
+            if (self.work / name).is_file():
+                texts[name] = (self.work / name).read_text(encoding="utf-8")
+        if jobs := {path.stem: _json_of(path) for path in sorted(self.work.glob("checked/*.json"))}:
+            texts["jobs.json"] = json.dumps(jobs, indent=1) + "\n"
         for name, text in texts.items():
             part = self.out / f"{name}.part"  # whoever kills us in the middle leaves the file of before
             part.write_text(clean(text), encoding="utf-8")
@@ -269,17 +287,97 @@ def counts(paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
+def skipped(reason: str) -> dict[str, Any]:
+    return {"status": "skipped", "skipped_because": {reason: 1}}
+
+
+Part = Callable[[Run, float], dict[str, Any]]
+
+
+def needs_device(part: Part) -> Part:
+    """Skip a part where there is no device."""
+
+    @functools.wraps(part)
+    def runs(run: Run, limit_s: float) -> dict[str, Any]:
+        reason = run.report["no_device_because"]
+        return skipped(reason) if reason else part(run, limit_s)
+
+    return runs
+
+
+@needs_device
 def probe(run: Run, limit_s: float) -> dict[str, Any]:
-    """What the driver says; without a device there is none to ask."""
-    reason = run.report["no_device_because"]
-    if reason:
-        return {"status": "skipped", "skipped_because": {reason: 1}}
+    """What the driver says."""
     limit = f"{max(1.0, limit_s * 0.7):.0f}"
     code, printed = run.call([run.python, "benchmarks/gpu/driver_probe.py", "--limit-s", limit], limit_s)
+    keep_printed(printed, run.work / "probe.json")
+    return _told(code, printed)
+
+
+def keep_printed(printed: str, file: Path) -> dict[str, Any]:
+    """Write the JSON object that a command printed to a file, and return it; empty if it printed none."""
+    found: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # it died: the log has what it said
         found, _ = json.JSONDecoder().raw_decode(printed, max(printed.find("{"), 0))
-        (run.work / "probe.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return _told(code, printed)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+@needs_device
+def ask(run: Run, limit_s: float) -> dict[str, Any]:
+    """What the driver answers to questions that decide how the recorder may behave."""
+    limit = f"{max(1.0, limit_s * 0.7):.0f}"
+    code, printed = run.call([run.python, GPU_JOB, "ask", "--limit-s", limit], limit_s)
+    found = keep_printed(printed, run.work / "ask.json")
+    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+
+
+def record_and_check(
+    run: Run, name: str, options: Sequence[str], job: Sequence[str], truth: Path, limit_s: float
+) -> dict[str, Any]:
+    """Trace a job of gpu_job.py, and compare what was recorded with what the job says of itself."""
+    until_s = time.monotonic() + limit_s
+    folder = str(run.work / f"run-{name}")
+    traced = [run.python, "-m", "stashtrace", "run", "--lookup-hook", *options, "--out", folder, "--"]
+    code, printed = run.call([*traced, run.python, GPU_JOB, *job], limit_s * 0.7)
+    if code != 0:
+        return _told(code, printed)
+    code, printed = run.call([run.python, GPU_JOB, "check", folder, str(truth)], until_s - time.monotonic())
+    found = keep_printed(printed, run.work / "checked" / f"{name}.json")
+    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+
+
+@needs_device
+def device_job(run: Run, limit_s: float) -> dict[str, Any]:
+    """A job on libcuda alone, whose kernels stamp themselves."""
+    truth = run.work / "job.json"
+    return record_and_check(run, "job", (), ("job", str(truth)), truth, limit_s)
+
+
+@needs_device
+def nccl_job(run: Run, limit_s: float) -> dict[str, Any]:
+    """Two ranks on libnccl alone that share a device, timed by events and by NCCL's plugin."""
+    reason = run.report["no_device_because"]
+    if not reason:
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import ctypes, gpu_jobs; ctypes.CDLL(gpu_jobs.nccl_path())"
+        )
+        code, _ = run.call([run.python, "-c", program, str(Path(GPU_JOB).parent)], limit_s / 3)
+        reason = "" if code == 0 else "no libnccl.so.2: NCCL's wheel, or STASHTRACE_NCCL_LIBRARY"
+    if reason:
+        return {"status": "skipped", "skipped_because": {reason: 1}}
+    found: dict[str, dict[str, Any]] = {}
+    for source in ("events", "plugin"):
+        truth = run.work / f"ranks-{source}"
+        truth.mkdir()
+        job = ("ranks", "2", str(truth))
+        found[source] = record_and_check(run, f"nccl-{source}", ("--nccl-source", source), job, truth, limit_s / 2)
+    bad = [one["status"] for one in found.values() if one["status"] != "passed"]
+    problems = [f"{source}: {text}" for source, one in found.items() for text in one.get("problems", ())]
+    ends = {source: one["output_end"] for source, one in found.items() if one.get("output_end")}
+    told = {"output_end": "\n".join(ends.values())[-3000:]} if ends else {}
+    return {"status": bad[0] if bad else "passed", "problems": problems, **told}
 
 
 def mark_unfinished(report: Path) -> None:
@@ -326,7 +424,7 @@ UNFINISHED = "not finished: interrupted at the time limit or by the user"
 NO_TESTS = 5
 
 
-def _tests(folder: str) -> Callable[[Run, float], dict[str, Any]]:
+def _tests(folder: str) -> Part:
     def part(run: Run, limit_s: float) -> dict[str, Any]:
         """One process per file: one that hangs or dies costs no other, and its own finished tests are kept."""
         reports = run.work / "junit" / folder
@@ -343,7 +441,9 @@ def _tests(folder: str) -> Callable[[Run, float], dict[str, Any]]:
             share_s = left_s if number == len(files) - 1 else left_s / 2
             report = reports / f"{file.stem}.xml"
             place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-            command = [run.python, "-m", "pytest", str(place), f"--junitxml={report}", "-o", "junit_logging=no"]
+            # The machine's own pytest may be older than the one that a checkout asks for.
+            command = [run.python, "-m", "pytest", "-o", "minversion=0", str(place), f"--junitxml={report}"]
+            command += ["-o", "junit_logging=no"]
             code: int | None = None
             try:
                 code, printed = run.call(command, share_s)
@@ -367,11 +467,9 @@ def _tests(folder: str) -> Callable[[Run, float], dict[str, Any]]:
     return part
 
 
-def _benchmark(name: str) -> Callable[[Run, float], dict[str, Any]]:
+def _benchmark(name: str) -> Part:
+    @needs_device
     def part(run: Run, limit_s: float) -> dict[str, Any]:
-        reason = run.report["no_device_because"]
-        if reason:
-            return {"status": "skipped", "skipped_because": {reason: 1}}
         measured = run.work / "measured" / name
         options = [*run.benchmark_options.get(name, []), "--out", str(measured)]
         return _told(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
@@ -379,9 +477,12 @@ def _benchmark(name: str) -> Callable[[Run, float], dict[str, Any]]:
     return part
 
 
-STEPS: dict[str, Callable[[Run, float], dict[str, Any]]] = {
+STEPS: dict[str, Part] = {
     "probe": probe,
+    "ask": ask,
     "build": build,
+    "job": device_job,
+    "nccl": nccl_job,
     "contract": _tests("contract"),
     "gpu": _tests("gpu"),
     "calls": _benchmark("calls"),

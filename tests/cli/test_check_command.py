@@ -401,7 +401,7 @@ class TestByTurns:
     def test_a_command_before(self, check: Check, tmp_path: Path) -> None:
         for name, seconds in (("old", 0.01), ("new", 0.03)):
             (tmp_path / f"{name}.py").write_text(JOB.format(seconds=seconds))
-        before = f"{sys.executable} old.py"
+        before = f"{shlex.quote(sys.executable)} old.py"
         code, out, err = check("--rerun", 2, "--before", before, "-o", "runs", "--", sys.executable, "new.py")
         assert code == 1
         assert "  command  old.py -> new.py" in out

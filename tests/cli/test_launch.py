@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def await_state(pid: int, letter: str) -> bool:
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """As under nohup: the job must inherit it, and we must not take it."""
-    ours = f"{sys.executable} -m stashtrace run --out {tmp_path / 'o'} --no-merge"
+    ours = shlex.join([*RUN, str(tmp_path / "o"), "--no-merge"])
     words = f"trap '' HUP; {ours} -- sh -c 'kill -HUP $$; exit 6'"
     assert subprocess.run(["sh", "-c", words], env=environment(), capture_output=True).returncode == 6
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def test_variables_for_a_command_that_stays_as_it_is(run: Run, tmp_path: Path) -
     for pod in ("0", "1"):
         variables = run("env", "--out", "d", "--run-id", "uid-1", JOB_COMPLETION_INDEX=pod)
         assert variables.code == 0
-        script = f'{variables.out}\nexec {sys.executable} -S -c "{READ}"'
+        script = f'{variables.out}\nexec {shlex.quote(sys.executable)} -S -c "{READ}"'
         subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment(JOB_COMPLETION_INDEX=pod), check=True)
     assert "2 ranks, 1 host" in run("merge", "d").err
     assert info(run, "d")["ranks"] == [0, 1]

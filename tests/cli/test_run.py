@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from command_line import Answer, environment, stashtrace
 
 Run = Callable[..., Answer]
+#: The interpreter as a word of a shell script.
+PYTHON = shlex.quote(sys.executable)
 #: A job that says when it has read, and a shell that waits for that.
 BEGUN = "import time; open('begun', 'w').close(); "
 AWAIT = "until [ -e begun ]; do sleep 0.02; done"
@@ -77,7 +80,7 @@ def test_what_a_dying_job_recorded_is_merged(run: Run, job: Path, end: str, code
 
 def test_a_worker_that_outlives_its_launcher_is_waited_for(run: Run, job: Path) -> None:
     (job / "job.py").write_text(READER + BEGUN + "time.sleep(1); open('late.txt', 'w').write('late')\n")
-    answer = run("run", "--out", "out", "--", "sh", "-c", f"{sys.executable} job.py & {AWAIT}; exit 4")
+    answer = run("run", "--out", "out", "--", "sh", "-c", f"{PYTHON} job.py & {AWAIT}; exit 4")
     assert answer.code == 4
     assert (job / "late.txt").exists(), "we returned before the straggler ended"
     assert list((job / "out").glob("*.ring")) == []
@@ -86,7 +89,7 @@ def test_a_worker_that_outlives_its_launcher_is_waited_for(run: Run, job: Path) 
 def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Path) -> None:
     (job / "job.py").write_text(READER + BEGUN + "time.sleep(600)\n")
     begin = time.monotonic()
-    script = f"{sys.executable} job.py >/dev/null 2>&1 & echo $!; {AWAIT}"
+    script = f"{PYTHON} job.py >/dev/null 2>&1 & echo $!; {AWAIT}"
     answer = run("run", "--out", "out", "--grace", "0.5", "--", "sh", "-c", script)
     try:
         assert time.monotonic() - begin < 300, "we returned before the daemon ended"
@@ -101,12 +104,12 @@ def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Pa
 
 
 #: In a session of its own, with an `exec` just when the command ends: its file is not there at that moment.
-DAEMON = "(setsid sh -c 'sleep {seconds}; exec {python} job.py' >/dev/null 2>&1 &)"
+DAEMON = "(setsid sh -c 'sleep {seconds}; exec \"$0\" job.py' {python} >/dev/null 2>&1 &)"
 
 
 def test_a_daemon_that_has_recorded_nothing_yet_is_waited_for(run: Run, job: Path) -> None:
     (job / "job.py").write_text(READER + "open('late.txt', 'w').write('late')\n")
-    script = DAEMON.format(seconds=2, python=sys.executable)
+    script = DAEMON.format(seconds=2, python=PYTHON)
     answer = run("run", "--out", "out", "--grace", "60", "--", "sh", "-c", script)
     assert answer.code == 0
     assert (job / "late.txt").exists(), "we returned before the daemon ended"
@@ -116,7 +119,7 @@ def test_a_daemon_that_has_recorded_nothing_yet_is_waited_for(run: Run, job: Pat
 
 
 def test_a_daemon_that_outlives_the_grace_time_is_said_and_stands_in_the_run(run: Run, job: Path) -> None:
-    script = DAEMON.format(seconds=30, python=sys.executable)
+    script = DAEMON.format(seconds=30, python=PYTHON)
     answer = run("run", "--out", "out", "--grace", "0.5", "--", "sh", "-c", script)
     left = [int(pid) for pid in json.loads((job / "out/run.json").read_text())["outlived_by"].split(", ")]
     for pid in left:
@@ -181,7 +184,7 @@ def test_an_interrupt_of_the_merge_says_how_to_go_on(job: Path) -> None:
 
 def test_colour_and_bar_on_a_terminal(job: Path) -> None:
     def on_a_terminal(**extra: str) -> str:
-        words = f"{sys.executable} -m stashtrace run -- {sys.executable} job.py"
+        words = f"{PYTHON} -m stashtrace run -- {PYTHON} job.py"
         done = subprocess.run(
             ["script", "-qec", words, "/dev/null"], cwd=job, env=environment(TERM="xterm", **extra), capture_output=True
         )

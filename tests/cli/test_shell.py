@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,7 +121,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m stashtrace doctor | head -c 1",
+        f"{shlex.quote(sys.executable)} -m stashtrace doctor | head -c 1",
         shell=True,
         env=environment(),
         capture_output=True,

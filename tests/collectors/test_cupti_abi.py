@@ -1,13 +1,12 @@
-"""Our declarations of CUPTI against NVIDIA's headers and library, where this machine has them.
+"""Our declarations of CUPTI against NVIDIA's headers, where this machine has them.
 
-``STASHTRACE_CUPTI_INCLUDE`` names further folders with ``cupti_activity.h`` (colon-separated), for example those of the
-wheels ``nvidia-cuda-cupti`` and ``nvidia-cuda-cupti-cu12``; ``cuda.h`` is taken from a toolkit.
+``STASHTRACE_CUPTI_INCLUDE`` names further folders with ``cupti_activity.h`` (colon-separated), beside those of the
+wheels of ``STASHTRACE_WHEELS_PYTHON``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contract.real_interfaces import cuda_headers, cupti_headers
 from traced import ROOT
 
-TOOLKITS = sorted(path.parent for path in Path("/usr/local").glob("cuda-*/include/cuda.h"))
-GIVEN = [Path(part) for part in os.environ.get("STASHTRACE_CUPTI_INCLUDE", "").split(":") if part]
-FOLDERS = [folder for folder in (*TOOLKITS, *GIVEN) if (folder / "cupti_activity.h").is_file()]
+FOLDERS = cupti_headers()
 
 #: Ours -> (stem of theirs, oldest version of the struct, ((our field, their field), ...)).
 STRUCTS: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
@@ -184,8 +182,9 @@ def assertions(headers: str) -> Iterator[str]:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path).strip("/").replace("/", "-"))
 def test_declarations_are_those_of_the_headers(folder: Path, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
-    if compiler is None or not TOOLKITS:
-        pytest.skip("needs a C++ compiler and cuda.h of a toolkit")
+    cuda = cuda_headers()
+    if compiler is None or not cuda:
+        pytest.skip("needs a C++ compiler and the headers of a toolkit or of the wheels of CUDA")
     names = ("cupti_activity.h", "cupti_activity_deprecated.h")
     present = [name for name in names if (folder / name).is_file()]
     headers = "".join((folder / name).read_text(encoding="utf-8", errors="replace") for name in present)
@@ -209,7 +208,7 @@ def test_declarations_are_those_of_the_headers(folder: Path, tmp_path: Path) -> 
         "-fsyntax-only",
         "-Wno-invalid-offsetof",
         f"-I{folder}",
-        f"-I{TOOLKITS[-1]}",
+        f"-I{cuda[-1]}",
         f"-I{ROOT / 'csrc'}",
         str(source),
     ]

@@ -3,15 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 from collectors.nvml_doubles import ROOT, USES_DEVICE, Sampled, calls, doubles, sample, uuid
 from collectors.recorded import NATIVE, compiled
+from contract.real_interfaces import nvml_headers
 from measurements import Measurements
 
 from stashtrace.collectors.nvml import unit_of
@@ -350,10 +349,7 @@ def test_wraps_thinning_and_rdma_ports(tmp_path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_real_header() -> None:
-    site = Path(sysconfig.get_paths()["purelib"])
-    folders = [Path(f) for f in os.environ.get("STASHTRACE_NVML_INCLUDE", "").split(":") if f]
-    folders += [p.parent for p in site.glob("nvidia/*/include/nvml.h")]
-    folders = [f for f in folders if (f / "nvml.h").is_file()]
+    folders = nvml_headers()
     if not folders:
         pytest.skip("no nvml.h: install nvidia-nvml-dev, or name its folder in STASHTRACE_NVML_INCLUDE")
     doubles()  # skips without a compiler

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -228,7 +229,9 @@ def test_seen_from_a_cpp_stream(tmp_path: Path) -> None:
 
 def test_relative_paths_and_spawned_programs(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x" * 777)
-    recording = record(["sh", "-c", f"cd {tmp_path} && cat ./data | cat > /dev/null"], tmp_path / "run")
+    recording = record(
+        ["sh", "-c", f"cd {shlex.quote(str(tmp_path))} && cat ./data | cat > /dev/null"], tmp_path / "run"
+    )
     assert moved(recording.of(tmp_path / "data"), READS) == 777
 
 

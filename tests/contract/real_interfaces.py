@@ -9,13 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from pathlib import Path
 
 import pytest
 from traced import ROOT
 
-_SITE = Path(sysconfig.get_paths()["purelib"])
+_HERE = [Path(folder) for folder in sys.path if folder.endswith("-packages")]
 #: Each call of NCCL that is hooked or asked -> the release that has it first.
 NCCL_CALLS = {
     name: int(first)
@@ -35,28 +35,42 @@ def compiler() -> str:
 
 @functools.cache
 def _sites() -> list[Path]:
-    """Folders of packages: this environment's, and that of STASHTRACE_WHEELS_PYTHON, which has the large wheels."""
-    python = os.environ.get("STASHTRACE_WHEELS_PYTHON")
-    if not python:
-        return [_SITE]
+    """Folders of packages: this Python's, and those of environments with large wheels (newest_wheels.py makes them)."""
     program = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
-    return [_SITE, Path(done.stdout.strip())]
+    found = list(_HERE)
+    for python in filter(None, os.environ.get("STASHTRACE_WHEELS_PYTHON", "").split(os.pathsep)):
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+        found.append(Path(done.stdout.strip()))
+    return found
+
+
+def _with_header(name: str, *, named: str = "") -> list[Path]:
+    """Folders with a header: of CUDA_HOME, of toolkits, of wheels, and those that the variable `named` names."""
+    roots = [Path(root) / "include" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
+    roots += [path.parent for site in _sites() for path in sorted(site.glob(f"nvidia/*/include/{name}"))]
+    roots += [Path(part) for part in os.environ.get(named, "").split(os.pathsep) if named and part]
+    return [root for root in dict.fromkeys(roots) if (root / name).is_file()]
 
 
 def cuda_headers() -> list[Path]:
-    """Folders with cuda.h and the runtime's headers: CUDA_HOME, wheels of CUDA, the usual place."""
-    roots = [Path(root) / "include" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
-    roots += sorted(p.parent for p in _SITE.glob("nvidia/*/include/cuda.h"))
+    """Folders with cuda.h and the runtime's headers: CUDA_HOME, the usual place, wheels of CUDA."""
     # A runtime wheel without the compiler's headers beside it does not compile.
-    return [root for root in roots if (root / "cuda.h").is_file() and (root / "crt/host_defines.h").is_file()]
+    return [root for root in _with_header("cuda.h") if (root / "crt/host_defines.h").is_file()]
 
 
 def driver_headers() -> list[Path]:
     """Folders with cuda.h and cudaTypedefs.h, of CUDA 12 and 13: the runtime's wheels, the usual place."""
-    roots = [Path(root) / "include" for root in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if root]
-    roots += sorted(p.parent for p in _SITE.glob("nvidia/*/include/cudaTypedefs.h"))
-    return [root for root in roots if (root / "cuda.h").is_file() and (root / "cudaTypedefs.h").is_file()]
+    return [root for root in _with_header("cudaTypedefs.h") if (root / "cuda.h").is_file()]
+
+
+def cupti_headers() -> list[Path]:
+    """Folders with CUPTI's headers: the usual place, its wheels, and those that STASHTRACE_CUPTI_INCLUDE names."""
+    return _with_header("cupti_activity.h", named="STASHTRACE_CUPTI_INCLUDE")
+
+
+def nvml_headers() -> list[Path]:
+    """Folders with nvml.h: the usual place, its wheel, and those that STASHTRACE_NVML_INCLUDE names."""
+    return _with_header("nvml.h", named="STASHTRACE_NVML_INCLUDE")
 
 
 def cuda_runtimes() -> list[Path]:

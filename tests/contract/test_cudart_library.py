@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,20 @@ int main() {
 MAJORS = [12, 13]
 
 
-def runtime_of(major: int) -> Path:
+def runtimes_of(major: int) -> list[Path]:
     found = [path for path in cuda_runtimes() if path.name == f"libcudart.so.{major}"]
     if not found:
         name = "nvidia-cuda-runtime-cu12" if major == 12 else "nvidia-cuda-runtime"
         pytest.skip(f"no libcudart.so.{major}: the wheel {name} is not installed")
-    return found[0]
+    return found
+
+
+def programs(major: int, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """The program on each runtime of a release, with a folder of its own."""
+    for number, library in enumerate(runtimes_of(major)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        yield program_on(library, folder), folder
 
 
 def program_on(library: Path, tmp_path: Path) -> Path:
@@ -87,42 +96,43 @@ def machine(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_a_program_hears_the_same_with_the_recorder(major: int, tmp_path: Path) -> None:
-    program, env = program_on(runtime_of(major), tmp_path), machine(tmp_path)
-    bare = subprocess.run(
-        [program], env=plain_environment(env), capture_output=True, text=True, check=True, timeout=180
-    )
-    driver, version, runtime, own = (int(word) for word in bare.stdout.splitlines()[0].split())
-    assert (driver, version, runtime) == (0, known_until() - 10, 0)
-    assert own // 1000 == major
-    answers = {line.split()[0]: int(line.split()[1]) for line in bare.stdout.splitlines()[1:]}
-    for hook in (False, True):
-        run = record([program], tmp_path / f"run{hook}", collectors=("cuda",), env=env, lookup_hook=hook)
-        assert run.stdout == bare.stdout
-        assert run.stderr == bare.stderr
-        rows = [(DeviceCall(row["call_code"]).name, row["status_code"]) for row in run.trace.device_calls.rows()]
-        # Once each, not a second time by the driver's functions: what the runtime was asked, and how it ended.
-        expected = {
-            "ALLOCATE": "malloc",
-            "ALLOCATE_HOST": "host",
-            "STREAM_SYNCHRONIZE": "synchronize",
-            "FREE": "free",
-            "DEVICE_SYNCHRONIZE": "device",
-            "GRAPH_LAUNCH": "graph",
-        }
-        assert {call: answers[name] for call, name in expected.items()}.items() <= dict(rows).items()
-        assert all(sum(call == name for name, _ in rows) == 1 for call in expected)
+    for program, folder in programs(major, tmp_path):
+        env = machine(folder)
+        bare = subprocess.run(
+            [program], env=plain_environment(env), capture_output=True, text=True, check=True, timeout=180
+        )
+        driver, version, runtime, own = (int(word) for word in bare.stdout.splitlines()[0].split())
+        assert (driver, version, runtime) == (0, known_until() - 10, 0)
+        assert own // 1000 == major
+        answers = {line.split()[0]: int(line.split()[1]) for line in bare.stdout.splitlines()[1:]}
+        for hook in (False, True):
+            run = record([program], folder / f"run{hook}", collectors=("cuda",), env=env, lookup_hook=hook)
+            assert run.stdout == bare.stdout
+            assert run.stderr == bare.stderr
+            rows = [(DeviceCall(row["call_code"]).name, row["status_code"]) for row in run.trace.device_calls.rows()]
+            # Once each, not a second time by the driver's functions: what the runtime was asked, and how it ended.
+            expected = {
+                "ALLOCATE": "malloc",
+                "ALLOCATE_HOST": "host",
+                "STREAM_SYNCHRONIZE": "synchronize",
+                "FREE": "free",
+                "DEVICE_SYNCHRONIZE": "device",
+                "GRAPH_LAUNCH": "graph",
+            }
+            assert {call: answers[name] for call, name in expected.items()}.items() <= dict(rows).items()
+            assert all(sum(call == name for name, _ in rows) == 1 for call in expected)
 
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_every_look_up_of_a_recorded_function_is_answered(major: int, tmp_path: Path) -> None:
-    program, env = program_on(runtime_of(major), tmp_path), machine(tmp_path)
-    subprocess.run([program], env=os.environ | env, capture_output=True, check=True, timeout=180)
-    asked = split((tmp_path / "looked_up.txt").read_text(encoding="utf-8"))
-    assert len(asked) > 400
-    answers, run = look_up(tmp_path, asked)
-    recorded = {form.name for form in forms()} | {"cuGetProcAddress"}
-    hooked = {one for one, answer in zip(asked, answers, strict=True) if answer == "hooked"}
-    assert hooked == {one for one in asked if one[0] in recorded}
-    # It asks by signature: what is recorded of a runtime's calls hangs on all of these.
-    assert {("cuStreamWaitEvent", 3020, 0), ("cuEventRecord", 2000, 0), ("cuMemAlloc", 3020, 0)} <= hooked
-    assert list(run.directory.glob("*.stash")) == [], "nothing was asked for in a version that is not known"
+    for program, folder in programs(major, tmp_path):
+        subprocess.run([program], env=os.environ | machine(folder), capture_output=True, check=True, timeout=180)
+        asked = split((folder / "looked_up.txt").read_text(encoding="utf-8"))
+        assert len(asked) > 400
+        answers, run = look_up(folder, asked)
+        recorded = {form.name for form in forms()} | {"cuGetProcAddress"}
+        hooked = {one for one, answer in zip(asked, answers, strict=True) if answer == "hooked"}
+        assert hooked == {one for one in asked if one[0] in recorded}
+        # It asks by signature: what is recorded of a runtime's calls hangs on all of these.
+        assert {("cuStreamWaitEvent", 3020, 0), ("cuEventRecord", 2000, 0), ("cuMemAlloc", 3020, 0)} <= hooked
+        assert list(run.directory.glob("*.stash")) == [], "nothing was asked for in a version that is not known"

@@ -65,6 +65,7 @@ def test_a_profiler_hears_the_same_with_the_recorder(kernels: bool, hook: bool, 
     libraries = cupti_libraries()
     if not libraries:
         pytest.skip("no libcupti: the wheel nvidia-cuda-cupti, or STASHTRACE_CUPTI_LIBRARY")
+    compared = 0
     source = tmp_path / "program.cpp"
     source.write_text(PROGRAM, encoding="utf-8")
     for number, library in enumerate(libraries):
@@ -74,7 +75,8 @@ def test_a_profiler_hears_the_same_with_the_recorder(kernels: bool, hook: bool, 
         env = fake_environment(tmp_path / f"doubles{number}", libraries=["cuda"])
         bare = subprocess.run([program], env=plain_environment(env), capture_output=True, text=True, timeout=180)
         if bare.returncode == -signal.SIGSEGV:
-            pytest.skip(f"{library} crashes by itself on a driver that it cannot attach to")
+            continue
+        compared += 1
         assert bare.returncode == 0, bare.stderr
         assert len(bare.stdout.splitlines()) == 12
         run_dir = tmp_path / f"run{number}"
@@ -88,3 +90,5 @@ def test_a_profiler_hears_the_same_with_the_recorder(kernels: bool, hook: bool, 
             assert "CUPTI is left to: a profiler that called cuptiActivityRegisterCallbacks" in seen.stderr
         else:
             assert seen.stderr == bare.stderr
+    if not compared:
+        pytest.skip(f"{libraries[0]} crashes by itself on a driver that it cannot attach to")

@@ -155,7 +155,9 @@ def test_the_double_answers_by_the_same_forms() -> None:
     for folder in need_headers():
         for name in listed:
             newest_of.setdefault(name, set()).update(types_of(folder, name)[0])
-    # A later release may give a function another form: those that the double was made for are compared.
+    # A later release may give a function another form, and older headers lack some: what both know is compared.
+    newest_header = max(map(version_of, need_headers()))
+    listed = {name: {v for v in forms_of if v <= newest_header} for name, forms_of in listed.items()}
     late = {name: {v for v in found if v < known_until()} - listed[name] for name, found in newest_of.items()}
     assert {name: listed[name] - found for name, found in newest_of.items() if listed[name] - found} == {}
     assert {name: missing for name, missing in late.items() if missing} == {}

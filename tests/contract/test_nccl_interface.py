@@ -42,7 +42,9 @@ CHECK = """
 #include <cstdint>
 #include <type_traits>
 struct CUstream_st;
+struct CUevent_st;
 typedef CUstream_st* cudaStream_t;
+typedef CUevent_st* cudaEvent_t;  // ncclCollConfig_t, 2.32
 #include "nccl_of_the_wheel.h"
 #include "abi/nccl_abi.h"
 namespace own = stashtrace::nccl;

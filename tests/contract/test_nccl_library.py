@@ -56,8 +56,15 @@ int main() {
 
 @pytest.mark.parametrize("hook", [False, True], ids=["plain", "lookup_hook"])
 @pytest.mark.parametrize("driver", ["this_machine", "doubled"])
-def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) -> None:
-    library, source, program = need_nccl()[0], tmp_path / "program.cpp", tmp_path / "program"
+def test_real_libraries_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) -> None:
+    for number, library in enumerate(need_nccl()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check_library(library, driver, hook, folder)
+
+
+def check_library(library: Path, driver: str, hook: bool, folder: Path) -> None:
+    source, program = folder / "program.cpp", folder / "program"
     source.write_text(PROGRAM, encoding="utf-8")
     subprocess.run(
         [
@@ -80,8 +87,8 @@ def test_real_library_behind_the_hooks(driver: str, hook: bool, tmp_path: Path) 
     if (
         driver == "doubled"
     ):  # its static CUDA runtime looks the driver's functions up, and is refused what begins a device
-        base |= fake_environment(tmp_path / "doubles", f"driver {known_until() - 10}", libraries=["cuda"])
-    run_dir = tmp_path / "run"
+        base |= fake_environment(folder / "doubles", f"driver {known_until() - 10}", libraries=["cuda"])
+    run_dir = folder / "run"
     run_dir.mkdir()
     traced = traced_environment(
         base, RecordOptions(collectors=("nccl", "cuda"), lookup_hook=hook), run_dir=run_dir, run_id="1"

@@ -124,7 +124,7 @@ struct Allocation {
 
 struct Function {
   std::string name;
-  bool globaltimer = false;
+  bool globaltimer = false, stamped = false;
 };
 
 struct State {

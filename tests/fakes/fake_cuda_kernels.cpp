@@ -1,7 +1,9 @@
 // Modules and kernels of the libcuda double. SPDX-License-Identifier: Apache-2.0
 //
 // A kernel runs for as long as its first argument says (std::uint64_t, ns). PTX that reads %globaltimer is the one thing
-// that is understood: its kernel stores the timer to the address in its first argument and takes kernel.globaltimer ns.
+// that is understood. With one parameter its kernel stores the timer to the address in it and takes kernel.globaltimer ns;
+// with two, an address and ns, it takes so long and stores the timer of its begin and end there, unless the address is 0
+// (STAMPED_PTX of benchmarks/gpu/cuda_driver.py).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -31,6 +33,29 @@ struct GlobaltimerWork : Work {
   std::int64_t* to = nullptr;
   int device = 0;
 };
+
+struct StampedWork : Work {
+  std::int64_t run(std::int64_t begin_ns) override {
+    const std::int64_t end_ns = begin_ns + duration_ns;
+    state().clock.work_until(end_ns);
+    if (to != nullptr) {
+      to[0] = fake_engine()->globaltimer(device, begin_ns);
+      std::atomic_ref<std::int64_t>(to[1]).store(fake_engine()->globaltimer(device, end_ns));
+    }
+    return end_ns;
+  }
+  std::int64_t duration_ns = 0;
+  std::int64_t* to = nullptr;
+  int device = 0;
+};
+
+std::size_t parameters_count(const std::string& text, const std::string& name) {
+  const auto entry = text.find(".entry " + name);
+  const auto end = text.find(')', entry);
+  std::size_t count = 0;
+  for (auto at = text.find(".param", entry); at < end; at = text.find(".param", at + 1)) ++count;
+  return count;
+}
 
 bool plausible_name(const std::string& text, std::string_view name) {
   const auto entry = text.find(".entry " + std::string(name));
@@ -67,7 +92,10 @@ FAKE_API int cuModuleGetFunction(void** function, void* module, const char* name
   auto* of = static_cast<Module*>(module);
   if (!plausible_name(of->text, name)) return kNotFound;
   Function*& made = of->functions[name];
-  if (made == nullptr) made = new Function{name, of->text.find("%globaltimer") != std::string::npos};
+  if (made == nullptr) {
+    const bool timer = of->text.find("%globaltimer") != std::string::npos;
+    made = new Function{name, timer, timer && parameters_count(of->text, name) == 2};
+  }
   *function = made;
   return kSuccess;
 }
@@ -84,6 +112,13 @@ FAKE_API int cuLaunchKernel(void* handle_of_function, unsigned, unsigned, unsign
   Ran description{RanKind::kernel};
   description.name = function->name;
   description.correlation = state().next_correlation.fetch_add(1);
+  if (function->stamped) {
+    auto work = std::make_shared<StampedWork>();
+    std::memcpy(&work->to, arguments[0], sizeof work->to);
+    std::memcpy(&work->duration_ns, arguments[1], sizeof work->duration_ns);
+    work->device = stream->context->device;
+    return submit(lock, stream, std::move(work), description);
+  }
   if (function->globaltimer) {
     auto work = std::make_shared<GlobaltimerWork>();
     std::memcpy(&work->to, arguments[0], sizeof work->to);

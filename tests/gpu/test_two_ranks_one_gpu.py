@@ -8,6 +8,7 @@ transport on loopback. A rig for truth, not for speed: the ranks take turns on t
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -47,8 +48,9 @@ def run(
     environment: dict[str, str] | None = None,
 ) -> stashtrace.Trace:
     """The small GPT on both ranks under the tracer."""
-    script = f"exec {sys.executable} {ROOT / 'benchmarks/gpu/workloads.py'} gpt --tiny --workers 1 --steps {STEPS} "
-    rank = ["sh", "-c", "NCCL_HOSTID=rank$RANK LOCAL_RANK=0 " + script + " ".join(workload)]
+    script = [sys.executable, str(ROOT / "benchmarks/gpu/workloads.py"), "gpt", "--tiny", "--workers", "1"]
+    words = shlex.join([*script, "--steps", str(STEPS), *workload])
+    rank = ["sh", "-c", f"NCCL_HOSTID=rank$RANK LOCAL_RANK=0 exec {words}"]
     command = [
         *prefix,
         sys.executable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def action(tmp_path: Path) -> Action:
     """``action(input=value, ...)`` as a workflow calls it, with ``_`` for ``-``; stops at the first step that fails."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(PYTHON.format(python=sys.executable))
+    python.write_text(PYTHON.format(python=shlex.quote(sys.executable)))
     python.chmod(0o755)
 
     def call(**given: str) -> Answer:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -287,8 +288,8 @@ class TestSlurm:
         assert info(tmp_path, folder.name)["ranks"] == [0, 1]
 
     def test_a_batch_script_of_one_process_misses_no_rank(self, tmp_path: Path) -> None:
-        words = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--", sys.executable, "-S", "-c", "'1'"]
-        (tmp_path / "job.sh").write_text("#!/bin/sh\n" + " ".join(words) + "\n")
+        words = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--", sys.executable, "-S", "-c", "1"]
+        (tmp_path / "job.sh").write_text("#!/bin/sh\n" + shlex.join(words) + "\n")
         done = subprocess.run(
             ["sbatch", "-W", "-N2", "-n2", "-o", "log", "job.sh"],
             cwd=tmp_path,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
     pytest.importorskip("torch")
     command = [*TORCHRUN, str(SCRIPT), "100000"]
     if shell:  # passes no signal on
-        command = ["sh", "-c", " ".join(command) + "; exit 3"]
+        command = ["sh", "-c", shlex.join(command) + "; exit 3"]
     done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ended the command at step 30, as told" in done.stderr

@@ -1,7 +1,8 @@
 """The recorder in front of the real wheels of torch (CUDA build) and CuPy, without a GPU.
 
-Outside the default run, since the wheels are large: set ``STASHTRACE_WHEELS_PYTHON`` to the python of an environment of
-the same Python version that has them (``pip install torch cupy-cuda13x``), and run ``pytest -m wheels``.
+Outside the default run, since the wheels are large: ``python tests/contract/newest_wheels.py FOLDER`` makes
+environments of this Python's version with them, and prints the command with ``STASHTRACE_WHEELS_PYTHON``, whose first
+has these two.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,7 +21,7 @@ from traced import ROOT
 from stashtrace.record.environment import traced_environment
 from stashtrace.record.options import KERNEL_STEPS, RecordOptions
 
-PYTHON = os.environ.get("STASHTRACE_WHEELS_PYTHON", "")
+PYTHON = os.environ.get("STASHTRACE_WHEELS_PYTHON", "").partition(os.pathsep)[0]
 pytestmark = [
     pytest.mark.wheels,
     pytest.mark.skipif(not PYTHON, reason="STASHTRACE_WHEELS_PYTHON names no environment with the wheels"),

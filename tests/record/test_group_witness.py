@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,7 +90,8 @@ def test_one_that_has_ended_is_not_signalled_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_python_that_needs_a_path_for_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "{tmp_path}" ] || exit 127\nexec {sys.executable} "$@"\n')
+    real = shlex.quote(sys.executable)
+    python.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "{tmp_path}" ] || exit 127\nexec {real} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))

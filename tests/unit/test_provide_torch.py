@@ -156,6 +156,16 @@ def test_torch_of_the_caller_is_taken(caller: Caller) -> None:
     assert subprocess.run([caller.venv / "bin/torchrun"], check=False).returncode == 7
 
 
+def test_torchrun_starts_in_a_folder_with_a_space_in_its_name(tmp_path: Path) -> None:
+    caller, venv = tmp_path / "a b/caller", tmp_path / "a b/venv"
+    write(environment(caller), torch_files())
+    write(environment(venv), {"pip/__init__.py": "", "pip/__main__.py": PIP})
+    command = [caller / "bin/python", ROOT / "tools/provide_torch.py", venv, "--requirement", "torch==2.13.0"]
+    done = subprocess.run(command, env=os.environ | {"PIP_NOTES": str(venv / "notes")}, capture_output=True, text=True)
+    assert "is taken: no download" in done.stdout, done.stdout + done.stderr
+    assert subprocess.run([venv / "bin/torchrun"], check=False).returncode == 7
+
+
 def test_nothing_else_of_the_caller_is_visible(caller: Caller) -> None:
     write(caller.site, torch_files())
     caller.provide()
