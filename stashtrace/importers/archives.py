@@ -23,6 +23,7 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.bounds import FREE_BYTES, LONGEST_LINE_BYTES, MOST_EXPANSION, OutOfBoundsError
 from stashtrace.importers.source import Source
 from stashtrace.units import bytes_text
+from stashtrace.whole_files import new_file
 
 #: Entries of an archive, and files that are unpacked from it. A job of 4,096 ranks leaves some files a rank.
 MOST_ENTRIES, MOST_FILES = 1_000_000, 50_000
@@ -148,7 +149,7 @@ class _Writer:
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         target.unlink(missing_ok=True)
-        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        with os.fdopen(new_file(target), "wb") as file:
             while piece := content.read(_PIECE_BYTES):
                 self._written_bytes += len(piece)
                 self._check_size()

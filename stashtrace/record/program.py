@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, preload_path
 
 
 def find_program(command: Sequence[str]) -> str:

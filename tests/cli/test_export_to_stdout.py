@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,9 @@ def test_a_terminal_gets_no_bytes(run: Path, capsys, monkeypatch: pytest.MonkeyP
 
 
 def test_a_reader_that_has_enough_is_no_error(run: Path) -> None:
-    line = f"{sys.executable} -m stashtrace export csv {run} -o - --table io; echo $? >&2"
+    line = (
+        f"{shlex.quote(sys.executable)} -m stashtrace export csv {shlex.quote(str(run))} -o - --table io; echo $? >&2"
+    )
     done = subprocess.run(
         ["bash", "-c", f"({line}) | head -n 1"], env=environment(), capture_output=True, text=True, check=False
     )

@@ -18,8 +18,7 @@ import pytest
 from collectors.recorded import NATIVE, Recording, plain_environment, record
 from device import build
 
-from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, LOOKUP_LIBRARY, preload_path
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceCall, StreamFlag
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,7 @@ from recorded import NATIVE
 from traced import ROOT, TracedRun
 
 from stashtrace.format.reader import open_run
-from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, preload_path
 from stashtrace.schema.kinds import CollectiveOp, CommEvent, NcclFlag
 
 OURS = LIBRARY_PATH

@@ -15,7 +15,7 @@ import pytest
 from collectors.recorded import IoRow, Recording, compiled, plain_environment, record
 from measurements import Measurements
 
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import preload_path
 from stashtrace.schema.kinds import IoFlag, IoOp
 
 ROOT = Path(__file__).resolve().parents[2]

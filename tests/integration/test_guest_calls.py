@@ -15,8 +15,7 @@ import pytest
 
 from stashtrace import _native
 from stashtrace.format.reader import open_run
-from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, preload_path
 
 SCRIPT = """
     import json, os, struct, threading, time

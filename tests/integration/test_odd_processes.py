@@ -18,8 +18,7 @@ import pytest
 from other_users import let_others_in
 
 from stashtrace.format.reader import open_run
-from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, preload_path
 
 PROGRAMS = Path(__file__).parent / "programs"
 HANG_S = 300  # only against tests that never end

@@ -16,7 +16,7 @@ import pytest
 from stashtrace.format.compact import compact_run
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import preload_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import struct, time
 from stashtrace import _native
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import preload_path
 [kind] = [r for r in _native.schema()["records"] if r["name"] == "span"]
 row = struct.Struct("<QQQqIHH")
 assert row.size == kind["row_bytes"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from native.native_build import OPTIONS, build, run_command, runtimes
 
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import preload_path
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The one of which the short selection is worth its build in every run.

@@ -19,8 +19,7 @@ from traced import ROOT, TracedRun, run_traced
 
 from stashtrace import _native
 from stashtrace.format.reader import open_run
-from stashtrace.record.environment import INJECT_PATH, LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import INJECT_PATH, LIBRARY_PATH, preload_path
 from stashtrace.schema.kinds import Severity
 
 #: Oldest Python that stands aside with a word, and the one from which on the probes record.

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.record.environment import LIBRARY_PATH
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import LIBRARY_PATH, preload_path
 
 
 @pytest.fixture

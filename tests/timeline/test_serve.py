@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import socket
 import struct
 import subprocess
@@ -241,13 +242,12 @@ def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pyt
 
 
 #: A browser: leaves its command line in the file of the test, follows the page it is given, and waits to be looked at.
-BROWSER = """#!{python}
-import json, os, re, sys, urllib.parse, urllib.request
+BROWSER = """import json, os, re, sys, urllib.parse, urllib.request
 path = urllib.parse.unquote(sys.argv[1].removeprefix("file://"))
 page = json.loads(re.search(r'replace\\((".*")\\)', open(path).read())[1])
 given = open("/proc/self/cmdline", "rb").read().decode()
 url = urllib.parse.parse_qs(page.partition("#!/?")[2])["url"][0]
-print(json.dumps([path, given, url]), file=open("{answer}", "w"))
+print(json.dumps([path, given, url]), file=open(sys.argv[2], "w"))
 urllib.request.urlopen(url, timeout=60).read()
 """
 
@@ -255,7 +255,8 @@ urllib.request.urlopen(url, timeout=60).read()
 def test_a_browsers_command_line_tells_nobody_where_the_trace_is(timeline: Path) -> None:
     """Every user of the machine may read it."""
     browser, answer = timeline.parent / "browser", timeline.parent / "answer"
-    browser.write_text(BROWSER.format(python=sys.executable, answer=answer))
+    words = shlex.join([sys.executable, "-c", BROWSER])
+    browser.write_text(f'#!/bin/sh\nexec {words} "$1" {shlex.quote(str(answer))}\n')
     browser.chmod(0o755)
     code = "import sys; from stashtrace.timeline.serve import view; view(sys.argv[1], port=0, say=print)"
     done = subprocess.run(

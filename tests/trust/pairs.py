@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.environment import traced_environment
-from stashtrace.record.preload import preload_path
+from stashtrace.record.environment import preload_path, traced_environment
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 #: Against hanging alone: nothing here is judged by its time.
