@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import calls
+from device import calls, run_ranks
 from test_nccl_doubles import RELEASES, clean, job, needs_stamps, other_plugin, reasons, rows
 from traced import TracedRun
 
@@ -65,6 +65,16 @@ def test_every_operation_is_known_once(release: int, tmp_path: Path) -> None:
     assert {row["source_code"] for row in own(run)} == {CollectiveSource.EVENTS}
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_messages_of_one_size_keep_their_peers(release: int, tmp_path: Path) -> None:
+    exchange = "; ".join(f"send 8KB peer={peer} stream=1; recv 8KB peer={peer} stream=1" for peer in range(4))
+    run = job(4, f"comm init new=0; group {{ {exchange} }}; sync stream=1", tmp_path, nccl_version=release)
+    assert clean(run)
+    peers = {c["call_id"]: c["peer_rank"] for c in rows(run, "nccl_call", 1)}
+    # NCCL tells of them in rounds of its own: rank 1 sends to the next ranks and receives from those before it.
+    assert [peers[t["call_id"]] for t in rows(run, "nccl_task", 1)] == [1, 1, 2, 0, 3, 3, 0, 2]
+
+
 @needs_stamps
 @pytest.mark.parametrize("release", RELEASES)
 def test_one_connection_has_the_stamps(release: int, tmp_path: Path) -> None:
@@ -105,6 +115,17 @@ def test_recording_adds_nothing_to_a_graph(source: str, release: int, tmp_path: 
     elif "shm_too_small" not in reasons(run):
         assert reasons(run)["stamps_captured"] == 2
         assert own(run)[0]["device_begin_ns"] > 0, "what was before it keeps its stamps"
+
+
+def test_a_chained_plugin_keeps_what_it_asked_for(tmp_path: Path) -> None:
+    library = other_plugin(5)
+    alone = run_ranks(2, GRAPH, tmp_path / "alone", SCRIPT, traced=False, env={"NCCL_PROFILER_PLUGIN": str(library)})
+    run = job(2, GRAPH, tmp_path, SCRIPT, env={"STASHTRACE_NCCL_CHAIN": str(library)}, nccl_source="plugin")
+    assert [text.splitlines()[0] for text in run.stdout] == [text.splitlines()[0] for text in alone.stdout]
+    added = [calls(tmp_path / name, "nccl")["cudaLaunchHostFunc"] for name in ("alone", "job")]
+    assert added == [2, 2], "stamps in graphs are its wish, with and without us"
+    assert misplaced(run) == []
+    assert not any(t["timed_count"] for t in rows(run, "nccl_task", 0)[1:])
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -25,6 +25,8 @@ void begin_call(const Operation& operation, Started& started) noexcept {
       started.entry != nullptr ? started.entry->sequence.fetch_add(1, std::memory_order_relaxed) : 0;
   if (started.grouped) count_in_group(started.entry);
   started.recorded = recording();
+  // Before the real call, which reads which events are wanted; of a call that is not recorded as well.
+  if (plugin::wants_stamps() && device::capturing(operation.stream)) plugin::stop_stamps();
   if (!started.recorded) return;
   schema::NcclCall& row = started.row;
   row = {};
@@ -45,7 +47,6 @@ void begin_call(const Operation& operation, Started& started) noexcept {
       static_cast<std::uint16_t>((started.grouped ? nccl_flag::grouped : 0) | (captured ? nccl_flag::captured : 0) |
                                  (settings.attached.load(std::memory_order_relaxed) ? nccl_flag::attached : 0));
   thread.current_call_id = row.call_id;
-  if (captured) plugin::stop_stamps();  // before the real call, which reads which events are wanted
   if (started.entry != nullptr)
     plugin::note_call(*started.entry, row, operation.elements * static_cast<std::uint64_t>(bytes_of(operation.type)));
   if (started.grouped || !wants_events()) return;

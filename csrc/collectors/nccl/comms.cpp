@@ -221,7 +221,9 @@ bool drop_comm(Comm comm, schema::NcclComm& row) noexcept {
 void forget_comms() noexcept {
   g_lock.reset();
   g_promised = 0;
-  for (auto& entry : g_entries) entry.comm.store(nullptr, std::memory_order_relaxed);
+  // Only what was used: a child gets no pages of its own for the rest.
+  for (auto& entry : g_entries)
+    if (entry.comm.load(std::memory_order_relaxed) != nullptr) entry.comm.store(nullptr, std::memory_order_relaxed);
 }
 
 }  // namespace stashtrace::nccl

@@ -12,6 +12,9 @@
 #include "device/timeline.h"
 #include "runtime/emit.h"
 
+#define STASHTRACE_USE_EVENTS \
+  "hint: --nccl-source auto; with CUDA_DEVICE_MAX_CONNECTIONS=1 also STASHTRACE_FORCE_EVENTS=1"
+
 namespace stashtrace::nccl::hazards {
 
 namespace {
@@ -65,7 +68,7 @@ bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept {
     report_loss(
         kCollectorCode, "stamps_shifted", 1,
         "NCCL before 2.31 gives wrong device stamps after a message of a rank to itself, as in an all-to-all: not "
-        "used there; hint: --nccl-source events",
+        "used there; " STASHTRACE_USE_EVENTS,
         schema::codes::Severity::error);
   return true;
 }
@@ -74,7 +77,7 @@ void tell_captured() noexcept {
   report_loss(
       kCollectorCode, "stamps_captured", 1,
       "a CUDA graph was captured: device stamps would add a host function to each collective in it and be wrong "
-      "afterwards, so NCCL is not asked for them any more; hint: --nccl-source events",
+      "afterwards, so NCCL is not asked for them any more; " STASHTRACE_USE_EVENTS,
       schema::codes::Severity::error);
 }
 
