@@ -200,10 +200,10 @@ def in_a_job(tmp_path: Path, job: str, *options: str) -> subprocess.CompletedPro
 def test_a_folder_of_our_name_is_no_package(tmp_path: Path) -> None:
     """A folder without modules, such as a run's, hides neither the probes nor the annotations."""
     (tmp_path / "stashtrace").mkdir()
-    job = "import sys, stashtrace\nprint(stashtrace.__file__, 'stashtrace.probes.bootstrap' in sys.modules)"
+    job = "import sys, stashtrace\nprint(stashtrace.__file__, 'stashtrace.probes.bootstrap' in sys.modules, sep='\\n')"
     done = in_a_job(tmp_path, f"import sitecustomize\n{job}", "-S")
     assert done.stderr == ""
-    assert done.stdout.split() == [str(ROOT / "stashtrace/__init__.py"), "True"]
+    assert done.stdout.splitlines() == [str(ROOT / "stashtrace/__init__.py"), "True"]
 
 
 @pytest.mark.parametrize("has_probes", [False, True])
