@@ -1,6 +1,7 @@
 // Slow paths of recording: first lane of a thread, a full lane, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
 #include "runtime/emit.h"
 
+#include <link.h>
 #include <linux/prctl.h>
 #include <pthread.h>
 
@@ -271,22 +272,50 @@ void Runtime::tell_drops() noexcept {
   if (all_told) ring_.forget_errors();
 }
 
+namespace {
+
+struct Usage {
+  std::int64_t cpu_ns = -1, storage_read_bytes = -1;
+};
+[[gnu::noinline]] Usage usage_of(int who) noexcept {
+  constexpr std::int64_t kBlockBytes = 512;
+  struct rusage usage{};
+  if (raw::getrusage(who, &usage) != 0) return {};
+  return {(std::int64_t{usage.ru_utime.tv_sec} + usage.ru_stime.tv_sec) * 1'000'000'000 +
+              (std::int64_t{usage.ru_utime.tv_usec} + usage.ru_stime.tv_usec) * 1'000,
+          std::int64_t{usage.ru_inblock} * kBlockBytes};
+}
+
+// Bytes of the files that the loader has mapped, by calls that no hook sees.
+std::int64_t loaded_bytes() noexcept {
+  std::int64_t total = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, std::size_t, void* sum) {
+        for (unsigned i = 0; i < object->dlpi_phnum; ++i)
+          if (object->dlpi_phdr[i].p_type == PT_LOAD)
+            *static_cast<std::int64_t*>(sum) += static_cast<std::int64_t>(object->dlpi_phdr[i].p_filesz);
+        return 0;
+      },
+      &total);
+  return total;
+}
+
+}  // namespace
+
 // A summary compares the cost with these CPU times, since most processes have no thread that samples them. Time of
-// children that were waited for is kept apart; rows of a vfork child are ours, its CPU time is not.
+// children that were waited for is kept apart; rows of a vfork child are ours, its CPU time is not. What was read from
+// storage is compared with the recorded calls and with what the loader has mapped.
 void Runtime::write_own_cost() noexcept {
-  const auto cpu_ns = [](int who) {
-    struct rusage usage{};
-    if (raw::getrusage(who, &usage) != 0) return std::int64_t{-1};
-    return (std::int64_t{usage.ru_utime.tv_sec} + usage.ru_stime.tv_sec) * 1'000'000'000 +
-           (std::int64_t{usage.ru_utime.tv_usec} + usage.ru_stime.tv_usec) * 1'000;
-  };
+  const Usage own = usage_of(RUSAGE_SELF);
   const struct {
     const char* key;
     std::int64_t value;
   } costs[] = {{"drainer_cpu_ns", drainer_.thread_cpu_ns() + file_sampler_.cpu_ns()},
                {"self_drain_ns", drainer_.self_drain_ns()},
-               {"cpu_ns", cpu_ns(RUSAGE_SELF)},
-               {"children_cpu_ns", cpu_ns(RUSAGE_CHILDREN)}};
+               {"cpu_ns", own.cpu_ns},
+               {"children_cpu_ns", usage_of(RUSAGE_CHILDREN).cpu_ns},
+               {"storage_read_bytes", own.storage_read_bytes},
+               {"loaded_bytes", loaded_bytes()}};
   for (const auto& cost : costs) {
     char memory[24];
     TextBuffer digits(memory, sizeof memory);

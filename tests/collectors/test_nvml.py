@@ -348,6 +348,16 @@ def test_wraps_thinning_and_rdma_ports(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_lock_file_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    """In a run directory that others may write to, it could lead to any file of the job's user."""
+    link = tmp_path / "run" / f"{os.uname().nodename}.nvml.lock"
+    linking = ["sh", "-c", 'ln -s "$0" "$1" && shift && exec "$@"', tmp_path / "elsewhere", link]
+    sampled = sample(tmp_path, RATES, prefix=[str(word) for word in linking])
+    assert link.is_symlink()
+    assert not (tmp_path / "elsewhere").exists()
+    assert len(sampled.series("nvlink_transmit_bytes_total", 0)[0]) > 0, "devices are sampled without a lock too"
+
+
 def test_numbers_are_those_of_the_real_header() -> None:
     folders = nvml_headers()
     if not folders:

@@ -14,12 +14,15 @@
 #include "core/clock.h"
 #include "core/string_table.h"
 #include "runtime/emit.h"
+#include "runtime/io_uring.h"
 #include "schema/schema.h"
 
 namespace stashtrace::proc {
 namespace {
 
 constexpr int kMostThreads = 512;  // read per tick; 512 cost 2-3 ms
+constexpr int kMostDescriptors = 512;
+constexpr std::int64_t kLookEveryNs = 1'000'000'000;
 constexpr std::int64_t kNsPerUs = 1'000;
 
 std::int64_t microseconds(std::int64_t us) noexcept { return us < 0 ? -1 : us * kNsPerUs; }
@@ -55,6 +58,7 @@ class Proc final : public Collector, public TickListener {
     if (!started_ || !recording()) return;
     sample_threads();
     sample_process();
+    look_for_rings();
     if (!reads_host_) return;
     sample_host();
     sample_interfaces();
@@ -65,9 +69,11 @@ class Proc final : public Collector, public TickListener {
   void sample_threads() noexcept;
   void sample_thread(const char* tid) noexcept;
   void sample_process() noexcept;
+  void look_for_rings() noexcept;
   void sample_host() noexcept;
   void sample_interfaces() noexcept;
 
+  std::int64_t next_look_ns_ = 0;
   bool started_ = false;
   bool reads_host_ = false;
   bool threads_reported_ = false;
@@ -152,6 +158,30 @@ void Proc::sample_process() noexcept {
   const std::int64_t pages = take_number(memory);
   row.resident_bytes = pages < 0 ? -1 : pages * page_bytes_;
   emit(row);
+}
+
+// Descriptors of io_uring. The folder is that of the process, also for our thread, which has left its table.
+void Proc::look_for_rings() noexcept {
+  const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+  if (now < next_look_ns_) return;
+  next_look_ns_ = now + kLookEveryNs;
+  const int folder = raw::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  int seen = 0;
+  for (bool found = false; !found && seen < kMostDescriptors;) {
+    const long bytes = raw::call(SYS_getdents64, folder, raw::address(entries_), sizeof entries_);
+    if (bytes <= 0) break;
+    for (long at = 0; at < bytes && !found; ++seen) {
+      const auto* entry = reinterpret_cast<const LinuxDirent*>(entries_ + at);
+      at += entry->length;
+      char target[32];
+      const long length =
+          raw::call(SYS_readlinkat, folder, raw::address(entry->name), raw::address(target), sizeof target);
+      found = length > 0 && std::string_view(target, static_cast<std::size_t>(length)) == "anon_inode:[io_uring]";
+    }
+    if (found) note_io_uring();
+  }
+  raw::close(folder);
 }
 
 void Proc::sample_host() noexcept {

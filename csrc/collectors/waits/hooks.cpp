@@ -139,12 +139,17 @@ syscall:
   je stashtrace_sandbox_hook
   cmpq $317, %rdi
   je stashtrace_sandbox_hook
+  cmpq $425, %rdi
+  je stashtrace_uring_hook
   movq stashtrace_real_syscall_slot(%rip), %rax
   jmp *(%rax)
   .cfi_endproc
   .size syscall, . - syscall
 )");
 static_assert(SYS_futex == 202 && SYS_prctl == 157 && SYS_seccomp == 317);
+#ifdef SYS_io_uring_setup
+static_assert(SYS_io_uring_setup == 425);
+#endif
 #elif defined(__aarch64__)
 // x16 and x17 are free at the entry of a function; "hint 34" is bti c, a landing pad for indirect calls.
 __asm__(R"(
@@ -161,6 +166,8 @@ syscall:
   b.eq 2f
   cmp x0, 277
   b.eq 2f
+  cmp x0, 425
+  b.eq 3f
   adrp x16, stashtrace_real_syscall_slot
   ldr x16, [x16, :lo12:stashtrace_real_syscall_slot]
   ldr x16, [x16]
@@ -169,6 +176,8 @@ syscall:
   b stashtrace_futex_hook
 2:
   b stashtrace_sandbox_hook
+3:
+  b stashtrace_uring_hook
   .cfi_endproc
   .size syscall, . - syscall
 )");

@@ -16,6 +16,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import contact_errors, match
 from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
@@ -115,6 +116,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
     invisible += _untraced_programs(trace)
+    invisible += unseen_reads(trace, lambda key: _whole_facts(trace, key))
     if (trace.metadata["key_code"] == trace.strings.find("mpi_loaded")).any():
         invisible.append("MPI calls")
     return tuple(measured), tuple(inferred), tuple(invisible)

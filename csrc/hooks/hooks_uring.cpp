@@ -1,0 +1,19 @@
+// syscall(SYS_io_uring_setup, ...): what such a ring reads and writes is not seen. SPDX-License-Identifier: Apache-2.0
+//
+// From the assembler of collectors/waits. liburing asks the kernel by instructions of its own where it can; the sampler of
+// /proc finds those rings among the descriptors.
+#include <cerrno>
+
+#include "hooks/interpose.h"
+#include "hooks/sandbox.h"
+#include "runtime/io_uring.h"
+
+extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_uring_hook(long number, long a, long b, long c,
+                                                                                  long d, long e, long f) {
+  const long result = stashtrace::real::syscall(number, a, b, c, d, e, f);
+  if (result < 0 || stashtrace::sandboxed()) return result;
+  const int saved_errno = errno;
+  stashtrace::note_io_uring();
+  errno = saved_errno;
+  return result;
+}

@@ -1,0 +1,42 @@
+// Makes a ring of io_uring. SPDX-License-Identifier: Apache-2.0
+//
+//   io_uring syscall|instruction FILE
+//
+// By libc's syscall(), or by an instruction of its own as liburing does. Then reads FILE and waits, so that a sampler sees
+// the ring. Exit code 77: the machine has no io_uring for us.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static long by_instruction(long number, long a, long b) {
+#if defined(__x86_64__)
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "0"(number), "D"(a), "S"(b) : "rcx", "r11", "memory");
+  return result;
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = number;
+  register long x0 __asm__("x0") = a;
+  register long x1 __asm__("x1") = b;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
+  return x0;
+#endif
+}
+
+int main(int count, char** arguments) {
+  char parameters[512] = {0}, byte;  // of io_uring_params, and more
+  errno = 5;
+  const long ring = strcmp(arguments[1], "syscall") == 0 ? syscall(425, 4, parameters)
+                                                         : by_instruction(425, 4, (long)parameters);
+  if (ring < 0) return 77;
+  const int kept = errno;
+  const int file = open(arguments[2], O_RDONLY);
+  if (count < 3 || read(file, &byte, 1) != 1) return 1;
+  close(file);
+  usleep(400000);
+  printf("%d\n", kept);
+  return 0;
+}
