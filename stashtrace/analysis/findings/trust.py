@@ -16,7 +16,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import contact_errors, match
 from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.findings.unseen_reads import unseen_reads
+from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.threads import how_to_get_steps
