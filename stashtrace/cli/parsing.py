@@ -180,8 +180,11 @@ def existing_run(path: str) -> Path:
         raise MissingDataError(f"{path} does not exist", hint=hint)
     if run.is_dir():
         return run
+    from stashtrace.loading.archives import kind_of, unpacked
+
+    if kind_of(run) is None:
+        return run
     from stashtrace.cli.screen import end_on_terminate
-    from stashtrace.loading.archives import unpacked
 
     end_on_terminate()  # else a signal would leave behind what is unpacked
     return Path(unpacked(run))
