@@ -148,10 +148,12 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
     try:
         is_here = _bring_home(outcome, screen, merge=merge)
         _say_ended(outcome)
-        if is_here and not outcome.survivors and not _is_anything_recorded(outcome):
+        is_empty = is_here and not outcome.survivors and not _is_anything_recorded(outcome)
+        if is_empty and (merge or outcome.is_new):
             say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
-            if outcome.launch_file is None:  # else other launchers of the job may record into it
-                discard_run_without_records(outcome.directory, made=outcome.is_new)
+            # A directory that somebody named stays; other launchers of the job may record into it, too.
+            if outcome.is_new and outcome.launch_file is None:
+                discard_run_without_records(outcome.directory)
         elif not is_here or not merge:
             if not merge:
                 screen.say(f"stashtrace: the run is not merged; {later} merges it")

@@ -200,14 +200,13 @@ def living_processes(directory: Path) -> list[int]:
     return pids
 
 
-def discard_run_without_records(directory: Path, *, made: bool) -> None:
-    """Remove what a run that recorded nothing left: its ``run.json``, and the directory if the run made it."""
+def discard_run_without_records(directory: Path) -> None:
+    """Remove the directory that a run made and recorded nothing in."""
     if trace_files(directory) or "not_recorded" in read_run_file(directory):  # why there is nothing is worth keeping
         return
     with contextlib.suppress(OSError):  # it is no longer ours to remove; what stays is no run for anybody
         (directory / RUN_FILE).unlink(missing_ok=True)
-        if made:
-            directory.rmdir()
+        directory.rmdir()
 
 
 def read_run_file(directory: Path) -> dict[str, Any]:

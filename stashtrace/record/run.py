@@ -93,7 +93,7 @@ class Outcome:
     write_error : CaptureError, optional
         Why the end of the run could not be written to ``run.json``.
     is_new : bool
-        Whether the run directory was made for this run.
+        Whether the run directory was made and named by us.
     goal_reached : bool
         Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
     replaced : bool
@@ -175,7 +175,7 @@ def run_command(
     if obstacle is not None:
         environment = without_library(environment)
         content["not_recorded"] = f"{Path(program).name} ({obstacle})"
-    is_new = out is None or bool(url) or not os.path.exists(out)
+    is_new = out is None or bool(url)
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
@@ -202,7 +202,8 @@ def run_command(
             try:
                 watch.start(program, command, environment)
             except CaptureError:
-                discard_run_without_records(directory, made=is_new)
+                if is_new:
+                    discard_run_without_records(directory)
                 raise
             watch.wait_for_command()
             end_realtime_ns, end_monotonic_ns = time.time_ns(), time.monotonic_ns()

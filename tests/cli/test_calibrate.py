@@ -75,7 +75,7 @@ def test_the_disk_alone_needs_no_torch(run: Run, tmp_path: Path) -> None:
         (["--sizes", "big"], 2, "--sizes big is not a range of sizes"),
         (["--ranks", "two"], 2, "invalid int value: 'two'"),
         (["--plot", "x.gif"], 2, "x.gif: a plot ends in .png, .svg, .pdf"),
-        (["--out", "."], 2, ". is a directory"),
+        (["--out", "."], 3, "cannot write .: it is a folder"),
         (["--out", "no/where/c.toml"], 3, "cannot write no/where/c.toml"),
         (["--disk", "nowhere"], 2, "nowhere is not a folder"),
         (["--backend", "disk"], 2, "--backend disk does not say which disk"),

@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Path:
 # Nothing was recorded ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [[], ["--out", "out"], ["--no-merge"], ["--scratch", "scratch"]])
+@pytest.mark.parametrize("options", [[], ["--no-merge"], ["--scratch", "scratch"]])
 def test_a_run_without_records_leaves_no_directory(run: Run, tmp_path: Path, options: list[str]) -> None:
     answer = run("run", *options, "--", "true")
     assert (answer.code, answer.out) == (0, "")
@@ -37,13 +37,9 @@ def test_a_run_without_records_leaves_no_directory(run: Run, tmp_path: Path, opt
     assert [path.name for path in tmp_path.iterdir() if path.name != "scratch"] == []
 
 
-def test_a_directory_that_was_there_stays(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
+def test_a_directory_that_was_named_stays(run: Run, tmp_path: Path) -> None:
     assert run("run", "--out", "mine", "--", "true").err.startswith(NOTHING)
-    assert os.listdir(tmp_path / "mine") == []
-    (tmp_path / "mine/notes.txt").write_text("x")
-    assert run("run", "--out", "mine", "--", "true").err.startswith(NOTHING)
-    assert os.listdir(tmp_path / "mine") == ["notes.txt"]
+    assert os.listdir(tmp_path / "mine") == ["run.json"]
 
 
 def test_a_command_that_cannot_be_started_leaves_no_directory(run: Run, tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def test_markdown_goes_to_stdout_or_to_a_file(run: Path, tmp_path: Path, capsys)
 @pytest.mark.parametrize("format_name", ["html", "markdown"])
 def test_a_folder_is_refused_before_anything_is_read(tmp_path: Path, capsys, format_name: str) -> None:
     (tmp_path / "run").mkdir()  # which would be refused as well
-    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path), "--format", format_name]) == 2
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path), "--format", format_name]) == 3
     name = "report.html" if format_name == "html" else "report.md"
-    error = f"error: -o {tmp_path} is a folder\n\nhint: name a file in it: -o {tmp_path / name}\n"
+    error = f"error: cannot write {tmp_path}: it is a folder\n\nhint: name a file in it: -o {tmp_path / name}\n"
     assert capsys.readouterr().err == error
 
 

@@ -426,8 +426,8 @@ def test_complaints(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words, code, text in (
         ([str(old)], 2, "give either -o NEW or --in-place"),
         ([str(old), "-o", str(tmp_path / "n"), "--in-place"], 2, "give either -o NEW or --in-place"),
-        ([str(old), "-o", str(old)], 2, "exists already"),
-        ([str(old), "-o", str(tmp_path / "a/b")], 2, "there is no folder"),
+        ([str(old), "-o", str(old)], 3, "exists already"),
+        ([str(old), "-o", str(tmp_path / "a/b")], 3, "no such folder"),
         ([str(tmp_path / "nowhere"), "-o", "n"], 4, "does not exist"),
         ([str(ROOT / "docs"), "-o", str(tmp_path / "n")], 4, "holds no run of stashtrace"),
         ([str(old / "run.json"), "-o", str(tmp_path / "n")], 4, "is not a stashtrace file"),

@@ -535,5 +535,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").write_text("")
-    assert main(["export", "chakra", str(tmp_path / "run"), "-o", str(tmp_path / "other")]) == 4
+    assert main(["export", "chakra", str(tmp_path / "run"), "-o", str(tmp_path / "other")]) == 3
     assert "choose another folder with -o" in capsys.readouterr().err

@@ -151,7 +151,7 @@ def test_an_equal_run_passes_against_a_saved_baseline(action: Action, tmp_path: 
     saved = action(save_baseline="main", install="")
     assert (saved.code, saved.outputs["verdict"]) == (0, "saved")
     assert (tmp_path / ".stashtrace/baselines/main.json").exists()
-    answer = action(run=record(tmp_path / "new", 1), against="main", install="")
+    answer = action(run=record(tmp_path / "new", 2), against="main", install="")
     assert (answer.code, answer.outputs["verdict"]) == (0, "not worse")
     assert "::" not in answer.text
 

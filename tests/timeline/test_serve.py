@@ -81,12 +81,17 @@ def break_off(server: Server, request: bytes, *, after_bytes: int) -> None:
 
 @pytest.mark.parametrize("request_ends", [True, False])
 def test_a_broken_connection_is_a_line_of_the_debug_log(
-    tmp_path: Path, request_ends: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    request_ends: bool,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A browser that goes away, or asks twice, printed a traceback into the terminal."""
     large = tmp_path / "large.pftrace"
     large.touch()
     os.truncate(large, 64 << 20)  # more than all buffers of a connection
+    monkeypatch.setattr(logging.getLogger("stashtrace"), "handlers", [])  # those of a command that ran before
     caplog.set_level(logging.DEBUG, "stashtrace.timeline")
     with Server(large, port=0) as server:
         host = f"Host: {LOOPBACK}:{server.port}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.errors import CaptureError, StashtraceError
+from stashtrace.errors import OutputError, StashtraceError
 from stashtrace.lab.plot import check_plot_folder
 from stashtrace.output_files import complete_file, require_writable
 from stashtrace.record.directory import bring_home
@@ -179,11 +179,11 @@ def test_what_will_be_refused_is_told_before(tmp_path: Path, monkeypatch: pytest
     require_writable(tmp_path / "new.png", hint="")
     answers = {"pipe.png": "no file", "": "is a folder", "none/x.png": "no such folder"}
     for name, why in answers.items():
-        with pytest.raises(CaptureError, match=why):
+        with pytest.raises(OutputError, match=why):
             check_plot_folder(str(tmp_path / name))
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     for name in ("old.png", "new.png"):
-        with pytest.raises(CaptureError, match=f"cannot write .*{name}: permission denied") as refused:
+        with pytest.raises(OutputError, match=f"cannot write .*{name}: permission denied") as refused:
             require_writable(tmp_path / name, hint="choose another")
         assert refused.value.hint == "choose another"
 

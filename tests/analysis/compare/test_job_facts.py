@@ -44,7 +44,7 @@ def told(trace: Trace, of_run: dict[str, str], *of_ranks: dict[str, str]) -> Tra
 def with_device(trace: Trace, *names: str) -> Trace:
     """The same run, each rank with a device of its own."""
     rows = [
-        (process, rank, 0, 0, *(trace.strings.code(text) for text in (f"GPU-{rank}", name, "")), 80, 132, 90, 13020)
+        (process, rank, 0, 0, *(trace.strings.code(text) for text in (f"GPU-{rank}", "", name, "")), 80, 132, 90, 13020)
         for rank, (process, name) in enumerate(zip(ranks_of(trace), names, strict=True))
     ]
     return trace.replace(devices=Table.from_rows(TABLES["devices"], rows))
