@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders import TraceBuilder
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.loading.load import load_trace
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 
 MB, GB = 10**6, 10**9
 
@@ -47,6 +49,18 @@ def test_reads_by_io_uring_are_named_with_their_amount(tmp_path: Path) -> None:
     assert unseen(tmp_path) == ["I/O of a process by io_uring (1.99 GB read from storage past the recorded calls)"]
     process_of(tmp_path, {"io_uring": "used"}, pid=101)
     assert unseen(tmp_path)[0].startswith("I/O of 2 processes by io_uring (1.99 GB read")
+
+
+def test_a_launcher_that_waits_for_sockets_by_io_uring_is_not_named() -> None:
+    """As torchrun does, whose store is built on libuv."""
+    build = TraceBuilder()
+    build.rank(0)
+    launcher = build.process(rank=-1, role=ProcessRole.LAUNCHER, name="torchrun").process_id
+    key, value = build.strings.code("io_uring"), build.strings.code("used")
+    build.add("metadata", process_id=launcher, key_code=key, value_code=value)
+    assert unseen_reads(build.trace(), lambda _: {}) == []
+    build.add("metadata", process_id=0, key_code=key, value_code=value)
+    assert unseen_reads(build.trace(), lambda _: {}) == ["I/O of a process by io_uring"]
 
 
 def test_reads_of_unknown_means_are_named(tmp_path: Path) -> None:

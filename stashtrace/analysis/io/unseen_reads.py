@@ -16,7 +16,7 @@ import numpy as np
 
 from stashtrace.analysis.io.calls import NOT_FILES, READING, moves, process_pieces
 from stashtrace.analysis.stalls.cpus import last_values
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text
@@ -54,7 +54,9 @@ def unseen_reads(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> lis
     ``facts`` gives the largest whole number that each process recorded under a key.
     """
     key = trace.metadata["key_code"] == trace.strings.find("io_uring")
-    rings = len(np.unique(trace.metadata["process_id"][key]))
+    # A launcher waits for its sockets by io_uring (libuv, in torchrun), and reads nothing by it.
+    launchers = trace.processes["process_id"][trace.processes["role_code"] == ProcessRole.LAUNCHER]
+    rings = len(np.setdiff1d(trace.metadata["process_id"][key], launchers))
     amount = sum(process.unseen_bytes() for process in _processes(trace, facts))
     read = f"{bytes_text(amount)} read from storage" if amount else ""
     if rings:
