@@ -169,9 +169,8 @@ int RingFile::write_error() const noexcept {
 }
 
 void RingFile::forget_errors() noexcept {
-  if (!is_intact()) return;
-  std::atomic_ref(header_->grow_error).store(0, std::memory_order_relaxed);
-  std::atomic_ref(header_->write_error).store(0, std::memory_order_relaxed);
+  if (grow_error() != 0) std::atomic_ref(header_->grow_error).store(0, std::memory_order_relaxed);
+  if (write_error() != 0) std::atomic_ref(header_->write_error).store(0, std::memory_order_relaxed);
 }
 
 void RingFile::remove() noexcept { file_.remove(); }

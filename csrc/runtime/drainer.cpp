@@ -38,6 +38,7 @@ bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t coun
   std::size_t written = 0;
   const Status status = writer_.append(due, due_count, written);
   for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].lane, due[i].batch.first + due[i].batch.count);
+  failing_.store(!status, std::memory_order_relaxed);
   if (status) return true;
   runtime().note_write_error(status.error_number());
   blocked_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kRetryNs, std::memory_order_relaxed);
@@ -116,6 +117,7 @@ void Drainer::reset_after_fork() noexcept {
   lock_.reset();
   thread_.reset_after_fork();
   blocked_until_ns_.store(0, std::memory_order_relaxed);
+  failing_.store(false, std::memory_order_relaxed);
   thread_cpu_ns_.store(0, std::memory_order_relaxed);
   self_drain_ns_.store(0, std::memory_order_relaxed);
 }

@@ -32,6 +32,7 @@ class Drainer {
   // are logged at `level`.
   bool drain_all(bool only_full, std::int64_t wait_ns, LogLevel level = LogLevel::error) noexcept;
   bool everything_written() const noexcept;
+  bool failing() const noexcept { return failing_.load(std::memory_order_relaxed); }  // so did the last write
 
   // `period_ns` between ticks. Must be called at a safe point: pthread_create allocates.
   bool start_thread(std::int64_t period_ns) noexcept;
@@ -53,6 +54,7 @@ class Drainer {
   FutexLock lock_;
   OwnThread thread_;
   std::atomic<std::int64_t> blocked_until_ns_{0};  // after a failed write: no attempt before this time
+  std::atomic<bool> failing_{false};
   std::atomic<std::int64_t> thread_cpu_ns_{0};
   std::atomic<std::int64_t> self_drain_ns_{0};
   std::int64_t period_ns_ = 0;

@@ -228,12 +228,15 @@ void Runtime::sync_clocks(bool at_once) noexcept {
 void Runtime::report_drops() noexcept {
   std::uint64_t any = ring_.lost_rows();
   for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::dropped(lanes_.at(i));
-  if (any == 0 || telling_.exchange(true, std::memory_order_acquire)) return;
-  tell_drops();
+  if (telling_.exchange(true, std::memory_order_acquire)) return;
+  const bool all_told = any == 0 || tell_drops();
+  // The cause lasts until a write succeeds: rows go on being lost between two attempts.
+  if (all_told && !drainer_.failing() && !refused_lately()) ring_.forget_errors();
   telling_.store(false, std::memory_order_release);
 }
 
-void Runtime::tell_drops() noexcept {
+// False if not all of them could be told.
+bool Runtime::tell_drops() noexcept {
   const LossCause full = loss_cause(ring_.write_error(), "lane_full", "came faster than they could be written");
   bool all_told = true;
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
@@ -265,11 +268,11 @@ void Runtime::tell_drops() noexcept {
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
     detail.add("rows ").add(none.what);
-    if (!report_loss(0, none.reason, lost, detail.c_str(), schema::codes::Severity::data_loss)) return;
+    if (!report_loss(0, none.reason, lost, detail.c_str(), schema::codes::Severity::data_loss)) return false;
     told_drops_.fetch_add(lost, std::memory_order_relaxed);
     ring_.forget_lost_rows(lost);
   }
-  if (all_told) ring_.forget_errors();
+  return all_told;
 }
 
 namespace {

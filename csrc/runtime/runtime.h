@@ -113,7 +113,7 @@ class Runtime final : public Context {
   void refuse_for_a_while(const char* text) noexcept;
   bool give_up(LogLevel level, const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
-  void tell_drops() noexcept;
+  bool tell_drops() noexcept;
   void sync_clocks(bool at_once) noexcept;
   void write_own_cost() noexcept;
 

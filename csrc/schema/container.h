@@ -84,8 +84,8 @@ struct RingHeader {  // the begin of X.ring, a page of the machine
   std::uint32_t pid;
   std::uint64_t used_bytes;   // lanes lie behind this page, up to here; grows, release-stored
   std::uint64_t lost_lanes;   // rows lost because no lane could be made, not yet reported in a loss row
-  std::uint32_t grow_error;   // errno where this file could not grow since losses were last told, else 0
-  std::uint32_t write_error;  // errno where the .stash could not be written since then, else 0
+  std::uint32_t grow_error;   // errno where this file could not grow, 0 once it can again and all losses are told
+  std::uint32_t write_error;  // the same of writing the .stash
 };
 
 struct LaneHeader {  // the first kPageBytes of a lane

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from stashtrace import _native
 from stashtrace.format.reader import open_run
 from stashtrace.record.environment import LIBRARY_PATH, preload_path
+from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import RawProcess
 
 
@@ -380,30 +381,59 @@ def test_file_size_limit_does_not_end_the_process(actor: Actor) -> None:
     assert "error: cannot write records" in actor.errors
 
 
-def test_full_disk(actor: Actor, tmp_path: Path) -> None:
+@pytest.fixture
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], capture_output=True).returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", str(mount)]
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no permission to mount a small tmpfs")
-    try:
-        actor.directory = mount
-        actor.run("plain", 20_000, STASHTRACE_DRAINER="self")
-        assert actor.code == 0
-        kept = int(actor.output)
-        assert 0 < kept < 20_000
-        assert actor.values()["main"] == list(range(kept))
-        assert "No space left on device" in actor.errors
-        lost = sum(loss[3] for process in actor.processes() for loss in process.losses if loss[2] == 2)
-        assert lost >= 20_000 - kept
-        reasons = {loss[1] for process in actor.processes() for loss in process.losses if loss[2] == 2}
-        assert reasons <= {"no_space", "no_space_rows"}, reasons
-        (mount / "filler").write_bytes(b"")
-        full = Actor(actor.program, mount).run("plain", 10, STASHTRACE_DRAINER="self")  # not even a header fits now
-        assert (full.code, full.output) == (0, "0\n")
-        assert full.errors.count("\n") == 1
-        assert "recording is off" in full.errors
-    finally:
-        subprocess.run(["umount", str(mount)], check=False)
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def lost_rows(actor: Actor) -> Counter[str]:
+    """Rows lost, by reason: those that the process told and those that the reader found."""
+    found: Counter[str] = Counter()
+    for process in actor.processes():
+        for loss in process.losses:
+            if loss[2] == Severity.DATA_LOSS:
+                found[loss[1]] += loss[3]
+        for row in process.records["loss"].rows if "loss" in process.records else ():
+            if row["severity_code"] == Severity.DATA_LOSS:
+                found[process.strings[int(row["reason_id"])]] += int(row["lost_count"])
+    return found
+
+
+@pytest.mark.parametrize("small_disk", ["256k"], indirect=True)
+def test_full_disk(actor: Actor, small_disk: Path) -> None:
+    actor.directory = small_disk
+    actor.run("plain", 20_000, STASHTRACE_DRAINER="self")
+    assert actor.code == 0
+    kept = int(actor.output)
+    assert 0 < kept < 20_000
+    assert actor.values()["main"] == list(range(kept))
+    assert "No space left on device" in actor.errors
+    lost = lost_rows(actor)
+    assert lost.total() >= 20_000 - kept
+    assert lost.keys() <= {"no_space", "no_space_rows"}, lost
+    (small_disk / "filler").write_bytes(b"")
+    full = Actor(actor.program, small_disk).run("plain", 10, STASHTRACE_DRAINER="self")  # not even a header fits now
+    assert (full.code, full.output) == (0, "0\n")
+    assert full.errors.count("\n") == 1
+    assert "recording is off" in full.errors
+
+
+@pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
+def test_a_disk_that_stays_full_is_the_cause_of_every_loss(actor: Actor, small_disk: Path) -> None:
+    """The drainer tries to write once a second, and tells what was lost more often."""
+    actor.directory = small_disk
+    actor.run("steady", 140_000, STASHTRACE_DRAINER="thread")
+    kept = int(actor.output)
+    assert 0 < kept < 140_000
+    lost = lost_rows(actor)
+    assert lost.total() >= 140_000 - kept
+    assert lost.keys() <= {"no_space", "no_space_rows"}, lost
 
 
 def test_few_descriptors_stay_the_programs(actor: Actor) -> None:

@@ -159,6 +159,19 @@ int interrupted(int rows) {
   return 0;
 }
 
+// For seven seconds, in a process that has told of a loss before.
+int writes_steadily(int rows) {
+  constexpr int kRounds = 140;
+  int kept = 0;
+  stashtrace_report_loss(0, "before", 1, "", schema::codes::Severity::info);
+  for (int round = 0; round < kRounds; ++round) {
+    kept += write_rows("main", rows / kRounds, round * (rows / kRounds));
+    usleep(50'000);
+  }
+  std::printf("%d\n", kept);
+  return 0;
+}
+
 int limited(int rows) {
   write_rows("before the limit", 10);
   const rlimit limit{32768, 32768};  // SIGXFSZ ends a process that goes beyond, unless it is kept away
@@ -324,6 +337,7 @@ int main(int argc, char** argv) {
   if (scenario == "interrupted") return interrupted(rows);
   if (scenario == "endless") endless();
   if (scenario == "limited") return limited(rows);
+  if (scenario == "steady") return writes_steadily(rows);
   if (scenario == "few_descriptors") return stamps_with_few_descriptors(rows);
   if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
