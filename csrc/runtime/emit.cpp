@@ -1,14 +1,16 @@
 // Slow paths of recording: first lane of a thread, a full lane, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
 #include "runtime/emit.h"
 
-#include <link.h>
 #include <linux/prctl.h>
 #include <pthread.h>
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 #include "core/log.h"
+#include "core/mapped_files.h"
 #include "core/raw_syscall.h"
 #include "core/roomy_stack.h"
 #include "core/string_table.h"
@@ -289,18 +291,24 @@ struct Usage {
           std::int64_t{usage.ru_inblock} * kBlockBytes};
 }
 
-// Bytes of the files that the loader has mapped, by calls that no hook sees.
+// Bytes of the files that the loader has mapped, by calls that no hook sees: all parts of those that hold code. -1: unknown.
 std::int64_t loaded_bytes() noexcept {
-  std::int64_t total = 0;
-  dl_iterate_phdr(
-      [](dl_phdr_info* object, std::size_t, void* sum) {
-        for (unsigned i = 0; i < object->dlpi_phnum; ++i)
-          if (object->dlpi_phdr[i].p_type == PT_LOAD)
-            *static_cast<std::int64_t*>(sum) += static_cast<std::int64_t>(object->dlpi_phdr[i].p_filesz);
-        return 0;
-      },
-      &total);
-  return total;
+  std::int64_t total = 0, of_file = 0;
+  std::uint64_t file = 0;
+  bool holds_code = false;
+  const bool known = visit_mapped_files([&](const MappedFile& mapping) {
+    const std::uint64_t this_file = std::hash<std::string_view>{}(mapping.path);
+    if (this_file != file) {
+      total += holds_code ? of_file : 0;
+      file = this_file;
+      of_file = 0;
+      holds_code = false;
+    }
+    if (mapping.readable) of_file += static_cast<std::int64_t>(mapping.end - mapping.begin);
+    holds_code |= mapping.executable;
+    return true;
+  });
+  return known ? total + (holds_code ? of_file : 0) : -1;
 }
 
 }  // namespace
@@ -320,6 +328,7 @@ void Runtime::write_own_cost() noexcept {
                {"storage_read_bytes", own.storage_read_bytes},
                {"loaded_bytes", loaded_bytes()}};
   for (const auto& cost : costs) {
+    if (cost.value < 0) continue;  // unknown
     char memory[24];
     TextBuffer digits(memory, sizeof memory);
     digits.add(cost.value);

@@ -436,6 +436,12 @@ def test_a_disk_that_stays_full_is_the_cause_of_every_loss(actor: Actor, small_d
     assert lost.keys() <= {"no_space", "no_space_rows"}, lost
 
 
+def test_a_child_of_a_fork_inside_the_loader_ends(actor: Actor) -> None:
+    actor.run("fork_in_loader", 10)
+    assert actor.code == 0, "2: the child hangs"
+    assert actor.values()["child"] == list(range(10))
+
+
 def test_few_descriptors_stay_the_programs(actor: Actor) -> None:
     actor.run("few_descriptors", 20)
     assert (actor.code, actor.output) == (0, "0 fewer\n")

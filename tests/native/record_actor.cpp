@@ -5,6 +5,7 @@
 //
 // Uses the library as shipped, by its C interface, so that no hook has to be there for the test.
 #include <fcntl.h>
+#include <link.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
@@ -170,6 +171,34 @@ int writes_steadily(int rows) {
   }
   std::printf("%d\n", kept);
   return 0;
+}
+
+// Forks while another thread is inside the loader, as one that unwinds its stack is: that lock stays taken in the child.
+int forks_in_loader(int rows) {
+  std::atomic<bool> inside{false}, forked{false};
+  std::thread walker([&] {
+    const auto wait = [&] {
+      inside = true;
+      while (!forked) sched_yield();
+    };
+    dl_iterate_phdr([](dl_phdr_info*, std::size_t, void* self) { return (*static_cast<decltype(wait)*>(self))(), 1; },
+                    const_cast<void*>(static_cast<const void*>(&wait)));
+  });
+  while (!inside) sched_yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    write_rows("child", rows);
+    std::exit(0);
+  }
+  forked = true;
+  walker.join();
+  for (int i = 0; i < 300; ++i) {
+    int status = 0;
+    if (waitpid(child, &status, WNOHANG) == child) return status == 0 ? 0 : 1;
+    usleep(100'000);
+  }
+  kill(child, SIGKILL);
+  return 2;
 }
 
 int limited(int rows) {
@@ -338,6 +367,7 @@ int main(int argc, char** argv) {
   if (scenario == "endless") endless();
   if (scenario == "limited") return limited(rows);
   if (scenario == "steady") return writes_steadily(rows);
+  if (scenario == "fork_in_loader") return forks_in_loader(rows);
   if (scenario == "few_descriptors") return stamps_with_few_descriptors(rows);
   if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
