@@ -315,6 +315,27 @@ def test_nvlink_5_is_counted_by_link(tmp_path: Path, code: int) -> None:
     assert sampled.losses() == [], "nothing is missing"
 
 
+def test_nvlink_5_is_counted_by_link_beside_other_fields_that_are_refused(tmp_path: Path) -> None:
+    script = f"{RATES}links 4\nnvlink5 1\nrefused 138:3 139:3\nunsupported 45 52 59\n"  # errors of links
+    sampled = sample(tmp_path, script, arguments=("1.5",))
+    for quantity, rate in (("nvlink_transmit_bytes_total", 25e9), ("nvlink_receive_bytes_total", 20e9)):
+        for link in range(4):
+            assert sampled.rate(quantity, 0, link) == pytest.approx(rate / 4, rel=1e-2)
+
+
+TWO_DEVICES = USES_DEVICE.replace("time.sleep", "time.sleep(0.5)\ncuda.use_device(1)\ntime.sleep")
+
+
+def test_nvlink_5_of_a_device_that_is_used_later(tmp_path: Path) -> None:
+    """Its first sample may ask for the sums alone, which are refused before single links are."""
+    script = f"{RATES}devices 2\nlinks 36\nnvlink5 1\nrefused 138:3 139:3\n"
+    env = {"STASHTRACE_NVML_LINKS": "1", "SMALL_CUDA_DEVICES": "2"}
+    sampled = sample(tmp_path, script, program=TWO_DEVICES, arguments=("4",), env=env)
+    for device in (0, 1):
+        assert sampled.rate("nvlink_transmit_bytes_total", device, 35) == pytest.approx(25e9 / 36, rel=1e-2)
+    assert sampled.losses() == [], "nothing is missing"
+
+
 def test_bytes_over_nvlink_that_are_counted_in_no_way_are_told(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "refused 138:999 139:3\n", arguments=("0.5",))
     told = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}

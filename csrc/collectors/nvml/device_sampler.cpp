@@ -67,6 +67,7 @@ void DeviceSampler::begin(abi::NvmlDevice device, const char* uuid, const Sample
 void DeviceSampler::add_slot(const Field& field, std::int32_t link) noexcept {
   if (slots_count_ == kMostSlots) return;
   Slot& slot = slots_[slots_count_++];
+  slot = {};  // the place may have been that of another field
   slot.field = &field;
   slot.link = link;
 }
@@ -79,25 +80,27 @@ bool DeviceSampler::counts(const Field& field) const noexcept {
 }
 
 // The reader sums over links: a sum of samples taken one after another would not be a reading.
-void DeviceSampler::use_nvlink5() noexcept {
-  nvlink5_tried_ = true;
-  for (const Field& field : kFieldsOfNvlink5) {
-    if (counts(field)) continue;
-    int kept = 0;
-    for (int i = 0; i < slots_count_; ++i)
-      if (std::strcmp(slots_[i].field->name, field.name) != 0) slots_[kept++] = slots_[i];
-    slots_count_ = kept;
-    for (unsigned link = 0; link < abi::kNvmlMostLinks; ++link) add_slot(field, static_cast<std::int32_t>(link));
-  }
+void DeviceSampler::use_nvlink5(const Field& field) noexcept {
+  int kept = 0;
+  for (int i = 0; i < slots_count_; ++i)
+    if (std::strcmp(slots_[i].field->name, field.name) != 0) slots_[kept++] = slots_[i];
+  slots_count_ = kept;
+  for (unsigned link = 0; link < abi::kNvmlMostLinks; ++link) add_slot(field, static_cast<std::int32_t>(link));
 }
 
-// The bytes over NVLink are counted in neither way.
-void DeviceSampler::tell_uncounted_links(const SampleContext& context) noexcept {
+// Where the sum of links was refused and no single link is counted any more: asks for them as NVLink 5 counts them, and if
+// that was refused as well, says so. Single links may be asked for later than their sum.
+void DeviceSampler::replace_refused_links(const SampleContext& context) noexcept {
   for (int i = 0; i < kFieldsCount; ++i) {
     const int place = nvlink_place(kFields[i]);
     if (place == kNotOfNvlink || nvlink_refusals_[place] == abi::kNvmlSuccess || counts(kFields[i])) continue;
-    refuse(context.told.fields, i, kFields[i].name, nvlink_refusals_[place]);
-    nvlink_refusals_[place] = abi::kNvmlSuccess;
+    if (!nvlink5_tried_[place]) {
+      nvlink5_tried_[place] = true;
+      use_nvlink5(kFieldsOfNvlink5[place]);
+    } else {
+      refuse(context.told.fields, i, kFields[i].name, nvlink_refusals_[place]);
+      nvlink_refusals_[place] = abi::kNvmlSuccess;
+    }
   }
 }
 
@@ -129,7 +132,7 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
                                      : context.nvml.field_values(device_, count, values);
   const std::uint64_t middle = before + (now_ticks() - before) / 2;
   const ClockReading now = read_clocks(2);
-  bool link_refused = false, nvlink_refused = false;
+  bool nvlink_refused = false;
   for (int i = 0; i < count; ++i) {
     const abi::NvmlReturn own = result != abi::kNvmlSuccess ? result : values[i].result;
     if (own == abi::kNvmlSuccess) {
@@ -142,15 +145,13 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
     if (own == abi::kNvmlGpuIsLost || place == kNotOfNvlink) {
       refuse(context.told.fields, static_cast<int>(&field - kFields), field.name, own);
       if (lost_) return;
-    } else if (asked[i]->link >= 0) {
-      link_refused = true;  // a device has fewer links than the most: not worth a word
     } else {
-      nvlink_refusals_[place] = own;
+      // A device has fewer links than the most: of a single one that is not worth a word.
+      if (asked[i]->link < 0) nvlink_refusals_[place] = own;
       nvlink_refused = true;
     }
   }
-  if (nvlink_refused && !nvlink5_tried_) use_nvlink5();
-  else if (link_refused && nvlink5_tried_) tell_uncounted_links(context);
+  if (nvlink_refused) replace_refused_links(context);
 }
 
 // `ticks`: of the middle of the call, for values without a time stamp of their own.

@@ -48,8 +48,8 @@ class DeviceSampler {
 
   void add_slot(const Field& field, std::int32_t link) noexcept;
   bool counts(const Field& field) const noexcept;
-  void use_nvlink5() noexcept;
-  void tell_uncounted_links(const SampleContext& context) noexcept;
+  void use_nvlink5(const Field& field) noexcept;
+  void replace_refused_links(const SampleContext& context) noexcept;
   void sample_fields(const SampleContext& context, unsigned paces) noexcept;
   void take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value, std::uint64_t ticks,
             const ClockReading& now) noexcept;
@@ -67,7 +67,7 @@ class DeviceSampler {
   bool lost_ = false;
   bool falls_told_ = false;
   bool narrow_told_ = false;
-  bool nvlink5_tried_ = false;
+  bool nvlink5_tried_[kNvlink5FieldsCount] = {};
   abi::NvmlReturn nvlink_refusals_[kNvlink5FieldsCount] = {};  // of the sums of links, until links are tried one by one
   int slots_count_ = 0;
   Slot slots_[kMostSlots] = {};
