@@ -123,6 +123,15 @@ def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> No
         assert row["device_end_ns"] - row["device_begin_ns"] < 50_000_000
 
 
+@pytest.mark.parametrize("source", ["auto", "events"])
+def test_no_kernel_is_loaded_where_no_stamps_are_asked_for(source: str, tmp_path: Path) -> None:
+    program = "allreduce 1MB stream=1; sync stream=1; comm init new=1; allreduce 1MB comm=1 stream=1; sync stream=1"
+    run = run_ranks(2, program, tmp_path, collectors=("cuda", "nccl"), nccl_source=source)
+    assert [result["errors"] for result in run.results()] == [{}, {}]
+    assert calls(tmp_path, "cuda").get("cuModuleLoadData", 0) == 0
+    assert all(row["device_begin_ns"] > 0 for row in run.trace.collectives.rows()), "events time them"
+
+
 def test_every_device_of_a_process_has_its_globaltimer_read(tmp_path: Path) -> None:
     program = "comm all new=10; sleep 50ms"
     run = run_ranks(
@@ -181,7 +190,14 @@ def test_samples_of_a_mig_instance_are_those_of_its_gpu(tmp_path: Path) -> None:
 
 def test_refused_globaltimer_harms_nothing(tmp_path: Path) -> None:
     program = "repeat 2 { allreduce 1MB stream=1 }; sync stream=1"
-    run = run_ranks(2, program, tmp_path / "job", "fail cuModuleLoadData 218", collectors=("cuda", "nccl"))
+    run = run_ranks(
+        2,
+        program,
+        tmp_path / "job",
+        "fail cuModuleLoadData 218",
+        collectors=("cuda", "nccl"),
+        nccl_source="plugin",
+    )
     assert [result["errors"] for result in run.results()] == [{}, {}]
     trace = run.trace
     assert "no_globaltimer" in {trace.text(r["name_code"]) for r in trace.losses.rows()}

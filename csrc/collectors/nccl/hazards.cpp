@@ -36,9 +36,13 @@ std::uint64_t free_shared_bytes() noexcept {
 
 void set_allgatherv_off(bool off) noexcept { g_allgatherv_off = off; }
 
+bool stamps_are_needed() noexcept {
+  return settings.source == NcclSource::plugin ||
+         (settings.source == NcclSource::automatic && !device::timing_allowed());
+}
+
 bool stamps_are_wanted(int plugin_version) noexcept {
-  if (plugin_version < 4) return false;
-  if (settings.source == NcclSource::automatic && device::timing_allowed()) return false;
+  if (plugin_version < 4 || !stamps_are_needed()) return false;
   if (free_shared_bytes() < kEnoughSharedBytes) {
     report_loss(
         kCollectorCode, "shm_too_small", 1,

@@ -9,8 +9,11 @@ namespace stashtrace::nccl::hazards {
 
 // True if KernelCh events may be requested: only where no other source of times is allowed, since stamps put a host function
 // into each collective of a CUDA graph (NVIDIA/nccl issue 1805), keep a thread polling while kernels run, and from 2.31 on
-// cost several percent (issue 2355). Nor where /dev/shm is small: the extra proxy connection fails, then NCCL crashes
-// (issue 2326); a loss row says so.
+// cost several percent (issue 2355). Known before NCCL has loaded the plugin.
+bool stamps_are_needed() noexcept;
+
+// True if they are needed and this NCCL gives them without harm. Not where /dev/shm is small: the extra proxy connection
+// fails, then NCCL crashes (issue 2326); a loss row says so.
 bool stamps_are_wanted(int plugin_version) noexcept;
 
 // NCCL finds stamps by counting operations on the host and on the device; where it counts them apart, later operations get

@@ -80,7 +80,8 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   if (!is_on() || settings.source == NcclSource::events) return &g_nobody;
   bool first = false;
   if (!decide(facts.version, first)) return &g_nobody;
-  prepare_stamps(first);  // each device of the process has its own clock; NCCL made the communicator's current here
+  // Each device of the process has its own clock; NCCL made the communicator's current here.
+  if (wants_stamps()) prepare_stamps(first);
   if (first) {
     reach_imports();
     tell("nccl_plugin_version", facts.version);

@@ -181,7 +181,7 @@ void tell_source() noexcept {
 // Before the real call.
 void before_communicator() noexcept {
   enter_process();
-  prepare_stamps(false);
+  if (hazards::stamps_are_needed()) prepare_stamps(false);
   reach_imports();
 }
 

@@ -53,9 +53,10 @@ void tell_counts() noexcept;
 
 bool operation_seen() noexcept;  // in this process: from then on a kernel of NCCL may wait on a device
 
-// A communicator is about to be made on the current device: loads the kernel that reads %globaltimer while no kernel of
-// NCCL can spin there. That is before the first operation, and for the first communicator of a device at any time: NCCL
-// itself loads its kernels and takes memory there for it. `first`: the process surely has none yet.
+// Stamps are needed, and a communicator is about to be made on the current device: loads the kernel that reads their clock,
+// %globaltimer, while no kernel of NCCL can spin there. That is before the first operation, and for the first communicator
+// of a device at any time: NCCL itself loads its kernels and takes memory there for it. `first`: the process surely has
+// none yet.
 void prepare_stamps(bool first) noexcept;
 void note_communicator_on(std::int32_t device) noexcept;  // below zero: unknown, so it may be any
 std::uint32_t new_call_id() noexcept;
