@@ -10,10 +10,11 @@
 
 extern "C" __attribute__((visibility("hidden"), used)) long stashtrace_uring_hook(long number, long a, long b, long c,
                                                                                   long d, long e, long f) {
+  const void* const code = __builtin_return_address(0);  // the assembler jumps here: of who called syscall()
   const long result = stashtrace::real::syscall(number, a, b, c, d, e, f);
   if (result < 0 || stashtrace::sandboxed()) return result;
   const int saved_errno = errno;
-  stashtrace::note_io_uring();
+  stashtrace::note_ring(static_cast<int>(result), code);
   errno = saved_errno;
   return result;
 }

@@ -1,11 +1,16 @@
 // Notes that the process uses io_uring, whose reads and writes no hook sees. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: the hook of syscall() (hooks/hooks_uring.cpp) and the sampler of /proc, which finds rings that liburing makes
-// by system calls of its own. Any thread; the first call of a process records the fact.
+// Any thread; the fact is recorded at the first ring of a process, and at the first of each library that is known by name:
+// libraries that wait for sockets by io_uring, as torch's store of rendezvous does, read no files by it.
 #pragma once
 
 namespace stashtrace {
 
-void note_io_uring() noexcept;
+// From the hook of syscall() (hooks/hooks_uring.cpp): the ring, and the code that asked for it.
+void note_ring(int fd, const void* code) noexcept;
+
+// From the sampler of /proc, which also finds rings that liburing makes by system calls of its own: a descriptor that is one,
+// perhaps inherited.
+void note_ring_seen(int fd) noexcept;
 
 }  // namespace stashtrace

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import TraceBuilder
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.analysis.findings.trust import trust
-from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.loading.load import load_trace
-from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
+from stashtrace.schema.kinds import IoFlag, IoOp
 
 MB, GB = 10**6, 10**9
 
@@ -51,16 +49,13 @@ def test_reads_by_io_uring_are_named_with_their_amount(tmp_path: Path) -> None:
     assert unseen(tmp_path)[0].startswith("I/O of 2 processes by io_uring (1.99 GB read")
 
 
-def test_a_launcher_that_waits_for_sockets_by_io_uring_is_not_named() -> None:
-    """As torchrun does, whose store is built on libuv."""
-    build = TraceBuilder()
-    build.rank(0)
-    launcher = build.process(rank=-1, role=ProcessRole.LAUNCHER, name="torchrun").process_id
-    key, value = build.strings.code("io_uring"), build.strings.code("used")
-    build.add("metadata", process_id=launcher, key_code=key, value_code=value)
-    assert unseen_reads(build.trace(), lambda _: {}) == []
-    build.add("metadata", process_id=0, key_code=key, value_code=value)
-    assert unseen_reads(build.trace(), lambda _: {}) == ["I/O of a process by io_uring"]
+def test_a_store_that_waits_for_sockets_by_io_uring_is_not_named(tmp_path: Path) -> None:
+    """Torch's, which is built on libuv: in the launcher, or in rank 0 if nobody launched it."""
+    process_of(tmp_path, {"io_uring": "libtorch_cpu.so"})
+    process_of(tmp_path, {"io_uring": "libuv.so.1"}, pid=101)
+    assert unseen(tmp_path) == []
+    process_of(tmp_path, {"io_uring": "liburing.so.2"}, pid=102)
+    assert unseen(tmp_path) == ["I/O of a process by io_uring"]
 
 
 def test_reads_of_unknown_means_are_named(tmp_path: Path) -> None:

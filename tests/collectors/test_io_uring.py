@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,35 @@ def test_a_ring_made_by_an_instruction_is_seen_by_the_sampler(tmp_path: Path) ->
     env = {"STASHTRACE_DRAINER": "thread"}  # as a process with a probe has it
     done = record(command, run, collectors=("posix_io", "proc"), sample_ms=20, env=env)
     assert USED in trust(done.trace, {}).invisible
+
+
+#: Loads a library that makes a ring, as torch does, and forks a child, which has that ring too.
+STORE = """
+import ctypes, os, sys, time
+from stashtrace import _native
+_native.start_drainer()
+ring = ctypes.CDLL(sys.argv[1]).syscall_of_store(425, 4, ctypes.create_string_buffer(512))
+print(ring > 2)
+if os.fork() == 0:
+    _native.start_drainer()
+time.sleep(1.5)
+"""
+
+
+def test_a_ring_of_torch_s_store_is_not_named(tmp_path: Path) -> None:
+    ring(tmp_path, "syscall")
+    source = (
+        "#include <unistd.h>\nint syscall_of_store(int n, int a, void* b) { return syscall((long)n, (long)a, b); }\n"
+    )
+    (tmp_path / "store.c").write_text(source)
+    made = []
+    for library in ("libtorch_cpu.so", "libother.so"):
+        subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", tmp_path / library, tmp_path / "store.c"], check=True)
+        command = [sys.executable, "-c", STORE, tmp_path / library]
+        done = record(command, tmp_path / f"of {library}", collectors=("posix_io", "proc"), sample_ms=20)
+        assert done.stdout == "True\n"
+        made.append([part for part in trust(done.trace, {}).invisible if "io_uring" in part])
+    assert made == [[], [USED]]
 
 
 def test_no_ring_is_not_named(tmp_path: Path) -> None:

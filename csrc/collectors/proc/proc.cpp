@@ -167,19 +167,20 @@ void Proc::look_for_rings() noexcept {
   next_look_ns_ = now + kLookEveryNs;
   const int folder = raw::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
-  int seen = 0;
-  for (bool found = false; !found && seen < kMostDescriptors;) {
+  for (int seen = 0; seen < kMostDescriptors;) {
     const long bytes = raw::call(SYS_getdents64, folder, raw::address(entries_), sizeof entries_);
     if (bytes <= 0) break;
-    for (long at = 0; at < bytes && !found; ++seen) {
+    for (long at = 0; at < bytes; ++seen) {
       const auto* entry = reinterpret_cast<const LinuxDirent*>(entries_ + at);
       at += entry->length;
       char target[32];
       const long length =
           raw::call(SYS_readlinkat, folder, raw::address(entry->name), raw::address(target), sizeof target);
-      found = length > 0 && std::string_view(target, static_cast<std::size_t>(length)) == "anon_inode:[io_uring]";
+      if (length <= 0 || std::string_view(target, static_cast<std::size_t>(length)) != "anon_inode:[io_uring]")
+        continue;
+      std::string_view number(entry->name);
+      note_ring_seen(static_cast<int>(take_number(number)));
     }
-    if (found) note_io_uring();
   }
   raw::close(folder);
 }

@@ -16,7 +16,7 @@ import numpy as np
 
 from stashtrace.analysis.io.calls import NOT_FILES, READING, moves, process_pieces
 from stashtrace.analysis.stalls.cpus import last_values
-from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
+from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text
@@ -24,6 +24,9 @@ from stashtrace.units import bytes_text
 #: What a call that went to storage may have read ahead.
 _READ_AHEAD_BYTES = 512 * 1024
 _WENT_TO_STORAGE_NS = 20_000
+#: Libraries whose rings wait for sockets and read no files: libuv, on which torch builds the store of its rendezvous,
+#: which the launcher hosts, or rank 0.
+_WAIT_FOR_SOCKETS = ("libtorch_cpu.so", "libuv.so.1")
 #: Of pages that nothing here explains: page tables of file systems, swap.
 _SLACK_BYTES = 64 * 1024 * 1024
 #: Libraries of a process that did not say at its end what its loader had mapped.
@@ -53,10 +56,10 @@ def unseen_reads(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> lis
 
     ``facts`` gives the largest whole number that each process recorded under a key.
     """
+    waiting = [code for name in _WAIT_FOR_SOCKETS if (code := trace.strings.find(name)) >= 0]
     key = trace.metadata["key_code"] == trace.strings.find("io_uring")
-    # A launcher waits for its sockets by io_uring (libuv, in torchrun), and reads nothing by it.
-    launchers = trace.processes["process_id"][trace.processes["role_code"] == ProcessRole.LAUNCHER]
-    rings = len(np.setdiff1d(trace.metadata["process_id"][key], launchers))
+    key &= ~np.isin(trace.metadata["value_code"], waiting)
+    rings = len(np.unique(trace.metadata["process_id"][key]))
     amount = sum(process.unseen_bytes() for process in _processes(trace, facts))
     read = f"{bytes_text(amount)} read from storage" if amount else ""
     if rings:
