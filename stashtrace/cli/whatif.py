@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _is_change(word: str) -> bool:
     """Return True for a word that reads like QUANTITY=VALUE and is not the name of a file."""
-    return re.fullmatch(r"[a-z_.]+=[^/]*", word) is not None and not Path(word).exists()
+    return re.fullmatch(r"[a-z0-9_.]+=[^/]*", word) is not None and not Path(word).exists()
 
 
 def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:

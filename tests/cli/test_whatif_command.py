@@ -13,6 +13,7 @@ from importers.kineto_files import write as write_kineto
 from pipeline_files import two_stages, write
 
 from stashtrace.cli import main
+from stashtrace.replay.changes import BUCKET, QUANTITIES
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,15 @@ def test_an_imported_trace_with_kernels_is_answered(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert "run is off by 0 %" in said
     assert "launch=x0.5" in said
+
+
+@pytest.mark.parametrize("quantity", [*QUANTITIES, BUCKET])
+def test_a_change_is_known_by_its_form(quantity: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``h2d=0`` was taken for a file, for its digit."""
+    assert main(["whatif", f"{quantity}=?"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {quantity}")
+    assert "does not exist" not in told
 
 
 @pytest.fixture(scope="module")
