@@ -59,12 +59,13 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the answer of a query."""
     arguments = parser().read(argv)
+    from stashtrace.loading.archives import named
     from stashtrace.sql.query import Database, require_duckdb, run_labels
 
     require_duckdb()
     query, sources = ("show tables", []) if arguments.tables else _query_and_sources(arguments.words)
     runs = [_opened(source, arguments.run) for source in sources]
-    database = Database(run_labels([source if isinstance(source, str) else source[0] for source in sources]))
+    database = Database(run_labels([named(source if isinstance(source, str) else source[0]) for source in sources]))
     relation = database.relation(query, runs)
     names = _distinct(relation.columns)
     plain = arguments.format == "table"

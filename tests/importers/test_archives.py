@@ -151,6 +151,19 @@ def test_messages_name_the_archive(job: dict[str, bytes], tmp_path: Path, capsys
     assert refusal(tmp_path / "none.zip", capsys) == f"{tmp_path}/none.zip holds no trace"
 
 
+def test_sql_names_the_archives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The column ``run`` had the folders into which they were unpacked."""
+    pytest.importorskip("duckdb")
+    paths = []
+    for name in ("one", "two"):
+        assert main(["synth", str(tmp_path / name), "--ranks", "1", "--steps", "8"]) == 0
+        paths.append(str(tmp_path / f"{name}.zip"))
+        packed(Path(paths[-1]), {f"made/{path.name}": path.read_bytes() for path in (tmp_path / name).iterdir()})
+    capsys.readouterr()
+    assert main(["sql", *paths, "select distinct run from steps order by run", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "run\none.zip\ntwo.zip\n"
+
+
 def test_a_changed_archive_is_unpacked_again(job: dict[str, bytes], tmp_path: Path) -> None:
     packed(tmp_path / "job.zip", job)
     assert sorted(stashtrace.load(tmp_path / "job.zip").processes["rank"]) == [0, 1]
