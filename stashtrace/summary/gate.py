@@ -136,14 +136,27 @@ def _other_work(other: OtherWork) -> str:
 
 
 def _use(other: OtherWork) -> str:
-    """Say how the use of the CPUs by others differed, between the two jobs."""
+    """Say how the use of the CPUs by others differed between the two jobs; at least by what differed more."""
+    used, stolen = other.after_count - other.before_count, other.after_stolen - other.before_stolen
     parts = []
-    if abs(other.after_count - other.before_count) >= _MORE_CPUS:
-        parts.append(f"programs outside the job used {other.after_count:.1f} CPUs, before {other.before_count:.1f}")
-    if abs(other.after_stolen - other.before_stolen) >= _MORE_STOLEN or not parts:
-        taken = [percent_text(ratio) for ratio in (other.after_stolen, other.before_stolen)]
-        parts.append(f"its hypervisor took {taken[0]} of the CPU time, before {taken[1]}")
+    if abs(used) >= _MORE_CPUS or abs(used) >= abs(stolen):
+        after, before = (f"{count:.{_digits(used)}f}" for count in (other.after_count, other.before_count))
+        parts.append(f"programs outside the job used {after} CPUs, before {before}")
+    if abs(stolen) >= _MORE_STOLEN or not parts:
+        after, before = (f"{100 * ratio:.{_digits(100 * stolen)}f} %" for ratio in (other.after_stolen, other.before_stolen))
+        parts.append(f"its hypervisor took {after} of the CPU time, before {before}")
     return ", and ".join(parts)
+
+
+def _digits(difference: float) -> int:
+    """Return the decimals that show a difference of two numbers.
+
+    Examples
+    --------
+    >>> _digits(30.0), _digits(0.5), _digits(0.04)
+    (0, 1, 2)
+    """
+    return next((digits for digits in (0, 1, 2) if abs(difference) >= 2 * 10**-digits), 3)
 
 
 def _to_decide(command: Command) -> str:

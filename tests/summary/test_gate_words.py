@@ -156,6 +156,10 @@ def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
     )
     (stolen,) = sentences(gate(quiet, using(50, 2, 0.1, 0.3)))
     assert "but the machine was busier: its hypervisor took 30 % of the CPU time, before 0 %; that" in stolen
+    (little,) = sentences(gate(quiet, using(43.5, 6, 0.14, 0.0), "step+4%"))
+    assert "but the machine was busier: programs outside the job used 0.14 CPUs, before 0.10; that" in little
+    (rarely,) = sentences(gate(quiet, using(43.5, 2, 0.1, 0.004), "step+6.5%"))
+    assert "but the machine was busier: its hypervisor took 0.4 % of the CPU time, before 0.0 %; that" in rarely
     (before,) = sentences(gate(using(42, 30, 1.4, 0.0), quiet))
     assert "but the machine was busier before: programs outside the job used 0.1 CPUs, before 1.4; that" in before
 
