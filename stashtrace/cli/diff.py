@@ -105,9 +105,10 @@ def _by_stalls(
     """Compare the kinds of time of all runs; those that are not loaded yet are loaded one after the other."""
     from stashtrace.analysis.compare.change import Side, same_recordings
     from stashtrace.analysis.compare.diff import diff_of_sides
+    from stashtrace.analysis.compare.gate import other_work
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
     from stashtrace.cli.loading import load_watched
-    from stashtrace.summary.compare import SAME_RECORDING, cpu_wait_lines, jobs_lines, step_times_line, verdict
+    from stashtrace.summary.compare import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
 
     known = loaded or {}
     old, new = (
@@ -117,8 +118,8 @@ def _by_stalls(
     table = diff_of_sides(old, new)
     if same_recordings(old, new):
         return table, [step_times_line(old, new), SAME_RECORDING]
-    waits = cpu_wait_lines(old.cpu_wait_ns, new.cpu_wait_ns, old.value(STEP, "mean"))
-    lines = [*jobs_lines(old.facts, new.facts), step_times_line(old, new), *verdict(table, *names), *waits]
+    load = other_work_lines(other_work(old, new), old.value(STEP, "mean"))
+    lines = [*jobs_lines(old.facts, new.facts), step_times_line(old, new), *verdict(table, *names), *load]
     return table, lines
 
 

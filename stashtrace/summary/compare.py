@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Side
+from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.facts import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.table import Table
@@ -26,6 +27,8 @@ _NAMED_AT_MOST = 3
 _NAME_WIDTH = 48
 #: Waits for a CPU are named from this part of the step on.
 _WORTH_NAMING = 0.02
+#: Use of the CPUs by other programs is named from this difference on, in CPUs; what was stolen, from this ratio on.
+_MORE_CPUS, _MORE_STOLEN = 0.05, 0.005
 #: Facts that a line about alike jobs names, and how.
 _TOLD_OF_ALIKE = ("ranks", "batch", "device", "torch")
 #: Widest value of a fact, and words of a command line that are shown.
@@ -120,23 +123,48 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     return [*lines, *_certainty(step)]
 
 
-def cpu_wait_lines(before_ns: float | None, after_ns: float | None, step_ns: float) -> list[str]:
-    """Say that ranks waited for a CPU longer or shorter than before, if that is worth a part of the step.
+def other_work_lines(other: OtherWork, step_ns: float) -> list[str]:
+    """Say what other work on the machine can explain, if that is worth a part of the step before."""
+    return [other_work_text(other)] if abs(other.added_ns) >= max(_WORTH_NAMING * step_ns, 1) else []
 
-    Parameters
-    ----------
-    before_ns, after_ns : float or None
-        Mean wait of a step; None if unknown.
-    step_ns : float
-        The step before.
+
+def other_work_text(other: OtherWork) -> str:
+    """Say what other work on the machine can explain of a change."""
+    amount, more = duration_text(abs(other.added_ns)), other.added_ns > 0
+    advice = "record on a machine of its own, or by turns (`stashtrace check --rerun`)"
+    if not other.is_known:
+        return (
+            f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"
+            f" such waits come from other work too, so {advice}"
+        )
+    first = "the machine was busier" if more else "the machine was busier before"
+    return f"{first}: {_use(other)}; that can explain up to {amount} of a step, so {advice}"
+
+
+def _use(other: OtherWork) -> str:
+    """Say how the use of the CPUs by others differed between the two jobs; at least by what differed more."""
+    used, stolen = other.after_count - other.before_count, other.after_stolen - other.before_stolen
+    parts = []
+    if abs(used) >= _MORE_CPUS or abs(used) >= abs(stolen):
+        after, before = (f"{count:.{_digits(used)}f}" for count in (other.after_count, other.before_count))
+        parts.append(f"programs outside the job used {after} CPUs, before {before}")
+    if abs(stolen) >= _MORE_STOLEN or not parts:
+        after, before = (
+            f"{100 * ratio:.{_digits(100 * stolen)}f} %" for ratio in (other.after_stolen, other.before_stolen)
+        )
+        parts.append(f"its hypervisor took {after} of the CPU time, before {before}")
+    return ", and ".join(parts)
+
+
+def _digits(difference: float) -> int:
+    """Return the decimals that show a difference of two numbers.
+
+    Examples
+    --------
+    >>> _digits(30.0), _digits(0.5), _digits(0.04)
+    (0, 1, 2)
     """
-    if before_ns is None or after_ns is None or abs(after_ns - before_ns) < _WORTH_NAMING * step_ns:
-        return []
-    first, second = (duration_text(ns) for ns in (before_ns, after_ns))
-    return [
-        f"ranks waited for a CPU for {second} of a step, before for {first}: other work on the machine does that, and"
-        " so do more threads of the job"
-    ]
+    return next((digits for digits in (0, 1, 2) if abs(difference) >= 2 * 10**-digits), 3)
 
 
 def _certainty(step: Mapping[str, Any]) -> list[str]:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
-from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
 from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
-from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines
+from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
 from stashtrace.summary.layout import table_lines
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import duration_text
 from stashtrace.visible import visible_line
 
 #: Kinds beside the conditions are shown from this part of the step on, before, after, or in growth.
@@ -32,8 +31,6 @@ _CLEARLY_MORE = 1.25
 #: Characters that mean something in Markdown.
 _MARKS = re.compile(r"[\\`*_\[\]|~]")
 _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "could see", "verdict")
-#: Use of the CPUs by other programs is named from this difference on, in CPUs; what was stolen, from this ratio on.
-_MORE_CPUS, _MORE_STOLEN = 0.05, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,45 +115,8 @@ def sentence(judged: Judged, step_ns: float) -> str:
         return f"not worse: {moved}, at most {high}; {allows}"
     if judged.other_work is not None:
         bound = f"at least {low}" if judged.other_work.added_ns > 0 else f"at most {high}"
-        return f"inconclusive: {moved}, {bound}; {allows}, but {_other_work(judged.other_work)}"
+        return f"inconclusive: {moved}, {bound}; {allows}, but {other_work_text(judged.other_work)}"
     return f"inconclusive: {moved}, between {low} and {high}; {allows}: {_decided_by(judged, step_ns)}"
-
-
-def _other_work(other: OtherWork) -> str:
-    """Say what other work on the machine can explain."""
-    amount, more = duration_text(abs(other.added_ns)), other.added_ns > 0
-    advice = "record on a machine of its own, or by turns with --rerun"
-    if not other.is_known:
-        return (
-            f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"
-            f" such waits come from other work too, so {advice}"
-        )
-    first = "the machine was busier" if more else "the machine was busier before"
-    return f"{first}: {_use(other)}; that can explain up to {amount} of a step, so {advice}"
-
-
-def _use(other: OtherWork) -> str:
-    """Say how the use of the CPUs by others differed between the two jobs; at least by what differed more."""
-    used, stolen = other.after_count - other.before_count, other.after_stolen - other.before_stolen
-    parts = []
-    if abs(used) >= _MORE_CPUS or abs(used) >= abs(stolen):
-        after, before = (f"{count:.{_digits(used)}f}" for count in (other.after_count, other.before_count))
-        parts.append(f"programs outside the job used {after} CPUs, before {before}")
-    if abs(stolen) >= _MORE_STOLEN or not parts:
-        after, before = (f"{100 * ratio:.{_digits(100 * stolen)}f} %" for ratio in (other.after_stolen, other.before_stolen))
-        parts.append(f"its hypervisor took {after} of the CPU time, before {before}")
-    return ", and ".join(parts)
-
-
-def _digits(difference: float) -> int:
-    """Return the decimals that show a difference of two numbers.
-
-    Examples
-    --------
-    >>> _digits(30.0), _digits(0.5), _digits(0.04)
-    (0, 1, 2)
-    """
-    return next((digits for digits in (0, 1, 2) if abs(difference) >= 2 * 10**-digits), 3)
 
 
 def _to_decide(command: Command) -> str:

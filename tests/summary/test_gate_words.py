@@ -14,10 +14,10 @@ import pytest
 
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.gate import Condition, Gate, judge
+from stashtrace.analysis.compare.gate import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.summary.ci import annotation_lines, junit_xml
-from stashtrace.summary.compare import cpu_wait_lines, jobs_lines
+from stashtrace.summary.compare import jobs_lines, other_work_lines
 from stashtrace.summary.gate import document, gate_lines, markdown, sentences
 
 MS = 1_000_000
@@ -124,7 +124,7 @@ def test_inconclusive_says_what_would_decide() -> None:
     (waited,) = sentences(gate(quiet, busy))
     assert re.search(
         r"^inconclusive: .*, at least \+2\d\.\d %; step\+5% allows 5 %, but ranks or their workers waited for a CPU for"
-        r" 9\.00 ms more of a step: .* by turns with --rerun$",
+        r" 9\.00 ms more of a step: .* by turns \(`stashtrace check --rerun`\)$",
         waited,
     )
     (idle,) = sentences(gate(busy, quiet, "step+0%"))
@@ -151,7 +151,7 @@ def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
     (busy,) = sentences(gate(quiet, using(160, 150, 1.4, 0.0)))
     assert re.search(
         r"but the machine was busier: programs outside the job used 1\.4 CPUs, before 0\.1; that can explain up to"
-        r" 148 ms of a step, so record on a machine of its own, or by turns with --rerun$",
+        r" 148 ms of a step, so record on a machine of its own, or by turns \(`stashtrace check --rerun`\)$",
         busy,
     )
     (stolen,) = sentences(gate(quiet, using(50, 2, 0.1, 0.3)))
@@ -201,25 +201,48 @@ def test_what_differs_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before_ms", "after_ms", "said"),
+    ("before", "after", "said"),
     [
         (
-            1.0,
-            9.0,
-            ["ranks waited for a CPU for 9.00 ms of a step, before for 1.00 ms: other work on the machine does"],
+            {"cpu_wait_ns": 1.0 * MS},
+            {"cpu_wait_ns": 9.0 * MS},
+            "ranks or their workers waited for a CPU for 8.00 ms more",
         ),
         (
-            9.0,
-            1.0,
-            ["ranks waited for a CPU for 1.00 ms of a step, before for 9.00 ms: other work on the machine does"],
+            {"cpu_wait_ns": 9.0 * MS},
+            {"cpu_wait_ns": 1.0 * MS},
+            "ranks or their workers waited for a CPU for 8.00 ms less",
         ),
-        (1.0, 1.5, []),
-        (None, 9.0, []),
+        (
+            {"worker_wait_ns": 0.0},
+            {"worker_wait_ns": 8.0 * MS},
+            "ranks or their workers waited for a CPU for 8.00 ms more",
+        ),
+        ({"cpu_wait_ns": 1.0 * MS}, {"cpu_wait_ns": 1.5 * MS}, ""),
+        ({}, {"cpu_wait_ns": 9.0 * MS}, ""),
+        (
+            {"cpus": CpuUse(2.0 * MS, 0.1, 0.0)},
+            {"cpus": CpuUse(150.0 * MS, 1.4, 0.0)},
+            "the machine was busier: programs outside the job used 1.4 CPUs, before 0.1",
+        ),
+        # Its own threads waited for each other.
+        (
+            {"cpus": CpuUse(2.0 * MS, 0.1, 0.0), "cpu_wait_ns": 1.0 * MS},
+            {"cpus": CpuUse(150.0 * MS, 0.1, 0.0), "cpu_wait_ns": 9.0 * MS},
+            "",
+        ),
     ],
 )
-def test_waits_for_cpus_are_told(before_ms: float | None, after_ms: float | None, said: list[str]) -> None:
-    waits = [None if ms is None else ms * MS for ms in (before_ms, after_ms)]
-    assert [line.partition(" that, and")[0] for line in cpu_wait_lines(*waits, 40.0 * MS)] == said
+def test_diff_and_gate_say_the_same_of_other_work(before: Any, after: Any, said: str) -> None:
+    """One rule and one wording; a gate of the same runs is inconclusive for it where it decides."""
+    sides = [
+        Side("main", tuple(replace(run, **more) for run in side(ms).runs)) for ms, more in ((40, before), (46, after))
+    ]
+    lines = other_work_lines(other_work(*sides), 40.0 * MS)
+    assert [line.partition(" of a step: such")[0].partition("; that can")[0] for line in lines] == [said] * bool(said)
+    if said and "less" not in said:
+        (text,) = sentences(gate(*sides, "step+1%"))
+        assert text.endswith(f"but {lines[0]}")
 
 
 def test_what_one_side_does_not_tell() -> None:

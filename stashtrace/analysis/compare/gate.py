@@ -197,7 +197,7 @@ def judge(
     }
     step_ns = changes[STEP].before_ns
     # By turns, what slows the machine down slows both sides.
-    other = OtherWork() if by_turns else _other_work(before, after)
+    other = OtherWork() if by_turns else other_work(before, after)
     run_ns = allowance_ratio * step_ns
     judged = tuple(
         _judged(before, after, condition, changes[condition.kind], step_ns, other, run_ns) for condition in conditions
@@ -208,7 +208,7 @@ def judge(
     return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio, is_same)
 
 
-def _other_work(before: Side, after: Side) -> OtherWork:
+def other_work(before: Side, after: Side) -> OtherWork:
     """Return what other work on the machine can have added to the step after.
 
     Where a recording does not tell how much CPU time went to others, it may be all that waits for a CPU grew by.
