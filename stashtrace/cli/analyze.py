@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -83,11 +84,13 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
 
     function = find(name)
     plugin = plugins()[name]
-    parser = _common(f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}.", "")
+    described = f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}."
+    # An analysis written before there was --columns may have a parameter of this name, which stays its option.
+    parser = _common(described, "", columns="columns" not in inspect.signature(function).parameters)
     return parser, add_options(parser, plugin, function)
 
 
-def _common(description: str, epilog: str) -> Parser:
+def _common(description: str, epilog: str, *, columns: bool = True) -> Parser:
     parser = Parser("analyze", description, epilog)
     parser.add_argument("name", metavar="NAME", help="name of the analysis")
     parser.add_argument(
@@ -98,7 +101,10 @@ def _common(description: str, epilog: str) -> Parser:
     )
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
-    add_value(parser, "--columns", "LIST", "only these columns, in this order, as in rank,stall_ns", read_names)
+    if columns:
+        add_value(parser, "--columns", "LIST", "only these columns, in this order, as in rank,stall_ns", read_names)
+    else:
+        parser.set_defaults(columns=None)
     parser.add_run()
     return parser
 

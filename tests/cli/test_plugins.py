@@ -258,6 +258,7 @@ listing = mine:listing
 raising = mine:raising
 coded = mine:coded
 format_taken = mine:format_taken
+with_columns = mine:with_columns
 needs_callback = mine:needs_callback
 [stashtrace.importers]
 kineto = mine
@@ -280,6 +281,9 @@ def coded(trace):
     return Table(schema, {"name_code": [10**6]})
 def format_taken(trace, *, format: str = "a"): ...
 def needs_callback(trace, *, callback: "Callable"): ...
+def with_columns(trace, *, columns: int = 1):
+    schema = Schema("with_columns", (Column("asked_count", "i8", unit="", doc=""),), "")
+    return Table(schema, {"asked_count": [columns]})
 """,
     "leaving": "raise SystemExit('no licence')\n",
     "half": "def sniff(head, path):\n    return head.startswith(b'# half')\n",
@@ -349,6 +353,14 @@ def test_a_broken_analysis_is_an_error_when_used(broken: Path, run_of_two: Path,
         "",
         "hint: --debug shows where; tell the authors of broken 1.0, or uninstall it",
     ]
+
+
+def test_columns_of_a_package_are_its_own(broken: Path, run_of_two: Path) -> None:
+    """Packages may have had such a parameter before there was an option of this name."""
+    answer = with_site("analyze", "with_columns", run_of_two, "--columns", "3", "--format", "csv", site=broken)
+    assert (answer.code, answer.out) == (0, "asked_count\n3\n")
+    chosen = with_site("analyze", "stalls", run_of_two, "--columns", "kind", "--format", "csv", site=broken)
+    assert chosen.out.startswith("kind\n")
 
 
 def test_the_api_raises_for_a_broken_analysis(broken: Path, run_of_two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
