@@ -140,7 +140,10 @@ def _answer(arguments: list[str]) -> int:
             from stashtrace.cli.answers import discard_stdout
 
             discard_stdout()
-            say_error(f"cannot write the answer: {error.strerror}", "make room where stdout goes, or send it elsewhere")
+            say_error(
+                f"cannot write the answer to stdout: {error.strerror}",
+                "make room where stdout goes, or send it elsewhere",
+            )
             return OutputError.exit_code
         where = f"{error.filename}: " if error.filename else ""
         hint = f"`ls -ld {error.filename}` shows who may" if isinstance(error, PermissionError) and where else None

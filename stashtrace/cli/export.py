@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         reader.epilog = "\n".join([reader.epilog or "", *added])
     arguments = reader.read(argv)
     known_exporter(arguments.exporter)
-    if arguments.out == STDOUT:
+    if arguments.out in STDOUT:
         _check_stdout(arguments.exporter, arguments.table)
     end_on_terminate()
     path = str(existing_run(arguments.path))
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
             written = store_run(
                 path, Path(arguments.out), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
-    elif arguments.out == STDOUT:
+    elif arguments.out in STDOUT:
         trace = load_watched(path, run_id=arguments.run)
         with tempfile.TemporaryDirectory(prefix="stashtrace-export-") as folder:
             written = export(trace, name, Path(folder, "stdout"), **options)

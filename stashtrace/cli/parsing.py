@@ -15,15 +15,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")
-#: What ``-o`` takes for stdout.
-STDOUT = "-"
+#: What ``-o`` takes for stdout, where a command writes a file.
+STDOUT = ("-", "/dev/stdout")
 #: Formats of answers that are a table, and of those that are more than one.
 TABLE_FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("table", "json")
@@ -61,6 +61,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong as UsageError."""
         raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` shows the options")
+
+    def print_help(self, file: IO[str] | None = None) -> None:
+        """Write the help; argparse would say nothing of a stdout that cannot be written to."""
+        stream = sys.stdout if file is None else file
+        stream.write(self.format_help())
+        stream.flush()
 
     def add_out(self, metavar: str, text: str, *, default: str | None = None, required: bool = False) -> None:
         """Add the option that says where to write: ``-o`` or ``--out``; ``--output`` is accepted too."""

@@ -77,7 +77,7 @@ def _target(out: str | None, format_name: str) -> Path | None:
     """
     from stashtrace.output_files import require_writable
 
-    if out == STDOUT or (out is None and format_name == "markdown"):
+    if out in STDOUT or (out is None and format_name == "markdown"):
         return None
     target = Path(out or REPORT_FILE)
     if target.is_dir():

@@ -45,11 +45,23 @@ def test_stdout_gets_what_a_file_gets(words: list[str], run: Path, tmp_path: Pat
     assert b"wrote" not in done.stderr
 
 
-def test_a_report_goes_to_stdout_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_a_report_goes_to_stdout_too(
+    name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), "-o", "-"]) == 0
+    assert main(["report", str(run), "-o", name]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
     assert os.listdir(tmp_path) == []
+
+
+def test_stdout_may_be_called_by_its_path(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It was refused as a device."""
+    written = []
+    for name in ("-", "/dev/stdout"):
+        assert main(["export", "csv", str(run), "-o", name]) == 0
+        written.append(capfd.readouterr().out)
+    assert written[0] == written[1] != ""
 
 
 @pytest.mark.parametrize("name", ["store", "chakra", "parquet"])
