@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -161,7 +162,17 @@ def _behind_url(url: str) -> tuple[StepsOfRun, ...]:
 def _read(text: str, place: str, name: str = "") -> tuple[StepsOfRun, ...]:
     from stashtrace.analysis.compare.baseline import read_baseline
 
-    return read_baseline(text, place, name or Path(place.partition("?")[0]).stem)
+    return read_baseline(text, place, name or Path(place.partition("?")[0]).stem, _saves_again(place))
+
+
+def _saves_again(place: str) -> str:
+    """Return the hint of a file that is no usable baseline: the command that saves it in the same place."""
+    folder, _, file = place.partition("?")[0].rpartition("/")
+    name = file.removesuffix(_SUFFIX)
+    if not _NAME.fullmatch(name):
+        return f"{_SAVES} saves one"
+    where = "" if folder == DEFAULT_FOLDER else f" --baselines {shlex.quote(folder or '.')}"
+    return f"`stashtrace check RUN --save-baseline {name}{where}` saves it anew"
 
 
 def _is_baseline(path: Path) -> bool:
@@ -187,6 +198,4 @@ def _decoded(content: bytes, place: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise FormatError(
-            f"{place} is not a usable baseline: it is not UTF-8 text", hint=f"{_SAVES} saves it anew"
-        ) from None
+        raise FormatError(f"{place} is not a usable baseline: it is not UTF-8 text", hint=_saves_again(place)) from None

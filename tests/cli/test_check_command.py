@@ -244,6 +244,20 @@ def test_a_run_beside_itself_is_the_same_recording(check: Check, tmp_path: Path)
     assert "the same recording" not in check(old, "--against", record("new", 2))[1]
 
 
+def test_a_damaged_baseline_is_saved_again_where_it_is(check: Check, tmp_path: Path) -> None:
+    run = record("new", 1)
+    for folder in (".stashtrace/baselines", "of others"):
+        place = tmp_path / folder / "main.json"
+        place.parent.mkdir(parents=True)
+        for content in (b'{"stashtrace_baseline": 1, "ru', b'{"stashtrace_baseline": \xff'):
+            place.write_bytes(content)
+            code, _, err = check(run, "--against", f"{folder}/main.json")
+            assert (code, "is not a usable baseline" in err) == (4, True)
+            command = shlex.split(err.partition("hint: `stashtrace check RUN ")[2].partition("`")[0])
+            assert check(run, *command)[0] == 0
+            assert check(run, "--against", f"{folder}/main.json")[0] == 5, "saved there, it is the same recording"
+
+
 def test_a_baseline_that_is_not_there(check: Check) -> None:
     run = record("new", 1)
     code, out, err = check(run, "--against", "main")

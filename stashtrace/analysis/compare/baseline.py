@@ -20,6 +20,7 @@ from stashtrace.analysis.compare.facts import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
 from stashtrace.calibration.checked import CheckedFile, is_number
 from stashtrace.errors import FormatError
+from stashtrace.scrubbing import scrub_arguments, scrub_urls
 
 #: Of the file; files of other versions are refused.
 SCHEMA_VERSION = 1
@@ -41,7 +42,7 @@ def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def read_baseline(text: str, path: str, name: str) -> tuple[StepsOfRun, ...]:
+def read_baseline(text: str, path: str, name: str, again: str = "") -> tuple[StepsOfRun, ...]:
     """Return the runs of a baseline.
 
     Parameters
@@ -51,14 +52,15 @@ def read_baseline(text: str, path: str, name: str) -> tuple[StepsOfRun, ...]:
     path : str
         Where it is, for messages.
     name : str
-        What to call the runs, and how it is saved again.
+        What to call the runs.
+    again : str
+        How it is saved again, for hints.
 
     Raises
     ------
     FormatError
         If the file is damaged, no baseline, or of another version of the format.
     """
-    again = f"`stashtrace check RUN --save-baseline {name}` saves it anew"
     file = CheckedFile(path, "baseline", "baseline", again)
     content = file.json(text)
     version = content.get(_VERSION)
@@ -78,9 +80,10 @@ def read_baseline(text: str, path: str, name: str) -> tuple[StepsOfRun, ...]:
 
 
 def _written(run: StepsOfRun) -> dict[str, Any]:
+    """Return a run as it is stored, its texts scrubbed as ``run.json`` is."""
     return {
         "steps_count": run.steps_count,
-        "facts": dict(run.facts),
+        "facts": {n: scrub_arguments([fact])[0] if isinstance(fact, str) else fact for n, fact in run.facts.items()},
         "times_ns": {kind: values.tolist() for kind, values in run.times_ns.items()},
         "ranks_ns": {str(rank): dict(means) for rank, means in run.ranks_ns.items()},
         "cpu_wait_ns": run.cpu_wait_ns,
@@ -88,8 +91,8 @@ def _written(run: StepsOfRun) -> dict[str, Any]:
         "recording": "" if os.path.isabs(run.recording) else run.recording,
         "worker_wait_ns": run.worker_wait_ns,
         "cpus": None if run.cpus is None else asdict(run.cpus),
-        "launch": list(run.launch),
-        "directory": run.directory,
+        "launch": scrub_arguments(run.launch),
+        "directory": scrub_urls(run.directory),
     }
 
 

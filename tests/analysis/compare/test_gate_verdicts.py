@@ -463,6 +463,22 @@ class TestBaselines:
             for name in ("cpu_wait_ns", *more):
                 assert getattr(after, name) == getattr(before, name)
 
+    def test_hold_no_secret(self) -> None:
+        """Also where run.json has one, of an older version or of a trace of another tool."""
+        one = replace(
+            run(1, facts={**FACTS, "command": "train.py --api-key X1secret s3://me:X1secret@bucket/a"}),
+            launch=("torchrun", "train.py", "--token", "X1secret", "https://me:X1secret@host/a?sig=X1secret"),
+            directory="/cache/https:/host/a?sig=X1secret",
+        )
+        text = baseline_text([one], "0.1.0")
+        assert "X1secret" not in text
+        (read,) = read_baseline(text, "main.json", "main")
+        assert read.launch == ("torchrun", "train.py", "--token", "<scrubbed>", "https://host/a")
+        assert (read.directory, read.facts["command"]) == (
+            "/cache/https:/host/a",
+            "train.py --api-key <scrubbed> s3://bucket/a",
+        )
+
     def test_without_the_later_figures_can_be_read(self) -> None:
         content = json.loads(baseline_text([run(1)], "0.1.0"))
         for name in ("worker_wait_ns", "cpus", "launch", "directory"):
