@@ -70,7 +70,7 @@ docs: $(VENV)/.test-tools
 	$(bin)/python -m mkdocs build --strict
 
 native:
-	$(PYTHON) setup.py build_ext --inplace
+	"$(PYTHON)" setup.py build_ext --inplace
 
 changelog: $(VENV)/.test-tools
 	@$(bin)/python -m towncrier build --draft
@@ -79,13 +79,13 @@ clean:
 	rm -rf $(VENV) build $(DEMO_DIR) stashtrace/*.so
 
 $(VENV)/.made:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed: make PYTHON=...")'
+	"$(PYTHON)" -m venv $(VENV)
 	touch $@
 
 # One stamp at a time: what was installed for another TORCH is no longer there.
 $(torch_stamp): $(VENV)/.tools
-	$(PYTHON) tools/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
+	"$(PYTHON)" tools/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
 	  $(if $(filter file,$(origin TORCH)),,--install)
 	@rm -f $(VENV)/.installed-*
 	@touch $@

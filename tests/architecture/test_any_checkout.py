@@ -68,3 +68,19 @@ def test_the_makefile_names_no_absolute_path(clone: Path) -> None:
         planned = subprocess.run(command, cwd=clone, env=plain, capture_output=True, text=True, timeout=60, check=True)
         assert str(clone) not in planned.stdout + planned.stderr, target
         assert "setup.py" in planned.stdout, "the recipe is shown"
+
+
+def test_the_python_to_build_with_may_lie_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    python = tmp_path / "a b" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$0 $1" >&2\nexit 7\n', encoding="utf-8")
+    python.chmod(0o755)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    for target in ("native", ".venv/.made"):
+        command = ["make", "-f", str(ROOT / "Makefile"), f"PYTHON={python}", target]
+        done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=60, check=False)
+        assert f"{python} " in done.stderr, done.stderr
+    planned = subprocess.run(
+        ["make", "-n", f"PYTHON={python}", "torch"], cwd=ROOT, env=plain, capture_output=True, text=True
+    )
+    assert f'"{python}" tools/provide_torch.py' in planned.stdout
