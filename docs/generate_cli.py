@@ -8,6 +8,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from generated_files import write_or_compare
+
 from stashtrace import errors
 from stashtrace.cli import COMMANDS, help_text
 
@@ -46,17 +48,5 @@ def exit_codes_page() -> str:
 FILES = {PAGE: page, EXIT_CODES: exit_codes_page}
 
 
-def main(arguments: list[str]) -> int:
-    """Write each file, or say by the exit code whether one is stale."""
-    stale = 0
-    for path, make in FILES.items():
-        text = make()
-        if "--check" in arguments:
-            stale |= not path.exists() or path.read_text(encoding="utf-8") != text
-        else:
-            path.write_text(text, encoding="utf-8")
-    return int(stale)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_compare(FILES, sys.argv[1:]))

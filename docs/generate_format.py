@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from generated_files import write_or_compare
+
 import stashtrace
 from stashtrace import _native
 
@@ -143,17 +145,5 @@ def tables_page() -> str:
 FILES = {KINDS: kinds_module, REFERENCE / "format.md": format_page, REFERENCE / "tables.md": tables_page}
 
 
-def main(arguments: list[str]) -> int:
-    """Write each file, or say by the exit code whether one is stale."""
-    stale = 0
-    for path, make in FILES.items():
-        text = make()
-        if "--check" in arguments:
-            stale |= not path.exists() or path.read_text(encoding="utf-8") != text
-        else:
-            path.write_text(text, encoding="utf-8")
-    return int(stale)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_compare(FILES, sys.argv[1:]))

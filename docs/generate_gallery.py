@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from generated_files import write_or_compare
+
 import stashtrace
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.rows import BUDGETS, Claim, Evidence, tables_of
@@ -270,13 +272,7 @@ def main(arguments: list[str]) -> int:
     if options.take:
         take(*options.take)
         return 0
-    stale = 0
-    for path, make in FILES.items():
-        text = make()
-        stale |= not path.exists() or path.read_text(encoding="utf-8") != text
-        if not options.check:
-            path.write_text(text, encoding="utf-8")
-    return int(options.check and stale)
+    return write_or_compare(FILES, ["--check"] if options.check else [])
 
 
 if __name__ == "__main__":

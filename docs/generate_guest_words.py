@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from generated_files import write_or_compare
+
 from stashtrace import pseudonyms, scrubbing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,17 +66,5 @@ def _header(what: str, module: str, namespace: str, lists: Iterable[str]) -> str
 FILES = {SECRET_WORDS: secret_words, RANK_VARIABLES: rank_variables}
 
 
-def main(arguments: list[str]) -> int:
-    """Write each file, or say by the exit code whether one is stale."""
-    stale = 0
-    for path, make in FILES.items():
-        text = make()
-        if "--check" in arguments:
-            stale |= not path.exists() or path.read_text(encoding="utf-8") != text
-        else:
-            path.write_text(text, encoding="utf-8")
-    return int(stale)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_compare(FILES, sys.argv[1:]))
