@@ -20,15 +20,16 @@ from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stal
 from stashtrace.lab.characterize.figures import Figures
 from stashtrace.lab.intervals import Estimate, Interval, finite_or_none
 from stashtrace.lab.wording import signed_duration
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.whole_files import whole_file
 
 FORMAT = 1
 FILE_NAME = "characterization.json"
 MEASURED, FAILED, NOT_MEASURED, SKIPPED = "measured", "failed", "not measured", "skipped"
 #: Kinds of the attribution whose sum a stall should equal, taken as a difference of the same two configurations.
-LINK_KINDS = ("straggler", "network", "interconnect")
-DATA_KINDS = ("fetch", "prep", "handoff", "h2d")
-KINDS_OF = {"interconnect": LINK_KINDS, "network": LINK_KINDS, "prep": DATA_KINDS, "fetch": DATA_KINDS}
+LINK_KINDS = (*COLUMNS["late"], *COLUMNS["link"])
+DATA_KINDS = (*COLUMNS["data"], *COLUMNS["copy"])
+KINDS_OF = {stall: LINK_KINDS if stall in LINK_KINDS else DATA_KINDS for stall in SIDES}
 
 
 class RunInvalidError(StashtraceError):
