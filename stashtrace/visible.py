@@ -1,4 +1,4 @@
-"""Make values from outside safe for terminals, spreadsheets and JSON.
+"""Make values from outside safe for terminals, spreadsheets, Markdown and JSON.
 
 File names, hosts, functions and arguments may hold any characters. A terminal takes some for commands; others reverse
 the order of letters or are invisible. They are shown as ``\\u202e``, which JSON reads back as the same character. The
@@ -20,6 +20,12 @@ _HIDDEN = re.compile(
 _BREAKS = re.compile("[\t\n]")
 #: The colours of reports, and their end: the only commands for a terminal that pass.
 _COLOUR = re.compile("(\x1b\\[(?:0|1|2|3[1-6]|1;33)m)")
+#: Characters that mean something in Markdown.
+_MARKUP = re.compile(r"[\\`*_\[\]|~]")
+#: What GitHub sees more in than a text: HTML, the name of a person, who would be notified, a reference, a formula, an
+#: address, which becomes a link. An entity would not do for most: they are looked for in the page.
+_MEANT = re.compile(r"[&<>@#$]|://|www(?=\.)", re.IGNORECASE)
+_AS_TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "<span>$</span>", "://": ":&#8203;//"}
 #: What a spreadsheet takes for the beginning of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -41,6 +47,26 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """As :func:`visible`, for a name in a sentence or a cell: also without line breaks, tabs and colours."""
     return _BREAKS.sub(_shown, _HIDDEN.sub(_shown, text))
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown and GitHub show as it is, on one line: names of runs and commands may hold anything.
+
+    Examples
+    --------
+    >>> print(markdown_text("a|b <c> @d https://e"))
+    a\\|b &lt;c&gt; @&#8203;d https:&#8203;//e
+    """
+    escaped = _MARKUP.sub(r"\\\g<0>", visible_line(text))
+    return _MEANT.sub(lambda found: _AS_TEXT.get(found[0], f"{found[0]}&#8203;"), escaped)
+
+
+def markdown_code(text: str) -> str:
+    """Text as code of Markdown; the fence is longer than any run of backticks in it."""
+    shown = visible_line(text)
+    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
 
 
 def spreadsheet_cell(value: Any) -> Any:

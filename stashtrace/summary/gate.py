@@ -7,7 +7,6 @@ No sentence is more certain than the bounds: *worse beyond doubt* only where eve
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
 from stashtrace.summary.layout import table_lines
 from stashtrace.units import duration_text
-from stashtrace.visible import visible_line
+from stashtrace.visible import markdown_code, markdown_text, visible_line
 
 #: Kinds beside the conditions are shown from this part of the step on, before, after, or in growth.
 _WORTH_SHOWING = 0.005
@@ -28,8 +27,6 @@ _WORTH_SHOWING = 0.005
 _WORST_FIRST = ("worse", "inconclusive", "not worse")
 #: A rank is named if it grew by so many times the mean over ranks.
 _CLEARLY_MORE = 1.25
-#: Characters that mean something in Markdown.
-_MARKS = re.compile(r"[\\`*_\[\]|~]")
 _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "could see", "verdict")
 
 
@@ -180,16 +177,16 @@ def markdown(gate: Gate, command: Command | None = None) -> str:
         As of :func:`gate_lines`.
     """
     lines = [f"### stashtrace check: {gate.verdict}", ""]
-    lines += [f"- {_escaped(text)}" for text in sentences(gate)]
+    lines += [f"- {markdown_text(text)}" for text in sentences(gate)]
     if command is not None:
-        lines += ["", _escaped(f"{_to_decide(command)}: {command.text}")]
+        lines += ["", f"{markdown_text(_to_decide(command))}: {markdown_code(command.text)}"]
     if gate.judged:
         rows = [_HEAD, *_rows(gate)]
-        cells = [[_escaped(cell) for cell in row] for row in rows]
+        cells = [[markdown_text(cell) for cell in row] for row in rows]
         lines += ["", _row(cells[0]), _row(["---", *["---:"] * 6, "---"]), *map(_row, cells[1:])]
-        lines += ["", *[f"{_escaped(note)}  " for note in notes(gate)]]
+        lines += ["", *[f"{markdown_text(note)}  " for note in notes(gate)]]
     about = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate)]
-    folded = [f"{_escaped(text)}  " for text in about]
+    folded = [f"{markdown_text(text)}  " for text in about]
     lines += ["", "<details><summary>The jobs</summary>", "", *folded, "", "</details>"]
     return "\n".join(lines) + "\n"
 
@@ -349,10 +346,3 @@ def _percent(ns: float, step_ns: float, to: Callable[[float], float] = round) ->
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _escaped(text: str) -> str:
-    """Return text that Markdown shows as it is: names of runs and commands may hold anything."""
-    shown = visible_line(text).replace("&", "&amp;").replace("<", "&lt;")
-    # A name behind an @ would notify its owner.
-    return _MARKS.sub(r"\\\g<0>", shown).replace("@", "@&#8203;")

@@ -76,7 +76,9 @@ def test_only_of_several_ranks_one_is_hit_hardest() -> None:
     [
         ("a|b", "a\\|b"),
         ("<img src=x>", "&lt;img src=x&gt;"),
-        ("@someone #1", "&#64;someone &#35;1"),
+        ("@someone #1", "@&#8203;someone #&#8203;1"),
+        ("cost $x and $y", "cost <span>$</span>x and <span>$</span>y"),
+        ("see https://evil.example or WWW.evil.example", "see https:&#8203;//evil.example or WWW&#8203;.evil.example"),
         ("[a](b) *c* _d_ `e`", "\\[a\\](b) \\*c\\* \\_d\\_ \\`e\\`"),
         ("line\nbreak\u202e", "line\\\\u000abreak\\\\u202e"),
     ],

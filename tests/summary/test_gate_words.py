@@ -18,11 +18,11 @@ from stashtrace.analysis.compare.gate import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.summary.ci import annotation_lines, junit_xml
 from stashtrace.summary.compare import jobs_lines, other_work_lines
-from stashtrace.summary.gate import document, gate_lines, markdown, sentences
+from stashtrace.summary.gate import Command, document, gate_lines, markdown, sentences
 
 MS = 1_000_000
 FACTS = {"ranks": 2, "device": "none", "torch": "2.13.0", "command": "python train.py --lr 0.1"}
-HOSTILE = "a|b`c*<img src=x>@team\n::error::x\x1b[2J\x00]]>"
+HOSTILE = "a|b`c*<img src=x>@team $x$ http://e.example\n::error::x\x1b[2J\x00]]>"
 
 
 def side(*means_ms: float, name: str = "main", steps: int = 60, spread: float = 0.02, **facts: Any) -> Side:
@@ -304,12 +304,20 @@ def test_names_are_shown_not_obeyed() -> None:
     page = markdown(found)
     assert "<img" not in page
     assert "@team" not in page
+    assert "$x$" not in page
+    assert "http://" not in page
     assert not re.search(r"^::", page, re.M)
     assert not re.search("[\x00-\x08\x1b]", page)
     ElementTree.fromstring(junit_xml(found))
     refused = gate(side(40), side(40, device=HOSTILE))
     assert all("\n" not in line and line.startswith("::error ") for line in annotation_lines(refused))
     ElementTree.fromstring(junit_xml(refused))
+
+
+def test_a_command_can_be_copied_from_markdown() -> None:
+    words = "stashtrace check --rerun 5 -- python a_b.py '*' '`x`'"
+    page = markdown(gate(side(40), side(40)), Command(words))
+    assert f"to decide it: `` {words} ``" in page
 
 
 def test_markdown_is_a_table() -> None:

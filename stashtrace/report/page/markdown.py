@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,11 @@ from stashtrace.report.page.later_parts import slow_reasons
 from stashtrace.report.page.words import claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
-from stashtrace.visible import visible_line
+from stashtrace.visible import markdown_code as code
+from stashtrace.visible import markdown_text
 
 _OPEN = 3
 _WAITS, _SLOW, _TRANSFERS = 5, 5, 6
-#: What Markdown or GitHub takes for markup, for the name of a person, or for a reference to an issue.
-_MARKUP = re.compile(r"[\\`*_\[\]|~]")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"}
 
 
 def markdown(facts: dict[str, Any]) -> str:
@@ -45,23 +42,8 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a text that Markdown shows as it is, on one line.
-
-    Examples
-    --------
-    >>> print(plain("a|b <c> @d"))
-    a\\|b &lt;c&gt; &#64;d
-    """
-    escaped = _MARKUP.sub(lambda found: "\\" + found[0], visible_line(str(value)))
-    return re.sub(r"[&<>@#]", lambda found: _ENTITIES[found[0]], escaped)
-
-
-def code(value: str) -> str:
-    """Return a text as code; the fence is longer than any run of backticks in it."""
-    shown = visible_line(value)
-    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
-    fence, pad = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{pad}{shown}{pad}{fence}"
+    """Return a value as text of Markdown."""
+    return markdown_text(str(value))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: int) -> str:
