@@ -9,14 +9,17 @@ else and write nothing: the database is in memory, files and network are turned 
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stashtrace.entry_points import one_line
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.strings import StringPool
@@ -99,6 +102,14 @@ def require_duckdb() -> None:
     if find_spec("duckdb") is None or find_spec("pyarrow") is None:
         missing = "duckdb" if find_spec("duckdb") is None else "pyarrow"
         raise StashtraceError(f"SQL needs {missing}, which is not installed", hint="`pip install 'stashtrace[sql]'`")
+    for name, used in (("duckdb", "connect"), ("pyarrow", "Table")):
+        try:
+            getattr(importlib.import_module(name), used)
+        except Exception as error:  # whatever a broken installation raises
+            raise StashtraceError(
+                f"SQL needs {name}, which is installed and cannot be loaded: {one_line(error)}",
+                hint=f"`{sys.executable} -m pip install --force-reinstall {name}`",
+            ) from error
 
 
 class Database:

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import environment
+from command_line import ROOT, environment
+from command_line import stashtrace as answer_of
 
 import stashtrace
 from stashtrace.cli import main
@@ -161,3 +162,26 @@ def test_ctrl_c_ends_a_long_query(runs: tuple[str, str], tmp_path: Path) -> None
     assert (running.returncode, out) == (130, "")
     assert "interrupted" in err
     assert "bug" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        (
+            "duckdb",
+            "raise ImportError('libduckdb.so: wrong ELF class\\nsecond line')",
+            "ImportError: libduckdb.so: wrong ELF class",
+        ),
+        ("duckdb", "", "AttributeError: module 'duckdb' has no attribute 'connect'"),
+        ("pyarrow", "import no_such_half", "ModuleNotFoundError: No module named 'no_such_half'"),
+    ],
+)
+def test_a_broken_installation_is_no_bug_of_ours(name: str, content: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(content + "\n")
+    for other in {"duckdb", "pyarrow"} - {name}:
+        (tmp_path / f"{other}.py").write_text("connect = Table = None\n")
+    answer = answer_of("sql", "--tables", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert answer.code == 4
+    first, _, hint = answer.err.splitlines()
+    assert first == f"error: SQL needs {name}, which is installed and cannot be loaded: {why}"
+    assert hint == f"hint: `{sys.executable} -m pip install --force-reinstall {name}`"
