@@ -33,6 +33,8 @@ from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.
 TRACE_SUFFIXES = (".stash", ".ring")
+#: What a merge that was killed leaves, samplers of GPUs, and ranks that reached the step of ``until_step``.
+_LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
@@ -143,10 +145,11 @@ def holds_other_run(path: Path, job: Job | None) -> bool:
 
 
 def is_part_of_run(name: str) -> bool:
-    """Return True for the names of files that ``run`` and ``merge`` write into a run directory."""
+    """Return True for the names of files that ``run``, ``merge`` and the job's recorders write into a run directory."""
     is_launch = name.startswith("launch.") and name.endswith(".json")
     is_list = name.startswith("staged.") and name.endswith(".list")
-    return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or name.endswith(TRACE_SUFFIXES) or is_launch or is_list
+    is_left = name.endswith((*TRACE_SUFFIXES, *_LEFT_SUFFIXES))
+    return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list
 
 
 def _remove_run(path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Answer
+from command_line import Answer, environment
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import prepare_directory
@@ -47,6 +49,25 @@ def test_a_command_that_cannot_be_started_leaves_no_directory(run: Run, tmp_path
     (tmp_path / "odd").chmod(0o755)
     assert run("run", "--", "./odd").code == CaptureError.exit_code
     assert os.listdir(tmp_path) == ["odd"]
+
+
+def test_a_command_that_cannot_be_started_takes_nothing_from_the_others_of_its_job(tmp_path: Path) -> None:
+    """They share the directory, whose run.json was removed with the first that failed."""
+    (tmp_path / "odd").write_text("no program")
+    (tmp_path / "odd").chmod(0o755)
+    words = [sys.executable, "-m", "stashtrace", "run", "--run-id", "together", "--"]
+    other = subprocess.Popen([*words, "sleep", "600"], cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    facts = tmp_path / "stash-together/run.json"
+    try:
+        until = time.monotonic() + 100
+        while not facts.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        failed = subprocess.run([*words, "./odd"], cwd=tmp_path, env=environment(), capture_output=True, timeout=100)
+        assert failed.returncode == CaptureError.exit_code
+        assert json.loads(facts.read_text())["run_id"]
+    finally:
+        other.terminate()
+        other.wait()
 
 
 # --overwrite ---------------------------------------------------------------------------------------------
@@ -125,7 +146,11 @@ def test_what_nothing_says_is_a_run_is_never_removed(tmp_path: Path, facts: str 
 
 
 def test_all_that_a_run_leaves_is_removed(tmp_path: Path) -> None:
-    files = ("launch.node0.7.json", "staged.node0.7.list", "summary.txt", "timeline.pftrace.gz", "host.2.0.ring")
+    files = (
+        *("launch.node0.7.json", "staged.node0.7.list", "summary.txt", "timeline.pftrace.gz", "host.2.0.ring"),
+        # Of samplers of GPUs, a step that was reached, and a merge that was killed.
+        *("node0.nvml.lock", "node0.7.2.reached", "host.1.0.stash.tmp"),
+    )
     out = recorded(tmp_path / "out", **{name.replace(".", "__"): "" for name in files})
     assert prepare_directory(str(out), overwrite=True) == out
     assert names(out) == []
