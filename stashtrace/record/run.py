@@ -202,7 +202,7 @@ def run_command(
             try:
                 watch.start(program, command, environment)
             except CaptureError:
-                if is_new:
+                if is_new and launch_file is None:  # else other launchers of the job may record into it
                     discard_run_without_records(directory)
                 raise
             watch.wait_for_command()
