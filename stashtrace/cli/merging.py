@@ -144,6 +144,12 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
     command : sequence of str
         The job's command, for a hint.
     """
+    if outcome.replaced:  # the folder that has its name now is somebody else's
+        if outcome.records != outcome.directory:
+            screen.say(
+                f"stashtrace: the records are in {outcome.records}; `stashtrace merge {outcome.records}` merges them"
+            )
+        return
     later = f"`stashtrace merge {shown_directory(outcome)}`"
     try:
         is_here = _bring_home(outcome, screen, merge=merge)

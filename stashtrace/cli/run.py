@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
     )
     _say_how_it_ended(screen, outcome)
-    merge = not arguments.no_merge and outcome.interrupts_count < 2 and not outcome.replaced
+    merge = not arguments.no_merge and outcome.interrupts_count < 2
     with file_rights(arguments.share):
         conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command)
     return outcome.exit_code

@@ -204,6 +204,27 @@ def test_a_directory_that_is_replaced_during_the_run_is_told(tmp_path: Path) -> 
     assert json.loads((tmp_path / "away/run.json").read_text())["run_id"]
 
 
+@pytest.mark.parametrize("options", [[], ["--scratch", "scratch"]])
+def test_a_directory_that_took_the_place_of_a_run_is_left_alone(tmp_path: Path, options: list[str]) -> None:
+    """Nothing is removed from it nor copied into it, and it is not said that nothing was recorded."""
+    job = (
+        "import glob, os; (run,) = glob.glob('stash-*'); open('input').read(); os.rename(run, 'away'); os.mkdir(run);"
+        " open(run + '/run.json', 'w').write('theirs')"
+    )
+    (tmp_path / "input").write_text("x")
+    words = [sys.executable, "-m", "stashtrace", "run", *options, "--", sys.executable, "-c", job]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    (theirs,) = tmp_path.glob("stash-*")
+    assert [(path.name, path.read_text()) for path in theirs.iterdir()] == [("run.json", "theirs")]
+    assert "another folder has taken the place of run directory" in done.stderr
+    assert "nothing was recorded" not in done.stderr
+    assert f"merge {theirs.name}" not in done.stderr
+    if options:
+        (records,) = (tmp_path / "scratch").iterdir()
+        assert f"`stashtrace merge {records}`" in done.stderr
+        assert main(["merge", str(records)]) == 0
+
+
 # Copies of files ----------------------------------------------------------------------------------
 
 
