@@ -240,10 +240,12 @@ def _scrub(argument: str, pending: int, taken: set[str]) -> tuple[str, int]:
 def _named_within(argument: str, at: int, end: int) -> tuple[int, int]:
     """Where the value of the first secret name within a word stands: ``a=b;AccountKey=X``, ``"token": "X"``, a header.
 
-    The value may reach beyond the word. What follows a URL is the URL's.
+    The value may reach beyond the word. What follows a URL is the URL's, but for the next parts of a connection string.
     """
     url = argument.find(":/", at, end)
-    for found in _ASSIGNMENT.finditer(argument, at, url if url >= 0 else end):
+    url = url if url >= 0 else end
+    query = _first_of("?#", argument, url, end)
+    for found in _ASSIGNMENT.finditer(argument, at, query):
         i = found.start()
         closed = i > at and argument[i - 1] in _QUOTES
         last = i - closed
@@ -252,6 +254,8 @@ def _named_within(argument: str, at: int, end: int) -> tuple[int, int]:
         if opener and opener not in _OPENERS:
             continue
         is_header = found[0] == ":"
+        if i >= url and (is_header or opener != ";"):
+            continue
         if is_header and argument.startswith("-H", first):
             first += 2
         if first >= last or _kind_of(argument[first:last]) != _SECRET:
@@ -264,7 +268,9 @@ def _named_within(argument: str, at: int, end: int) -> tuple[int, int]:
                 begin += 1
         quote = argument[begin : begin + 1]
         closing = argument.find(quote, begin + 1) if quote and quote in _QUOTES else -1
-        if closing >= 0:
+        if i >= url and query < end:
+            stop = end  # the query is the URL's, and goes with the value
+        elif closing >= 0:
             begin, stop = begin + 1, closing
         elif is_header and opener and opener in _QUOTES and not closed:
             closing = argument.find(opener, begin)

@@ -156,14 +156,17 @@ struct Range {
 // Returns where the value of the first secret name within a word stands: `a=b;AccountKey=X`, `"token": "X"`, a header.
 // The value may reach beyond the word. What follows a URL is the URL's.
 Range named_within(std::string_view argument, std::size_t at, std::size_t end) noexcept {
-  const std::size_t limit = std::min(argument.find(":/", at), end);
-  for (std::size_t i = at; (i = first_of("=:", argument, i, limit)) < limit; ++i) {
+  const std::size_t url = std::min(argument.find(":/", at), end);
+  // What follows a URL is the URL's, but for the next parts of a connection string.
+  const std::size_t query = first_of("?#", argument, url, end);
+  for (std::size_t i = at; (i = first_of("=:", argument, i, query)) < query; ++i) {
     const bool closed = i > at && is_in(argument[i - 1], kQuotes);
     const std::size_t last = i - (closed ? 1 : 0);
     std::size_t first = begin_of_run(argument, at, last, kNameSigns);
     const char opener = first > at ? argument[first - 1] : '\0';
     if (opener != '\0' && !is_in(opener, kOpeners)) continue;
     const bool is_header = argument[i] == ':';
+    if (i >= url && (is_header || opener != ';')) continue;
     if (is_header && argument.substr(first).starts_with("-H")) first += 2;
     if (first >= last || kind_of(argument.substr(first, last - first)) != SecretKind::kSecret) continue;
     std::size_t begin = i + 1;
@@ -174,7 +177,9 @@ Range named_within(std::string_view argument, std::size_t at, std::size_t end) n
     const char quote = begin < argument.size() && is_in(argument[begin], kQuotes) ? argument[begin] : '\0';
     std::size_t closing = quote != '\0' ? argument.find(quote, begin + 1) : argument.npos;
     std::size_t stop = argument.size();
-    if (closing != argument.npos) {
+    if (i >= url && query < end) {
+      stop = end;  // the query is the URL's, and goes with the value
+    } else if (closing != argument.npos) {
       ++begin;
       stop = closing;
     } else if (is_header && opener != '\0' && is_in(opener, kQuotes) && !closed) {
