@@ -29,6 +29,8 @@ RING_HEADER = struct.Struct("<8sHHIQQII")
 LANE_HEADER = struct.Struct("<IHHIIQII32xQQQ24xQ8xQ")  # up to and including consumed
 assert LANE_HEADER.size == 136
 
+#: A process gives its lanes no more than that (csrc/core/ring_file.h): a header that says more is damaged.
+_MOST_BYTES = 256 << 20
 #: Pages of machines on which the first lane does not begin right behind the ring's header.
 _LARGE_PAGES = (16 * 1024, 64 * 1024)
 
@@ -178,6 +180,7 @@ def _lane_at(source: ByteFile, offset: int) -> tuple[Lane | None, int] | None:
         and capacity & (capacity - 1) == 0
         and lane_bytes % PAGE_BYTES == 0
         and lane_bytes >= PAGE_BYTES + capacity * row_bytes
+        and offset + lane_bytes <= _MOST_BYTES
         and own_offset in (0, offset)  # 0: written before lanes knew their place
     )
     if not plausible:
@@ -199,17 +202,20 @@ def _copy(
     first, first_gone = _piece(source, rows_offset + begin * row_bytes, head, row_bytes)
     second, second_gone = _piece(source, rows_offset, count - head, row_bytes)
     gone = np.concatenate((first_gone, second_gone))
-    return first + second, gone if gone.any() else None
+    return (first.ljust(head * row_bytes, b"\0") + second if second else first), gone if gone.any() else None
 
 
 def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, npt.NDArray[np.bool_]]:
     """Rows that lie side by side, and which of them are gone: cut off, all zeros, or with a part on a page of zeros.
 
     No row is all zeros, and the rows before a published one on its page were written before it. So a page of zeros on
-    which one begins was lost. One on which a row only ends says nothing: its last fields may be zeros.
+    which one begins was lost. One on which a row only ends says nothing: its last fields may be zeros. The bytes are
+    those of the rows that end inside the file: a header may promise far more.
     """
+    published = count
+    count = min(count, max(source.size - offset, 0) // row_bytes)
     if count == 0:
-        return b"", np.zeros(0, dtype=np.bool_)
+        return b"", np.ones(published, dtype=np.bool_)
     end = offset + count * row_bytes
     first_page = offset // PAGE_BYTES
     pages = -(-end // PAGE_BYTES) - first_page
@@ -228,4 +234,4 @@ def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[b
     gone = lost_before[end_page + 1] > lost_before[begin_page]
     gone |= begins + row_bytes > held_bytes
     gone |= ~np.frombuffer(rows, dtype=np.uint8).reshape(count, row_bytes).any(axis=1)
-    return rows, gone
+    return rows, np.concatenate((gone, np.ones(published - count, dtype=np.bool_)))

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import stashtrace
 from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
 from stashtrace.errors import DataLossWarning, FormatError
 from stashtrace.format.container import ByteFile
-from stashtrace.format.ring import LANE_HEADER, PAGE_BYTES, RING_HEADER, read_ring
+from stashtrace.format.ring import LANE_HEADER, LANE_MAGIC, PAGE_BYTES, RING_HEADER, RING_MAGIC, read_ring
 from stashtrace.format.stash_file import StashFile
 from stashtrace.summary.text import summary
 
@@ -193,6 +194,31 @@ def test_a_lane_made_while_the_ring_is_read_is_no_damage(tmp_path: Path, monkeyp
     assert image is not None
     assert image.damaged_lanes == 0
     assert [(lane.row_count, lane.gone) for lane in image.lanes] == [(500, None)]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "row_bytes", "is_possible"),
+    [(1 << 31, 65_528, False), (1 << 13, 65_528, False), (1 << 17, 1024, True)],
+)
+def test_a_header_takes_no_memory_for_rows_that_no_file_holds(
+    capacity: int, row_bytes: int, is_possible: bool, tmp_path: Path
+) -> None:
+    """A ring of two pages, whose lane says that terabytes were published; at most 256 MiB are a ring."""
+    ring = tmp_path / "x.ring"
+    lane_bytes = PAGE_BYTES + capacity * row_bytes
+    header = RING_HEADER.pack(RING_MAGIC, 1, 0, 7, PAGE_BYTES + lane_bytes, 0, 0, 0)
+    lane = LANE_HEADER.pack(LANE_MAGIC, 1, row_bytes, 1, capacity, lane_bytes, 7, 0, capacity, capacity, 0, 0, 0)
+    ring.write_bytes(header.ljust(PAGE_BYTES, b"\0") + lane.ljust(PAGE_BYTES, b"\0"))
+    tracemalloc.start()
+    image = read_ring(str(ring))
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert image is not None
+    assert most_bytes < 4 << 20
+    assert (len(image.lanes), image.damaged_lanes > 0) == (int(is_possible), not is_possible)
+    if is_possible:
+        assert image.lanes[0].gone is not None
+        assert image.lanes[0].gone.all()
 
 
 def test_info_and_the_summary_say_that_the_number_is_unknown(tmp_path: Path) -> None:
