@@ -150,6 +150,14 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             ],
         ),
         (
+            {"cpus": 8, "others": 5.0, "bound": "2"},
+            "others",
+            [
+                "on average 2 threads of the job could run at a time, on 2 CPUs; other programs used 5 of the host's 8",
+                "stop other programs on this machine, or record while they are idle",
+            ],
+        ),
+        (
             {"cpus": 8, "threads": 8, "busy_threads": 1, "omp": ""},  # torch's threads sleep
             "",
             ["on average 2 threads of the job could run at a time, on 8 CPUs"],

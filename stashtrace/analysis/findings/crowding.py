@@ -100,6 +100,7 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
             "counters",
             rank=rank.rank,
             part_ratio=demand.whole,
+            items_count=round(cpu.count),
             of_count=count,
             low_ns=round(1e9 * cpu.others_count),
             name=rank.host,

@@ -154,9 +154,14 @@ def _cpus_are_full(row: Row, f: Finding) -> str:
 
 
 def _cpu_demand(row: Row, f: Finding) -> str:
-    cpus = counted(row["of_count"], "CPU")
+    of_host = max(row["items_count"], row["of_count"])
     others = row["low_ns"] / 1e9
-    used = f", of which other programs used {number(others)}" if others >= _OTHERS_TOLD * row["of_count"] else ""
+    used = ""
+    if others >= _OTHERS_TOLD * of_host:  # they are not bound to the CPUs that the job may use
+        is_whole = of_host == row["of_count"]
+        used = f"other programs used {number(others)}"
+        used = f", of which {used}" if is_whole else f"; {used} of the host's {of_host}"
+    cpus = counted(row["of_count"], "CPU")
     return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
 
 
