@@ -97,6 +97,11 @@ def unpack(archive: Path, kind: str, folder: Path, is_wanted: Wanted) -> int:
         raise ImporterError(
             f"{archive} is a damaged {kind} archive: {told}", hint="copy it again from where it was written"
         ) from error
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        name = os.path.relpath(error.filename, folder).partition("/")[0]
+        raise ImporterError(
+            f"{archive} is a damaged {kind} archive: {name!r} in it is a file and a folder", hint=_MORE
+        ) from error
     except OSError as error:
         raise ImporterError(
             f"{archive} cannot be unpacked: {error.strerror or error}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -96,5 +97,5 @@ def _below(folder: Path) -> Path:
 
 
 def _hint_of_empty(kind: str, archive: Path) -> str:
-    listing = f"tar -tf {archive}" if kind == "tar" else f"unzip -l {archive}"
-    return f"`{listing}` shows what is in it"
+    listing = "tar -tf" if kind == "tar" else "unzip -l"
+    return f"`{listing} {shlex.quote(str(archive))}` shows what is in it"

@@ -335,6 +335,13 @@ def test_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_an_archive_of_pictures_holds_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tar(tmp_path / "shard.tar", {f"{n}.jpg": b"x" for n in range(3)})
     assert refusal(tmp_path / "shard.tar", capsys) == f"{tmp_path}/shard.tar is a tar archive without a trace"
+    packed(tmp_path / "my shard.zip", {"a.jpg": b"x"})
+    assert main(["info", str(tmp_path / "my shard.zip")]) == 4
+    assert f"hint: `unzip -l '{tmp_path}/my shard.zip'` shows what is in it" in capsys.readouterr().err
+    tar(tmp_path / "twice.tar", {"a": b"x", "a/b.json": b"{}"})
+    assert "twice.tar is a damaged tar archive: 'a' in it is a file and a folder" in refusal(
+        tmp_path / "twice.tar", capsys
+    )
 
 
 @pytest.mark.parametrize("pack", PACKS)
