@@ -322,25 +322,30 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
         return np.zeros(0, dtype=np.int64)
     summed = np.append(0.0, np.cumsum(sizes))
     latest = np.maximum.accumulate(ready)
-    # Time of a bucket, by the message that it begins with (row) and the one before which it ends (column).
-    takes = alpha_ns + beta_ns_per_byte * (summed[None, 1:] - summed[:-1, None])
-    takes[np.tri(count, k=-1, dtype=bool)] = np.inf
+
+    def ends(free: Floats, end: int) -> Floats:
+        """Return when a bucket up to the message before ``end`` ends, by the message that it begins with."""
+        return np.asarray(
+            np.maximum(free[:end], latest[end - 1]) + (alpha_ns + beta_ns_per_byte * (summed[end] - summed[:end]))
+        )
 
     earliest = np.zeros(count + 1)
     for end in range(1, count + 1):
-        options = np.maximum(earliest[:end], latest[end - 1]) + takes[:end, end - 1]
-        earliest[end] = options.min()
+        earliest[end] = ends(earliest, end).min()
     # The same with a given number of buckets: one more until the last ends as early as with any number.
     free = np.append(0.0, np.full(count, np.inf))
     chosen = []
     while free[count] > earliest[count] * (1 + ROUNDING):  # at the latest with a bucket for each message
-        options = np.maximum(free[:-1, None], latest[None, :]) + takes
-        best = options.min(axis=0)
-        chosen.append(np.argmax(options <= best * (1 + ROUNDING), axis=0))
-        free = np.append(np.inf, best)
+        with_one_more, first = np.full(count + 1, np.inf), np.zeros(count + 1, dtype=np.int64)
+        for end in range(len(chosen) + 1, count + 1):
+            options = ends(free, end)
+            with_one_more[end] = options.min()
+            first[end] = np.argmax(options <= with_one_more[end] * (1 + ROUNDING))
+        chosen.append(first)
+        free = with_one_more
     starts, at = [], count
     for first in reversed(chosen):
-        at = int(first[at - 1])
+        at = int(first[at])
         starts.append(at)
     return np.array(starts[::-1], dtype=np.int64)
 

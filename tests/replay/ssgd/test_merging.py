@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -161,6 +163,15 @@ def test_layers_without_parameters_send_nothing() -> None:
     assert net.sends.tolist() == [2, 0]
     assert net.ready_ns.tolist() == [10, 22]
     assert layer_by_layer(net, 1, 1).end_ns == 26
+
+
+def test_the_best_merge_of_many_messages_takes_no_memory_for_all_pairs() -> None:
+    ready = np.cumsum(np.random.default_rng(3).uniform(1, 1e5, 1500))
+    tracemalloc.start()
+    assert len(best_merge(ready, np.full(1500, 1e5), 4.5e4, 0.09)) < 100
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < 2 << 20
 
 
 @given(realistic, st.floats(0, 5), st.floats(0.01, 3))
