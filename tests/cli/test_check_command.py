@@ -166,6 +166,15 @@ class TestWhatWouldDecide:
             command,
         )
 
+    def test_is_not_given_where_both_folders_would_run_one_script(self, check: Check, tmp_path: Path) -> None:
+        """A script that is named by its absolute path is the same one, in whichever folder it is started."""
+        command = ["python", str(tmp_path / "train.py"), "--data", "/data"]
+        before, after = self.inconclusive(tmp_path, command, command)
+        code, out, _ = check(after, "--against", before)
+        assert (code, "would tell" in out, "to decide it" in out) == (5, True, False)
+        before, after = self.inconclusive(tmp_path, ["python", "/old/train.py"], ["python", "/new/train.py"])
+        assert "to decide it" in check(after, "--against", before)[1]
+
     @pytest.mark.parametrize("argument", ["<scrubbed>", "a\x1b[2Jb"])
     def test_is_not_given_where_it_could_not_be_run(self, check: Check, tmp_path: Path, argument: str) -> None:
         before, after = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py", argument])
