@@ -17,6 +17,7 @@ from pathlib import Path
 
 from stashtrace.errors import BUILD_HINT, CaptureError
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
+from stashtrace.whole_files import others_may_rename
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
@@ -159,9 +160,11 @@ def preload_path(library: str | os.PathLike[str]) -> str:
 def _is_own_folder(folder: Path) -> bool:
     """Make the folder; True if nobody else can put a library there."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
+        if others_may_rename(folder.parent):
+            return False
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022

@@ -55,11 +55,14 @@ def test_a_link_of_an_older_install_is_replaced(library: Path, tmp_path: Path, m
     assert Path(preload_path(library)).samefile(library)
 
 
+@pytest.mark.parametrize("is_itself", [True, False], ids=["itself", "the one above"])
 def test_a_folder_that_others_may_write_is_not_used(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_itself: bool, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who may write to the folder above may put another in its place."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Path(preload_path(library)).parent.chmod(0o777)
+    used = Path(preload_path(library)).parent
+    (used if is_itself else used.parent).chmod(0o777)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     assert Path(preload_path(library)).is_relative_to(tmp_path / "temporary")
     Path(preload_path(library)).parent.chmod(0o777)
