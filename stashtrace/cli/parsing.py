@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.visible import visible_line
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         """Raise what argparse found wrong as UsageError."""
         raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` shows the options")
 
-    def print_help(self, file: IO[str] | None = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         """Write the help; argparse would say nothing of a stdout that cannot be written to."""
         stream = sys.stdout if file is None else file
         stream.write(self.format_help())

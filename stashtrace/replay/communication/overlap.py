@@ -334,7 +334,7 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
         earliest[end] = ends(earliest, end).min()
     # The same with a given number of buckets: one more until the last ends as early as with any number.
     free = np.append(0.0, np.full(count, np.inf))
-    chosen = []
+    chosen: list[npt.NDArray[np.int64]] = []
     while free[count] > earliest[count] * (1 + ROUNDING):  # at the latest with a bucket for each message
         with_one_more, first = np.full(count + 1, np.inf), np.zeros(count + 1, dtype=np.int64)
         for end in range(len(chosen) + 1, count + 1):
