@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.collectives.waits import collective_rows
-from stashtrace.analysis.findings.lateness import wait_evidence
+from stashtrace.analysis.findings.lateness.costliest import wait_evidence
 from stashtrace.analysis.late.late import late
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.index import TraceIndex

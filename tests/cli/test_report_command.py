@@ -115,7 +115,7 @@ def test_a_page_of_1024_ranks_is_small(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "p.html")]) == 0
     page = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert len(page.encode()) < MOST_BYTES
-    assert "rank 700 to arrive" in page
+    assert "rank 700 computes 30.0 ms a step longer than the others in backward" in page
     facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
     assert len(facts["budget"]["by_rank"]["rank"]) == 1024
     assert facts["heat"]["ranks"][0] == "700"

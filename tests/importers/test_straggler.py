@@ -92,10 +92,12 @@ def test_a_pipeline_by_hand(tmp_path: Path) -> None:
     members = {trace.text(c) for c in trace.groups["members_code"]}
     assert members == {"0,4", "8,12", "0,8", "4,12"}
     roots = {
-        (r["rank"], r["root_rank"]): r["stall_ns"] / SECOND for r in stashtrace.analyze(trace, "straggler_roots").rows()
+        (r["rank"], r["root_rank"]): r["stall_ns"] / SECOND
+        for r in stashtrace.analyze(trace, "straggler_roots").rows()
+        if r["stall_ns"]
     }
-    # Of the 3 s that rank 12 waits for rank 8, rank 8 itself waits 1.75 s for rank 0.
-    assert roots == {(4, 0): 3.0, (8, 0): 4.0, (12, 0): 1.75, (12, 4): 1.0, (12, 8): 1.25}
+    # The 3 s that rank 12 waits for rank 8 end at rank 0: both compute for a second.
+    assert roots == {(4, 0): 3.0, (8, 0): 4.0, (12, 0): 3.0, (12, 4): 1.0}
 
 
 def test_a_send_waits_for_its_receiver(tmp_path: Path) -> None:
@@ -231,7 +233,8 @@ def test_corpus_the_slowed_worker_is_the_straggler() -> None:
     found = _by_root(trace)
     ranked = sorted(found, key=lambda rank: -found[rank])
     assert ranked[0] == 0
-    assert found[0] > 2 * found[ranked[1]]
+    assert found[0] > 5 * found[ranked[1]]
+    assert found[0] > 0.6 * sum(found.values())
     table = stashtrace.analyze(trace, "stalls", by="rank")
     compute = {r["rank"]: r["share_ratio"] for r in table.rows() if r["kind"] == "compute"}
     assert compute[0] > 0.95
@@ -248,3 +251,11 @@ def test_corpus_of_uneven_sequences_nobody_is_the_straggler() -> None:
     assert max(found.values()) < 0.04 * sum(found.values())
     stages = [sum(ns for rank, ns in found.items() if rank // 64 == stage) for stage in (0, 1)]
     assert (stages[1] > stages[0]) == (by_stage["1"] > by_stage["0"])
+
+
+def test_corpus_summaries_name_the_published_causes() -> None:
+    """AR: the slowed worker. SE: the last stage, and sequences of uneven length in every stage."""
+    ar, se = (" ".join(summary(load(corpus(f"straggler/trace-{name}.parquet"))).split()) for name in ("AR", "SE"))
+    assert "▶ rank 0 (stage 0) computes 26.1 s a step longer than the others of its stage in backward-compute" in ar
+    assert "▶ stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s: an even split would save" in se
+    assert "within a step the work of the ranks of one stage differs by 14 %" in se

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.lateness import how_often, wait_evidence
+from stashtrace.analysis.findings.lateness.costliest import wait_evidence
 from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
 from stashtrace.analysis.late.causes import CAUSES
 from stashtrace.analysis.late.late import LATE
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls.budget import STALLS
-from stashtrace.schema.events import STEPS
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import evidence_texts, wait_text
 from stashtrace.summary.words.parts import Finding
@@ -120,16 +118,3 @@ def test_rows_of_the_analysis_fit() -> None:
         told
         == "the costliest wait: rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"
     )
-
-
-def test_how_often_counts_the_steps_that_matter() -> None:
-    steps = Table.from_rows(STEPS, [(0, n, n, n + 1, 0, 0, 1, "train", 0, 1, 0, 0) for n in range(6)])
-    lost = [
-        (0, n, "straggler", ns, "host", ns, ns, cause, 1.0)
-        for n, (ns, cause) in enumerate([(50, 3), (60, 3), (1, 2), (40, 3), (55, 2), (1, 3)])
-    ]
-    tables = {"steps": steps, "stalls": Table.from_rows(STALLS, lost)}
-    assert (
-        worded(*how_often(tables, 0, 3)) == "rank 3 is the one waited for in 3 of the 4 steps with most of this waiting"
-    )
-    assert how_often(tables, 1, 3) == []

@@ -26,7 +26,7 @@ STEP = 100 * MS
 def texts_given_to(name: str, argument: int) -> set[str]:
     """Constant texts that the room gives to a class as its n-th argument."""
     found = set()
-    for path in ROOM.glob("*.py"):
+    for path in ROOM.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
                 for part in ast.walk(node.args[argument]):
@@ -105,11 +105,19 @@ def test_ranks_that_are_missing_may_have_been_waited_for() -> None:
     assert "ranks 1-15 left no record here" in told
 
 
-def test_every_late_rank_that_matters_is_named() -> None:
-    waits = ((0, 237, 0.53), (6, 181, 0.41), (2, 25, 0.06))
-    causes = tuple(Evidence("waited_for", rank=r, amount_ns=ns * MS, part_ratio=part) for r, ns, part in waits[:2])
-    (told,) = worded(claim("late", 44, 44, 44, call="all_reduce", evidence=causes))
-    assert told == "rank 0 waits 44.0 ms a step (44 %) in all-reduce for rank 0 (237 ms) and rank 6 (181 ms) to arrive"
+def test_a_sum_of_waits_is_as_certain_as_the_waits() -> None:
+    links = [Evidence("late_link", rank=0, items_count=2, kind="all_reduce", name="1,2")]
+    rows = (
+        Evidence("late_root", rank=0, part_ratio=1.0),
+        Evidence("late_surplus", rank=0, amount_ns=40 * MS, kind="sleep"),
+        *links,
+        Evidence("late_sum", amount_ns=80 * MS, low_ns=20 * MS, high_ns=90 * MS),
+    )
+    (told,) = worded(claim("late", 40, 10, 45, call="all_reduce", evidence=rows))
+    assert told == (
+        "rank 0 sleeps 40.0 ms a step longer than the others; ranks 1,2 wait for it in all-reduce: between 20.0 ms and"
+        " 90.0 ms of waiting a step in all"
+    )
 
 
 def test_a_large_loss_is_the_first_thing_said() -> None:

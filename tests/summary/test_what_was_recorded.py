@@ -86,10 +86,15 @@ def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
     assert sentence.endswith(told) if told[-1] != "$" else sentence.endswith(told[:-1])
 
 
+def _link(rank: int) -> Evidence:
+    return Evidence("late_link", rank=112, items_count=1, name=str(rank))
+
+
 def test_what_lies_in_a_gap_of_the_recording_is_not_called_blocked() -> None:
     row = {"rank": 112, "of_count": 48, "amount_ns": 2_300_000_000}
-    (text,) = row_texts(Evidence("late_surplus", kind="unrecorded", **row))
-    assert text == "why: on average rank 112 has 2.30 s a step more in which nothing was recorded than rank 48"
+    rows = (Evidence("late_root", rank=112), Evidence("late_surplus", kind="unrecorded", **row), _link(48))
+    (text,) = worded(Claim("verdict", "late", ranks="48", items_count=1, confidence="exact", evidence=rows))
+    assert text.startswith("rank 112 has 2.30 s a step more than rank 48 in which nothing was recorded; rank 48 waits")
 
 
 def test_an_average_of_unlike_ranks_says_which_one_it_is_of() -> None:

@@ -2,7 +2,7 @@
 
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 
-``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness`` and ``devices`` find their
+``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness/`` and ``devices`` find their
 evidence, ``trust`` and ``losses`` state how far to trust them.
 """
 

@@ -53,8 +53,6 @@ class RankFacts:
         All counted steps together.
     kinds, low, high : dict of str to int
         Nanoseconds per kind over the counted steps, and the bounds.
-    late_ns : dict of int to int
-        Straggler time by the rank that was late.
     contention_ratio : float
         Share of the steps that the step thread was runnable and not running.
     blocked_ns : dict of str to int
@@ -82,7 +80,6 @@ class RankFacts:
     kinds: dict[str, int]
     low: dict[str, int]
     high: dict[str, int]
-    late_ns: dict[int, int]
     contention_ratio: float = 0.0
     held_ns: int = 0
     opaque_ns: int = 0
@@ -251,11 +248,10 @@ class _Known:
     """Rows of the counted steps of all ranks, chosen and grouped once."""
 
     def __init__(self, trace: Trace, tables: dict[str, Table]) -> None:
-        steps, late = tables["steps"], tables["straggler_causes"]
+        steps = tables["steps"]
         self.trace = trace
         self.steps = _ByRank(steps)
         self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
-        self.late = _ByRank(late, (late["cause_rank"] >= 0) & in_steps(late, steps))
         self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
         self.held = _ByRank(trace.device_brackets, _held(trace))
         self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
@@ -280,15 +276,12 @@ class _ByRank:
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
-    own, rows, late, beside = (table.of(rank) for table in (known.steps, known.stalls, known.late, known.hidden))
+    own, rows, beside = (table.of(rank) for table in (known.steps, known.stalls, known.hidden))
     kinds = GroupBy(rows["kind"])
 
     def sums(column: str) -> dict[str, int]:
         return dict(zip(kinds.values.tolist(), kinds.sum(rows[column]).tolist(), strict=True))
 
-    late_ns: dict[int, int] = {}
-    for cause, stall in zip(late["cause_rank"].tolist(), late["stall_ns"].tolist(), strict=True):
-        late_ns[cause] = late_ns.get(cause, 0) + stall
     wall = own["end_ns"] - own["begin_ns"]
     methods = np.unique(rows["method"]).tolist()
     held = known.held.of(rank)
@@ -302,7 +295,6 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         sums("stall_ns"),
         sums("low_ns"),
         sums("high_ns"),
-        late_ns,
         _contention(beside),
         int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
         *_unseen(known.timed, rank, beside),

@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings import devices, lateness
+from stashtrace.analysis.findings import devices
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
+from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.late.chains import straggler_roots
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, ProcessRole
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import HOST_NOT_RECORDED
@@ -34,18 +33,8 @@ _WORTH_DOUBTING_RATIO = 0.2
 EXACT_RATIO = 0.05
 #: Without a stall, a run is compute bound if its steps are compute for at least this share.
 _COMPUTE_BOUND_RATIO = 0.9
-#: A late rank matters if it causes at least this share of a rank's waits for others.
-_CAUSE_RATIO = 0.1
-#: Waits for this many different ranks may be chains, in which a late rank waits itself.
-_CHAIN_LENGTH = 3
-#: The root of waits causes at least this share of them, and this many times the share of the next rank.
-_ROOT_RATIO, _ROOT_LEAD = 0.25, 1.5
 #: Ranks that lose at least this part of what the worst rank loses are in one claim with it.
 _LIKE_RATIO = 0.5
-#: Largest number of claims about late ranks.
-_LATE_AT_MOST = 2
-#: Two ranks wait for each other alternately if the smaller of both waits is at least this share of the larger.
-_ALIKE_RATIO = 0.5
 
 
 def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
@@ -152,119 +141,7 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _late(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
-    """Return claims about the ranks that wait for others, grouped by the rank that they mostly wait for.
-
-    Where ranks wait for ranks that wait themselves, one claim names the rank at which most chains of waits end.
-    """
-    root = _root(facts, hit)
-    if root is not None:
-        return [_root_claim(facts, hit, root)]
-    claims: list[Claim] = []
-    left = list(hit)
-    while left and len(claims) < _LATE_AT_MOST:
-        worst = left[0]
-        cause = main_cause(worst)
-        # The late rank's own waits for others belong to another claim.
-        alike = [r for r in left if main_cause(r) == cause]
-        late = facts.rank(cause)
-        # Two ranks cannot take turns within one step.
-        each_other = facts.steps_count > 1 and len(alike) == 1 and late is not None
-        if each_other and late is not None and late in left:
-            own_ns, other_ns = worst.late_ns[cause], late.late_ns.get(worst.rank, 0)
-            alike = [worst, late] if min(own_ns, other_ns) > _ALIKE_RATIO * max(own_ns, other_ns) else alike
-        taken = {r.rank for r in alike}
-        left = [r for r in left if r.rank not in taken]
-        claims.append(_late_claim(facts, alike, cause))
-    return claims
-
-
-def _late_claim(facts: RunFacts, hit: Sequence[RankFacts], cause: int) -> Claim:
-    worst = hit[0]
-    claim = replace(
-        _claim(hit, "late", COLUMNS["late"]),
-        cause_rank=cause,
-        call=lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"]),
-    )
-    if cause < 0:
-        return claim
-    whole = max(sum(worst.late_ns.values()), 1)
-    known = sorted(((ns, rank) for rank, ns in worst.late_ns.items() if rank >= 0), key=lambda x: (-x[0], x[1]))
-    causes = {rank: ns / worst.steps_count for ns, rank in known if ns >= _CAUSE_RATIO * whole}
-    causes = causes or {cause: worst.late_ns[cause] / worst.steps_count}
-    rest_ns = (whole - sum(worst.late_ns[rank] for rank in causes)) / worst.steps_count
-    if rest_ns > 0:
-        causes[-1] = rest_ns
-    if any(r.rank == cause for r in hit):
-        rows = [
-            Evidence(
-                "waits_for_other",
-                "stalls",
-                rank=r.rank,
-                amount_ns=r.per_step_ns("straggler"),
-                part_ratio=r.share("late"),
-            )
-            for r in hit
-        ]
-        return replace(claim, cause_kind="alternates", evidence=tuple(rows))
-    rows = lateness.late_evidence(facts, worst, causes, claim.call)
-    link_ns = worst.per_step_ns("network", "interconnect")
-    if link_ns > 0 and worst.share("link") < WORTH_SAYING_RATIO:  # else it has a verdict of its own
-        low, high = worst.bounds_ns("network", "interconnect")
-        rows.append(Evidence("transfers", "stalls", rank=worst.rank, amount_ns=link_ns, low_ns=low, high_ns=high))
-    named = next((row for row in rows if row.code == "late_because"), None)
-    return replace(
-        claim,
-        cause_kind=_why(rows),
-        worker_id=named.worker_id if named else -1,
-        file=named.name if named and named.kind in ("fetch", "checkpoint") else "",
-        evidence=tuple(rows),
-    )
-
-
-def _root(facts: RunFacts, hit: Sequence[RankFacts]) -> Evidence | None:
-    """Return the rank at which clearly most waits end; None where ranks wait for one rank or no rank stands out."""
-    if len({main_cause(rank) for rank in hit}) < _CHAIN_LENGTH:
-        return None
-    table = straggler_roots(facts.trace, warmup=True)
-    table = table.take(np.isin(table["step"], facts.tables["steps"]["step"]) & (table["root_rank"] >= 0))
-    roots = GroupBy(table["root_rank"])
-    if not len(roots):
-        return None
-    spent = roots.sum(table["stall_ns"].astype(np.float64))
-    order = np.argsort(-spent, kind="stable")
-    share = float(spent[order[0]] / max(spent.sum(), 1.0))
-    second = float(spent[order[1]] / max(spent.sum(), 1.0)) if len(order) > 1 else 0.0
-    if share < _ROOT_RATIO or share < _ROOT_LEAD * second:
-        return None
-    return Evidence("late_root", "straggler_roots", rank=int(roots.values[order[0]]), part_ratio=share)
-
-
-def _root_claim(facts: RunFacts, hit: Sequence[RankFacts], root: Evidence) -> Claim:
-    waiting = [rank for rank in hit if rank.rank != root.rank]
-    worst = waiting[0]
-    # A rank may wait for the root only through others: its wait is the part of the chains that end there.
-    call = lateness.waited_operation(facts.trace, worst.rank, facts.tables["steps"])
-    rows = lateness.late_evidence(facts, worst, {root.rank: root.part_ratio * worst.per_step_ns("straggler")}, call)
-    return replace(
-        _claim(waiting, "late", COLUMNS["late"]),
-        cause_rank=root.rank,
-        cause_kind=_why(rows),
-        call=call,
-        evidence=(root, *(row for row in rows if row.code not in ("waited_for", "late_often", "late_often_of_worst"))),
-    )
-
-
-def _why(rows: Sequence[Evidence]) -> str:
-    """Return the kind of time, as in ``late``, that a late rank spends longer in: over all steps, else in the worst."""
-    for row in rows:
-        if row.code in ("late_surplus", "late_because"):
-            return row.name if row.code == "late_surplus" else row.kind
-    return ""
-
-
-def main_cause(rank: RankFacts) -> int:
-    """Return the rank that caused the longest wait; -1 if unknown."""
-    return max(rank.late_ns, key=lambda r: (rank.late_ns[r], -r), default=-1)
+    return late_claims(facts, hit, lambda ranks: _claim(ranks, "late", COLUMNS["late"]))
 
 
 def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:

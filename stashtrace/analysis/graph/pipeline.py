@@ -20,6 +20,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.late.stages import stated_numbers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
@@ -87,7 +88,7 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
     meetings = _meetings(index, work, parts, overlapped_messages)
     ranks = np.unique(work.rank).tolist()
     chains = [_rank(work, rank, starts, meetings, parts, overlapped_messages) for rank in ranks]
-    stage_of, replica_of = (_stated_numbers(index.trace, key) for key in (PIPELINE_STAGE, DATA_PARALLEL_RANK))
+    stage_of, replica_of = (stated_numbers(index.trace, key) for key in (PIPELINE_STAGE, DATA_PARALLEL_RANK))
     _unrecorded_meetings(work, starts, chains, [stage_of, replica_of], parts)
     graph = parts.graph()
     operation = np.full(len(graph), -1, dtype=np.int64)
@@ -97,19 +98,6 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
     return PipelineGraph(
         **columns, operation=operation, operations=work.names, stage_of=stage_of, replica_of=replica_of
     )
-
-
-def _stated_numbers(trace: Trace, key: str) -> dict[int, int]:
-    """Return a number that the metadata states for processes, by rank."""
-    facts, processes = trace.metadata, trace.processes
-    rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
-    rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
-    numbers = {}
-    for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
-        text = trace.text(code)
-        if process in rank and text.isdecimal():
-            numbers[rank[process]] = int(text)
-    return numbers
 
 
 @dataclass(frozen=True, slots=True)

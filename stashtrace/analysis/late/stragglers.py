@@ -21,10 +21,15 @@ STRAGGLERS = schema(
     "stragglers",
     "Who is late, and what it costs the others",
     RANK,
-    ("last_count", "i8", "", "collectives that this rank entered last"),
-    ("caused_wait_ns", "i8", "ns", "straggler time of the other ranks while they waited for this one"),
+    ("last_count", "i8", "", "collectives that this rank entered last, without messages"),
+    ("caused_wait_ns", "i8", "ns", "straggler time of the others while they waited for this rank, also for messages"),
     ("wait_ns", "i8", "ns", "straggler time of this rank"),
-    ("behind_second_ns", "i8", "ns", "this rank alone was missing: entry after the second latest, in steps, time once"),
+    (
+        "behind_second_ns",
+        "i8",
+        "ns",
+        "this rank alone was missing: entry after the second latest, in steps, time once, without messages",
+    ),
 )
 LAST_RANKS = schema(
     "last_ranks",

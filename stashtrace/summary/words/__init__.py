@@ -41,6 +41,6 @@ def evidence_texts(finding: Finding) -> list[str]:
 
 
 def wait_text(evidence: Sequence[Evidence]) -> str:
-    """Word a wait in a collective and its reason, given the rows of ``findings.lateness.wait_evidence``."""
+    """Word a wait in a collective and its reason, given the rows of ``lateness.costliest.wait_evidence``."""
     said = evidence_texts(Finding({}, tuple(asdict(row) for row in evidence)))
     return "; ".join(said).removeprefix(COSTLIEST)

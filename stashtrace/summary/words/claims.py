@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stashtrace.summary.words.evidence import BLOCKED_WORDS
+from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
     amount,
     counted,
+    few_ranks,
     filled,
     lost,
+    lost_amount,
     not_entered,
     operation,
     plural,
@@ -20,7 +22,7 @@ from stashtrace.summary.words.parts import (
     share,
     verb,
 )
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import duration_text, percent_text, ranks_text
 
 _ALL_RATIO = 0.95
 #: From this share of the step on, waiting for batches is what bounds a rank.
@@ -39,33 +41,101 @@ def _data(f: Finding) -> str:
 
 def _late(f: Finding) -> str:
     row = f.row
+    for code, words in (
+        ("late_root", _root),
+        ("slow_stage", _slow_stage),
+        ("slow_rank", _slow_rank),
+        ("unlike_rank", _unlike),
+    ):
+        if f.first(code) is not None:
+            return words(f)
     where = f" in {operation(row['call'])}" if row["call"] else ""
-    pair = f.all("waits_for_other")
-    if pair:
-        (a, b) = pair
-        return (
-            f"ranks {a['rank']} and {b['rank']} alternate in being late{where}: rank {a['rank']} waits"
-            f" {duration_text(a['amount_ns'])} a step for the other, rank {b['rank']} {duration_text(b['amount_ns'])}"
-        )
     head = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
-    root = f.first("late_root")
-    if root is not None:
-        share = percent_text(root["part_ratio"])
-        return f"{head} for others to arrive; {share} of all waiting traces back to rank {root['rank']}"
-    causes = [e for e in f.all("waited_for") if e["rank"] >= 0]
-    if not causes:
+    bubble = f.first("bubble")
+    if bubble is not None and row["cause_kind"] == "bubble":
+        return f"{head} for the stages of their pipeline: most of it is the bubble that such a pipeline has"
+    if bubble is not None:
+        return f"{head} for the stages of their pipeline, and no stage and no rank works longer than its steps vary"
+    turns = f.all("waits_for_other")
+    if not turns:
         return f"{head} for other ranks to arrive"
-    if len(causes) == 1 and causes[0]["part_ratio"] >= _ALL_RATIO:
-        return f"{head} for rank {causes[0]['rank']} to arrive"
-    if len(causes) == 1:
+    if row["cause_kind"] == "once":
+        return f"{head} for each other; so few steps do not tell whether a rank is late again and again"
+    few = f.first("late_few")
+    if few is not None:
+        most = f"{percent_text(few['part_ratio'])} of it in {few['items_count']} of {few['of_count']} steps"
+        return f"{head} for whoever comes last, {most}: too few to tell whether it is always the same rank"
+    if len(turns) == 2:
+        (a, b) = turns
+        parts = [f"rank {e['rank']} {duration_text(e['amount_ns'])} ({percent_text(e['part_ratio'])})" for e in (a, b)]
         return (
-            f"{head} for others to arrive, {percent_text(causes[0]['part_ratio'])} of it for rank {causes[0]['rank']}"
+            f"ranks {a['rank']} and {b['rank']} wait for each other by turns{where}, {' and '.join(parts)} a step:"
+            " neither takes longer than their steps vary"
         )
-    named = [f"rank {e['rank']} ({duration_text(e['amount_ns'])})" for e in causes]
-    listed = f"{', '.join(named[:-1])} and {named[-1]}"
-    if row["items_count"] > 1:
-        return f"{head} for others to arrive; rank {row['rank']} waits for {listed}"
-    return f"{head} for {listed} to arrive"
+    return f"{head} by turns for whoever comes last: no rank takes longer than the steps vary"
+
+
+def _root(f: Finding) -> str:
+    """Begin with the rank whose work the others wait for, then who waits for it through whom."""
+    row, rank, work = f.row, (f.first("late_root") or {})["rank"], f.first("late_surplus")
+    before = f.first("late_surplus_before")
+    where = f" in {operation(row['call'])}" if row["call"] else ""
+    links = f.all("late_link")
+    head = f"rank {rank} comes last"
+    work = work or before
+    if work is not None:
+        head = f"rank {rank} {surplus(work, peers_of(work))}"
+        head += " before these waits" if before is not None else ""
+    if len(links) == 1 and links[0]["items_count"] == 1:
+        return f"{head}; rank {links[0]['name']} {verb(row, 'waits', 'wait')} {lost(row)} for it{where}"
+    if not links:
+        return f"{head}; {ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
+    said: list[str] = []
+    differ = len({link["kind"] for link in links}) > 1
+    for link in links:
+        several = "s" if link["items_count"] > 1 else ""
+        waits = f" {'wait' if several else 'waits'}" if not said else ""
+        late = "it" if link["rank"] == rank else f"rank {link['rank']}"
+        inside = f" in {operation(link['kind'])}" if link["kind"] and (differ or not said) else ""
+        said.append(f"rank{several} {few_ranks(link['name'])}{waits} for {late}{inside}")
+    chain = f"{', '.join(said[:-1])}, and {said[-1]}" if len(said) > 1 else "".join(said)
+    total = f.first("late_sum") or {}
+    summed = {**row, "stall_ns": total["amount_ns"], "low_ns": total["low_ns"], "high_ns": total["high_ns"]}
+    return f"{head}; {chain}: {lost_amount(summed)[0]} of waiting a step in all"
+
+
+def _unlike(f: Finding) -> str:
+    """Word that several ranks work longer than the others, or that some work less and wait for the rest."""
+    row, found = f.row, f.all("unlike_rank")
+    where = f" in {operation(row['call'])}" if row["call"] else ""
+    named = ranks_text(sorted(e["rank"] for e in found))
+    which = f"rank{plural(len(found))} {few_ranks(named)}"
+    least, most = (duration_text(one(e["amount_ns"] for e in found)) for one in (min, max))
+    amounts = most if least == most else f"{least} to {most}"
+    if row["cause_kind"] == "early":
+        less = f"{which} {'have' if len(found) > 1 else 'has'} {amounts} a step less work than the others"
+        return f"{less} and {verb(row, 'waits', 'wait')} {lost(row)} for them{where}"
+    turns = " and come last by turns" if len(found) > 1 else ""
+    more = f"{which} {'have' if len(found) > 1 else 'has'} {amounts} a step more work than the others{turns}"
+    return f"{more}; {ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
+
+
+def _slow_stage(f: Finding) -> str:
+    stage = f.first("slow_stage") or {}
+    others = "the other" if stage["of_count"] == 2 else "the others"
+    which = f"rank{plural(stage['items_count'])} {few_ranks(stage['name'])}"
+    saved = f": an even split would save {percent_text(stage['part_ratio'])}" if stage["part_ratio"] > 0 else ""
+    length, typical = duration_text(stage["amount_ns"]), duration_text(stage["low_ns"])
+    return f"stage {stage['rank']} ({which}) computes {length} a step, {others} {typical}{saved}"
+
+
+def _slow_rank(f: Finding) -> str:
+    row, work, peers = f.row, f.first("slow_rank") or {}, f.first("slow_rank_peers") or {}
+    waits = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} in the pipeline"
+    if peers["kind"] == "stage":
+        return f"rank {work['rank']} (stage {work['of_count']}) {surplus(work, 'the others of its stage')}; {waits}"
+    which = f"rank{plural(peers['items_count'])} {few_ranks(peers['name'])}"
+    return f"stage {work['of_count']} ({which}) {surplus(work, 'the other stages')}; {waits}"
 
 
 _DOUBT_WORDS = {

@@ -14,9 +14,12 @@ from stashtrace.summary.words.parts import (
     few_ranks,
     filled,
     last_called,
+    lost,
     number,
     operation,
+    ranks,
     ranks_named,
+    verb,
     waiting_inside,
 )
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
@@ -210,19 +213,46 @@ def _blocking_call(row: Row, f: Finding) -> str:
     return f"{name}{item} on {where}: {often}, during {length} of that"
 
 
-#: Kind of time -> what a late rank does longer than the rank that waits for it.
+#: Kind of time -> what a late rank does longer than its peers.
 _SURPLUS_WORDS = {
-    "compute": "computes {more} longer",
-    "data": "waits {more} longer for batches",
-    "link": "spends {more} more in transfers",
-    "copy": "waits {more} longer for copies between host and device",
-    "save": "saves checkpoints {more} longer",
-    "host": "has its device idle {more} longer because of its host",
-    "sleep": "sleeps {more} longer",
-    "gc": "collects garbage {more} longer",
-    "cpu_contention": "waits {more} longer for a CPU",
-    "other": "is blocked {more} longer",
-    "unrecorded": "has {more} more in which nothing was recorded",
+    "compute": "computes {more} longer than {peers}",
+    "data": "waits {more} longer than {peers} for batches",
+    "link": "spends {more} longer than {peers} in transfers",
+    "copy": "waits {more} longer than {peers} for copies between host and device",
+    "save": "saves checkpoints {more} longer than {peers}",
+    "host": "has its device idle {more} longer than {peers} because of its host",
+    "sleep": "sleeps {more} longer than {peers}",
+    "gc": "collects garbage {more} longer than {peers}",
+    "cpu_contention": "waits {more} longer than {peers} for a CPU",
+    "other": "is blocked {more} longer than {peers}",
+    "unrecorded": "has {more} more than {peers} in which nothing was recorded",
+}
+#: More ranks than this are not said one by one.
+_NAMED_AT_MOST = 4
+#: Kind of time -> what ranks do of which another one has less.
+_LESS_WORDS = {
+    "compute": "compute",
+    "data": "wait for batches",
+    "copy": "wait for copies between host and device",
+    "save": "save checkpoints",
+    "host": "have their devices idle because of their hosts",
+    "sleep": "sleep",
+    "gc": "collect garbage",
+    "cpu_contention": "wait for a CPU",
+    "other": "are blocked",
+}
+#: The same as shares of waiting, whoever of several ranks it was.
+_TURNS_WORDS = {
+    "compute": "computed",
+    "data": "waited for batches",
+    "link": "was in transfers",
+    "copy": "waited for copies between host and device",
+    "save": "saved checkpoints",
+    "host": "had its device idle because of its host",
+    "sleep": "slept",
+    "gc": "collected garbage",
+    "cpu_contention": "waited for a CPU",
+    "other": "was blocked",
 }
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
 _LATE_WORDS = {
@@ -245,9 +275,65 @@ _LATE_WORDS = {
 }
 
 
-def _late_surplus(row: Row, f: Finding) -> str:
-    words = _SURPLUS_WORDS[row["kind"]].format(more=f"{duration_text(row['amount_ns'])} a step")
-    return f"why: on average rank {row['rank']} {words} than rank {row['of_count']}"
+def surplus(row: Row, peers: str) -> str:
+    """Say what a rank does longer: ``spends 30.0 ms a step longer than the others reading shard-0017.tar``."""
+    more = f"{duration_text(row['amount_ns'])} a step"
+    name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
+    if name and kind in ("data", "save"):
+        return f"spends {more} longer than {peers} {'reading' if kind == 'data' else 'saving'} {name}"
+    text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
+    if name and kind == "compute":
+        return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
+    return f"{text} ({name})" if name and kind in ("other", "host", "link") else text
+
+
+def peers_of(row: Row) -> str:
+    """Name the ranks that a rank is compared with: the only other one, or all others."""
+    return f"rank {row['of_count']}" if row["of_count"] >= 0 else "the others"
+
+
+def _late_by_turns(row: Row, f: Finding) -> str:
+    kinds = f.all("late_by_turns")
+    if row["kind"] != kinds[0]["kind"]:
+        return ""  # the first one speaks for all
+    parts = [f"{_TURNS_WORDS[e['kind']]} longer ({percent_text(e['part_ratio'])})" for e in kinds]
+    return f"the rank that came last {', '.join(parts)}; in brackets the share of this waiting"
+
+
+def _unlike_rank(row: Row, f: Finding) -> str:
+    """Say what a rank does longer, where that differs from rank to rank or is not computing."""
+    found = f.all("unlike_rank")
+    if f.row["cause_kind"] == "early":
+        if row["rank"] != found[0]["rank"]:
+            return ""
+        return f"most of that is time in which the others {_LESS_WORDS[row['kind']]} longer"
+    if len(found) > _NAMED_AT_MOST and row["rank"] != found[0]["rank"]:
+        return ""
+    return f"rank {row['rank']} {surplus(row, 'the others')}"
+
+
+def _late_part(row: Row, f: Finding) -> str:
+    """Say what each waiting rank loses, where the claim has only their sum, and how much of it is for this."""
+    links = f.all("late_link")
+    part = "" if row["part_ratio"] >= _ALL_RATIO else percent_text(row["part_ratio"])
+    if len(links) == 1 and links[0]["items_count"] == 1:
+        return f"{part} of its waiting is for that" if part else ""
+    of_it = f", {part} of which is for this" if part else ""
+    if f.row["items_count"] == 1:
+        return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{of_it}"
+    most = f", rank {row['rank']} most" if f.row["least_ns"] < _ALL_RATIO * f.row["stall_ns"] else ""
+    return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{most}{of_it}"
+
+
+def _bubble(row: Row, f: Finding) -> str:
+    stages, count = counted(row["items_count"], "stage"), counted(row["of_count"], "micro-batch")
+    share = percent_text(row["part_ratio"])
+    # Of a slow stage the claim has not said how long the others wait.
+    waits = f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}; " if f.first("slow_stage") else ""
+    return (
+        f"{waits}a pipeline of {stages} with {count} a step has a bubble of {duration_text(row['amount_ns'])} a step"
+        f" ({share}) on each rank even if all stages work alike; more micro-batches make it shorter"
+    )
 
 
 def _is_several(ranks: str) -> bool:
@@ -337,9 +423,9 @@ def _epochs_workers_end(row: Row, f: Finding) -> str:
 
 
 def _late_often_of_worst(row: Row, f: Finding) -> str:
-    every = row["items_count"] == row["of_count"] > 1
-    times = f"{'each' if every else row['items_count']} of the {row['of_count']} steps"
-    return f"rank {row['rank']} is the one waited for in {times} with most of this waiting"
+    times, of = row["items_count"], row["of_count"]
+    which = f"all {of} steps" if times == of else f"{times} of the {of} steps"
+    return f"rank {row['rank']} makes most of the waiting in {which} with much of it"
 
 
 def _checkpoints(row: Row, f: Finding) -> str:
@@ -414,15 +500,20 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "the host leads its device by {amount_ns:time} in the median of {items_count} events; near 0 it starves the"
         " device"
     ),
-    "late_surplus": _late_surplus,
-    "late_alone": _filled("summed over the run, rank {rank} came {amount_ns:time} later than the second latest rank"),
-    "late_begins_later": _filled("why: rank {rank} begins the step {amount_ns:time} after rank {of_count}"),
-    "late_begins_later_once": _filled(
-        "why: rank {rank} begins the step {amount_ns:time} after rank {of_count}; the cause lies before the recording"
+    "late_part": _late_part,
+    "late_also": lambda row, f: f"rank {row['rank']} also {surplus(row, peers_of(row))}",
+    "late_by_turns": _late_by_turns,
+    "unlike_rank": _unlike_rank,
+    "late_begins_later": _filled(
+        "rank {rank} begins its first step {amount_ns:time} after rank {of_count}; the cause lies before the recording"
     ),
-    "late_varies": _filled("no kind of time is much longer on rank {rank}: it is late in some steps, early in others"),
-    "late_not_explained": _filled("no kind of time is much longer on rank {rank} in this step"),
-    "late_often": _filled("rank {rank} is the one waited for in {items_count} of {of_count} steps"),
+    "late_work_unknown": _filled("what rank {rank} does longer than the others is not in the recording"),
+    "bubble": _bubble,
+    "stage_uneven": _filled(
+        "within a step the work of the ranks of one stage differs by {part_ratio:percent} (standard deviation): batches"
+        " of even length would shorten the waits"
+    ),
+    "late_often": _filled("rank {rank} makes most of the waiting in {items_count} of {of_count} steps"),
     "late_often_of_worst": _late_often_of_worst,
     "worst_wait": _worst_wait,
     "worst_wait_unknown": _worst_wait,
