@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from sentences import beside
 from sentences.judgement import BOUNDS, FALSE, TRUE, Checked, Expected, Row
 from sentences.truth import NOTHING, STALLS, Amount, RankTruth, Truth
+from stashtrace.units import ranks_in
 
 #: A figure is right within this part of itself, or of the step.
 OF_FIGURE, OF_STEP = 0.05, 0.02
@@ -334,28 +336,30 @@ def _data_cause(cause: str, rank: RankTruth, expected: Expected) -> str:
 
 
 def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected: Expected) -> str:
-    if rank.late_ns is None or row["cause_rank"] < 0:
+    if rank.late_ns is None:
         return ""
     waited = rank.late_ns
     most = max(waited.values(), default=0.0)
-    if waited.get(row["cause_rank"], 0.0) < NEARLY * most:
-        return f"rank {row['cause_rank']} named, waited for {_waited(waited)}"
-    if row["cause_kind"] == "alternates":
-        other = truth.ranks.get(row["cause_rank"])
-        back = (other.late_ns or {}).get(rank.rank, 0.0) if other else 0.0
+    if row["cause_kind"] == "alternates" and len(truth.ranks) == 2:
+        whole = [sum((r.late_ns or {}).values()) for r in truth.ranks.values()]
         return (
-            "" if min(back, most) >= HALF * max(back, most) else f"they wait {most / 1e6:.3g} and {back / 1e6:.3g} ms"
+            ""
+            if min(whole) >= MATTERS * max(whole)
+            else f"they wait {' and '.join(f'{w / 1e6:.3g} ms' for w in whole)}"
         )
+    if row["cause_rank"] < 0:
+        return ""
+    # A rank may wait for the root through others: whom it waits for itself stands in the chain.
+    links = (e for e in evidence if e["code"] == "late_link" and row["rank"] in ranks_in(e["name"]))
+    direct = next((e["rank"] for e in links), row["cause_rank"])
+    if waited.get(direct, 0.0) < NEARLY * most:
+        return f"rank {direct} named, waited for {_waited(waited)}"
     for e in evidence:
-        if e["code"] == "waited_for" and e["rank"] >= 0:
-            own = Amount.of(waited.get(e["rank"], 0.0))
-            if abs(e["amount_ns"] - own.low_ns) > _slack(own, rank.step_ns):
-                return f"{e['amount_ns'] / 1e6:.3g} ms for rank {e['rank']}, waited for {_waited(waited)}"
-        elif e["code"] in ("worst_wait", "hung_wait") and truth.waits:
+        wrong = ""
+        if e["code"] in ("worst_wait", "hung_wait") and truth.waits:
             longest = max((w.late_ns for w in truth.waits if w.for_rank == e["rank"]), default=0)
             if e["amount_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns + SLICE_NS:
                 return f"worst wait {e['amount_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
-        wrong = ""
         if e["code"] == "late_surplus":
             wrong = _surplus(e, rank, truth)
         elif e["code"] == "late_because":
@@ -366,20 +370,23 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
 
 
 def _surplus(e: Row, rank: RankTruth, truth: Truth) -> str:
-    """What the late rank is said to do longer each step, it does by its clock."""
+    """What the late rank is said to do longer each step, it does by its clock: than one rank, or the median of all."""
     late, column = truth.ranks.get(e["rank"]), _COLUMNS.get(e["kind"], e["kind"])
     if late is None:
         return f"rank {e['rank']} has no steps"
-    own, other = late.columns.get(column, NOTHING), rank.columns.get(column, NOTHING)
-    low, high = own.low_ns - other.high_ns, own.high_ns - other.low_ns
-    queued = late.queued_ns - rank.queued_ns
-    if min(late.queued_ns, rank.queued_ns) < 0 and column == "compute":
+    one = e.get("of_count", -1) in truth.ranks
+    peers = [truth.ranks[e["of_count"]]] if one else [r for n, r in truth.ranks.items() if n != e["rank"]]
+    own, others = late.columns.get(column, NOTHING), [peer.columns.get(column, NOTHING) for peer in peers]
+    most, least = median(other.high_ns for other in others), median(other.low_ns for other in others)
+    low, high = own.low_ns - most, own.high_ns - least
+    queued = late.queued_ns - median(peer.queued_ns for peer in peers)
+    if min(late.queued_ns, *(peer.queued_ns for peer in peers)) < 0 and column == "compute":
         low = min(low, 0.0)  # which part of it was waiting for a CPU, is not known
     elif e["kind"] == "cpu_contention":
         low = high = queued
     elif column == "compute":  # on a CPU alone, or with the time in the queue for one
         low, high = min(low, low - queued), max(high, high - queued)
-    slack = max(OF_FIGURE * (own.high_ns + other.high_ns), OF_STEP * rank.step_ns)
+    slack = max(OF_FIGURE * (own.high_ns + most), OF_STEP * rank.step_ns)
     if low - slack <= e["amount_ns"] <= high + slack:
         return ""
     return f"{e['kind']} {e['amount_ns'] / 1e6:.3g} ms longer, truly {low / 1e6:.3g} to {high / 1e6:.3g}"

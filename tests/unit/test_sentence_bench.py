@@ -200,10 +200,11 @@ def test_a_late_rank_is_the_one_that_was_waited_for(check: ModuleType, truth: Mo
     facts = late_facts(truth)
     assert judged(check, claim("late", 30, cause_rank=1), facts) == "true"
     assert judged(check, claim("late", 30, cause_rank=2), facts) == "false"
-    parts = [evidence("waited_for", rank=1, amount_ns=28 * MS), evidence("waited_for", rank=2, amount_ns=20 * MS)]
-    assert judged(check, claim("late", 30, cause_rank=1), facts, parts[:1]) == "true"
-    assert judged(check, claim("late", 30, cause_rank=1), facts, parts) == "false"
-    assert judged(check, claim("late", 30, cause_rank=1, cause_kind="alternates"), facts) == "false"
+    # Rank 0 waits for rank 1, and that waits for rank 2.
+    chain = [evidence("late_link", rank=2, name="1"), evidence("late_link", rank=1, name="0")]
+    assert judged(check, claim("late", 30, cause_rank=2), facts, chain) == "true"
+    chain = [evidence("late_link", rank=1, name="2"), evidence("late_link", rank=2, name="0")]
+    assert judged(check, claim("late", 30, cause_rank=1), facts, chain) == "false"
 
 
 def test_why_a_rank_was_late_is_what_it_did_longer(check: ModuleType, truth: ModuleType) -> None:
@@ -322,7 +323,7 @@ def test_steps_that_were_not_seen_are_missed_all_the_same(check: ModuleType, tru
 def test_ranks_alternate_only_where_each_waits_about_as_long(check: ModuleType, truth: ModuleType) -> None:
     a, b = known(truth, late=36), known(truth, 1, late=30)
     a.late_ns, b.late_ns = {1: 36 * MS}, {0: 30 * MS}
-    row = claim("late", 30, rank=1, ranks="1", cause_rank=0, cause_kind="alternates")
+    row = claim("late", 30, rank=1, ranks="1", cause_rank=-1, cause_kind="alternates")
     assert judged(check, row, run(truth, a, b)) == "true"
     b.late_ns, b.columns["late"] = {0: 6 * MS}, truth.Amount.of(6 * MS)
     assert (
