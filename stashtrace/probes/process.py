@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace.probes import native, recorder
+from stashtrace.probes import exceptions, native, recorder
 
 _before_end: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
@@ -38,6 +39,9 @@ def begin(*, ends_itself: bool = False) -> None:
     if first:
         atexit.register(end)
         os.register_at_fork(after_in_child=_forked)
+        exceptions.watch()
+        if "multiprocessing" in sys.modules and sys.modules["multiprocessing"].parent_process() is not None:
+            exceptions.watch_child()
     elif not ends_itself:
         from multiprocessing.util import Finalize
 
@@ -59,6 +63,7 @@ def end() -> None:
     """Write what has been gathered. Runs at exit, and at the end of a DataLoader worker, which skips ``atexit``."""
     if _pid != os.getpid():
         return
+    exceptions.look()
     for action in reversed(_before_end):
         try:
             action()

@@ -7,13 +7,14 @@ import numpy as np
 
 from stashtrace.analysis.findings.crowding import contention_claims
 from stashtrace.analysis.findings.devices import agreement_evidence
+from stashtrace.analysis.findings.ending.claims import ending_claims, failure_claims
+from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.facts import RunFacts
-from stashtrace.analysis.findings.killed import killed
 from stashtrace.analysis.findings.losses import loss_claims
+from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
-    ending_claims,
     left_out_claims,
     outlived_claims,
     scope_claims,
@@ -21,8 +22,8 @@ from stashtrace.analysis.findings.trust import (
     without_steps,
 )
 from stashtrace.analysis.findings.verdicts import verdicts
-from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.io.staging import staged_opens, used_copies
+from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace
@@ -43,9 +44,15 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     losses = loss_claims(trace)
     lost = [claim for claim in losses if claim.section == "headline"]
     crowded = contention_claims(facts)
-    claims = lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
-    if not facts.ranks:
-        claims += [*files_claims(trace), *([] if lost else [without_steps(trace)])]
+    ending = ending_claims(trace)
+    claims = (
+        ending + lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
+    )
+    if facts.ranks:
+        claims += change_claims(facts.tables["over_time"])
+    else:
+        known = lost or any(claim.kind == "hung" for claim in ending)
+        claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
     claims += [
         *(claim for claim in crowded if claim.section == "machine"),
         *_steal(facts),
@@ -53,10 +60,6 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         *scope_claims(trace),
     ]
     claims += [*emulated_claims(trace), *killed_claims(trace), *outlived_claims(trace)]
-    ending = ending_claims(trace)
-    if ending:
-        hung = _hung(facts)
-        claims += [ending[0], *(hung or ending[1:])]
     claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
     claims += trust_claims(trace, facts.trust)
     if "agreement" in facts.tables and len(facts.tables["agreement"]):
@@ -117,6 +120,8 @@ def _steps(facts: RunFacts) -> list[Claim]:
             continue
         name = "recording" if row["kind"] == "marked" and one_recording(facts.trace) else row["kind"]
         rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
+        if row["kind"] in facts.tables["steps"]["kind"] and row["kind"] not in QUIET_KINDS:
+            rows += steps_evidence(facts.tables["over_time"])
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
             rows.append(Evidence("rollout", "step_kinds", number, amount_ns=row["rollout_ns"], part_ratio=share))
@@ -175,36 +180,6 @@ def killed_claims(trace: Trace) -> list[Claim]:
     return [Claim("machine", "killed", items_count=len(rows), evidence=tuple(rows))] if rows else []
 
 
-def _hung(facts: RunFacts) -> list[Claim]:
-    """Return claims about collectives that some ranks had not entered when the recording ended."""
-    claims = []
-    for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
-        if waiting.since_ns <= SUSPICIOUS_NS:
-            continue
-        rows = [Evidence("hung_bytes", "collectives", moved_bytes=waiting.message_bytes, name=waiting.group)]
-        inside = ranks_text(list(waiting.inside))
-        rows.append(
-            Evidence(
-                "hung_inside", "collectives", items_count=len(waiting.inside), amount_ns=waiting.since_ns, name=inside
-            )
-        )
-        rows += [
-            Evidence("hung_last", "collectives", rank=rank, items_count=last) for rank, last in waiting.last.items()
-        ]
-        claims.append(
-            Claim(
-                "machine",
-                "hung",
-                ranks=ranks_text(list(waiting.missing)),
-                items_count=waiting.sequence,
-                stall_ns=waiting.since_ns,
-                call=waiting.operation,
-                evidence=tuple(rows),
-            )
-        )
-    return claims
-
-
 def _hosts(facts: RunFacts) -> list[Claim]:
     """Return a claim about the ranks of each host, if there are several hosts."""
     hosts = facts.hosts
@@ -256,7 +231,7 @@ def limit_claims(trace: Trace) -> list[Claim]:
         *whole,
         *left_out_claims(trace),
         *killed_claims(trace),
-        *ending_claims(trace)[:1],
+        *failure_claims(trace),
         *(claim for claim in losses if claim.section == "loss"),
     ]
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
+from stashtrace.analysis.findings.over_time.changes import changes_of
 from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.intervals import TimeSet
@@ -134,8 +135,8 @@ class RunFacts:
     thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, after deep mode ``agreement``; empty
-    #: without steps.
+    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, ``over_time``, after deep mode
+    #: ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
     #: Kind of the steps that are counted; empty for those that train, or the only ones.
     step_kind: str = ""
@@ -211,6 +212,7 @@ def gather(trace: Trace) -> RunFacts:
     kinds = kinds_that_count(steps)
     quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
     counted = tables["steps"] = step_time_steps(steps)
+    tables["over_time"] = changes_of(trace, counted, stalls)
     first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0

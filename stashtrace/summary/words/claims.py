@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS
+from stashtrace.summary.words.over_time import CHANGES, mean_alone
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
@@ -13,7 +15,6 @@ from stashtrace.summary.words.parts import (
     counted,
     filled,
     lost,
-    not_entered,
     operation,
     plural,
     ranks,
@@ -183,6 +184,9 @@ def steps_text(f: Finding, *, alone: bool) -> str:
         return f"no step is marked; the whole recording of {duration_text(mean)} counts as one"
     word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
     many = f"{count} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
+    beside = mean_alone(f, mean)
+    if beside:
+        return f"{many}, {beside}{_rollout(f)}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
         return f"{many}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
     return f"{many} of {duration_text(mean)}{_rollout(f)}"
@@ -315,12 +319,6 @@ def loss(f: Finding) -> str:
     return f"{many}{what} ({row['kind']})" + (f": {advice['name']}" if advice else "") + alike
 
 
-def _hung(f: Finding) -> str:
-    row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
-    where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
-    return f"the job hung: {where}"
-
-
 def _outlived(f: Finding) -> str:
     who, it = ("a process", "it") if f.row["items_count"] == 1 else (f"{f.row['items_count']} processes", "they")
     return f"{who} still ran when the recording was closed (pid {f.row['name']}): what {it} did later is not in it"
@@ -345,7 +343,8 @@ def _filled(template: str) -> Callable[[Finding], str]:
 
 #: Kind of claim -> its words.
 CLAIMS: dict[str, Callable[[Finding], str]] = {
-    # headline; ``steps_text`` words the steps
+    # headline; ``ending`` words how the job ended, ``steps_text`` the steps
+    **ENDINGS,
     "steps": lambda f: steps_text(f, alone=False),
     "ranks": _filled("{items_count:rank}"),
     "warmup": _filled("first {items_count} steps left out"),
@@ -366,6 +365,8 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "other": _other,
     "compute_bound": _compute_bound,
     "not_told": _not_told,
+    # time
+    **CHANGES,
     # files
     "files": _filled(""),
     "no_files": _filled("no file was read or written by the recorded processes"),
@@ -385,12 +386,9 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
     "other_trainers": _other_trainers,
     "unordered": _unordered,
-    "ended_by_signal": _filled("the job was ended by signal {name}; a step that it did not finish is not counted"),
-    "ended_with_code": _filled("the job ended with exit code {name}"),
     "killed": _filled("{items_count:process} ended by a signal:"),
     "outlived": _outlived,
     "emulated_compute": _filled("compute is emulated: {name} sleeps for as long as a real step would compute"),
-    "hung": _hung,
     "first_to_end": _filled("the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"),
     "hosts": _hosts,
     # beside the step

@@ -7,17 +7,17 @@ import os
 import re
 from collections.abc import Callable
 
+from stashtrace.summary.words.ending import ENDING_EVIDENCE
+from stashtrace.summary.words.over_time import behind_it
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
     counted,
     few_ranks,
     filled,
-    last_called,
     number,
     operation,
     ranks_named,
-    waiting_inside,
 )
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
@@ -448,6 +448,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
     ),
     "killed": _killed,
-    "hung_inside": lambda row, f: waiting_inside(row["name"], row["amount_ns"]),
-    "hung_last": lambda row, f: last_called(row["rank"], row["items_count"]),
+    **ENDING_EVIDENCE,
+    "behind_it": behind_it,
 }
