@@ -9,6 +9,7 @@ caught and printed there) and the end of the process (a hook that a library has 
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from stashtrace.probes import native, recorder
@@ -25,6 +26,8 @@ _MESSAGE, _PATH, _WHOLE = 200, 60, 320
 _READ = 20_000
 #: Folders of code that is not the user's.
 _FOREIGN = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)
+#: Where native code raised it, before the message: "[/pytorch/third_party/gloo/pair.cc:537] Connection closed".
+_SOURCE = re.compile(r"^\[[^\]\s]*:\d+\]\s*")
 _recorded_in = 0
 
 
@@ -91,7 +94,7 @@ def _message(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    said = lines[0].strip("- ")
+    said = _SOURCE.sub("", lines[0]).strip("- ")
     if len(lines) > 1 and (said.startswith("Caught ") or lines[0].startswith("-- ")):
         said = f"{said.rstrip('.:')}: {lines[-1]}"
     (said,) = scrub_arguments([scrub_urls(said)])

@@ -127,8 +127,7 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     if steps:
         line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
     if "warmup" in by_kind:
-        warm = by_kind["warmup"][0].row["items_count"]
-        line += f" (first {warm} left out)" if warm > 1 else " (the first left out)"
+        line += f" ({claim_text(by_kind['warmup'][0])})"
     parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
     whole = "stashtrace  " + "  ".join(parts)
     if len(whole) <= look.width:

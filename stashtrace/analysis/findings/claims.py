@@ -34,6 +34,8 @@ _LOW_CONFIDENCE_RATIO = 0.05
 _SMALL_RATIO = 0.00995
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
+#: Ranks of a job that was stopped may be a step apart.
+_UNEVEN = 1
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
 _FILES_AT_MOST = 3
 
@@ -55,6 +57,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
     claims += [
         *(claim for claim in crowded if claim.section == "machine"),
+        *_uneven(facts),
         *_steal(facts),
         *_thinned(facts),
         *scope_claims(trace),
@@ -122,6 +125,9 @@ def _steps(facts: RunFacts) -> list[Claim]:
         rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
         if row["kind"] in facts.tables["steps"]["kind"] and row["kind"] not in QUIET_KINDS:
             rows += steps_evidence(facts.tables["over_time"])
+        fewest, most = steps_of_ranks(facts, row["kind"])
+        if most - fewest > _UNEVEN:
+            rows.append(Evidence("fewest_steps", "step_kinds", number, items_count=fewest))
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
             rows.append(Evidence("rollout", "step_kinds", number, amount_ns=row["rollout_ns"], part_ratio=share))
@@ -135,7 +141,34 @@ def _steps(facts: RunFacts) -> list[Claim]:
                 evidence=tuple(rows),
             )
         )
-    return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
+    if facts.warmup_count:
+        name = "cut" if facts.cut_count else ""
+        claims.append(Claim("headline", "warmup", name=name, items_count=facts.warmup_count - facts.cut_count))
+    return claims
+
+
+def steps_of_ranks(facts: RunFacts, kind: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of counted steps of a kind that a rank made which made any."""
+    table = facts.tables["step_kinds"]
+    counts = table["steps_count"][(table["kind"] == kind) & (table["rank"] >= 0)]
+    return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+
+
+def _uneven(facts: RunFacts) -> list[Claim]:
+    """Return a claim about ranks that made fewer steps than others."""
+    if not facts.ranks:
+        return []
+    table = facts.tables["step_kinds"]
+    made: dict[int, int] = {}
+    for row in table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS)).rows():
+        made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]
+    if not made or max(made.values()) - min(made.values()) <= _UNEVEN:
+        return []
+    ranks: dict[int, list[int]] = {}
+    for rank, count in sorted(made.items(), key=lambda item: (-item[1], item[0])):
+        ranks.setdefault(count, []).append(rank)
+    rows = [Evidence("made_steps", "steps", items_count=count, name=ranks_text(of)) for count, of in ranks.items()]
+    return [Claim("machine", "uneven_steps", items_count=max(made.values()), evidence=tuple(rows))]
 
 
 def one_recording(trace: Trace) -> bool:

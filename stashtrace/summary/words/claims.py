@@ -18,6 +18,7 @@ from stashtrace.summary.words.parts import (
     operation,
     plural,
     ranks,
+    ranks_named,
     share,
     verb,
 )
@@ -183,13 +184,31 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     if name == "recording":
         return f"no step is marked; the whole recording of {duration_text(mean)} counts as one"
     word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
-    many = f"{count} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
+    fewest = f.first("fewest_steps")
+    number = f"{fewest['items_count']} to {count}" if fewest is not None else str(count)
+    many = f"{number} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
     beside = mean_alone(f, mean)
     if beside:
         return f"{many}, {beside}{_rollout(f)}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
         return f"{many}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
     return f"{many} of {duration_text(mean)}{_rollout(f)}"
+
+
+def _warmup(f: Finding) -> str:
+    """Say which steps at the edges of the recording are left out."""
+    first, cut = f.row["items_count"], f.row["name"] == "cut"
+    if not first:
+        return "the last left out"
+    head = f"first {first}" if first > 1 else "the first"
+    return f"{head} and the last left out" if cut else f"{head} left out"
+
+
+def _uneven_steps(f: Finding) -> str:
+    at_most = 4
+    parts = [f"{ranks_named(e['name'], ('made', 'made'))} {counted(e['items_count'], 'step')}" for e in f.evidence]
+    more = f" and {len(parts) - at_most} other numbers" if len(parts) > at_most else ""
+    return f"the ranks did not make the same number of steps: {', '.join(parts[:at_most])}{more}"
 
 
 def _rollout(f: Finding) -> str:
@@ -347,7 +366,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     **ENDINGS,
     "steps": lambda f: steps_text(f, alone=False),
     "ranks": _filled("{items_count:rank}"),
-    "warmup": _filled("first {items_count} steps left out"),
+    "warmup": _warmup,
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
     "host_timed_steps": _filled("LOW CONFIDENCE: no timed step marks on the device, steps are the host's"),
@@ -378,6 +397,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     ),
     # machine
     "contention": _machine_contention,
+    "uneven_steps": _uneven_steps,
     "steal": _filled("host steal: the hypervisor took {share_ratio:percent} of the CPU time of {name}"),
     "thinned": lambda f: (
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"

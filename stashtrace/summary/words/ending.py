@@ -68,6 +68,9 @@ def _hung(f: Finding) -> str:
     row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
     name = group["name"] or "a group without a name"
     what = f"{operation(row['call'])} {row['items_count']} of {name}"
+    if row["name"] == "gone":
+        where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
+        return f"{where}: its process ended before the others, or was stopped"
     if row["name"] == "circle":
         return f"the job hung: ranks {row['ranks']} wait for each other"
     if row["name"] == "inside":
@@ -158,10 +161,12 @@ def _did_last(row: Row, f: Finding) -> str:
 
 def _ran_since(row: Row, f: Finding) -> str:
     if row["part_ratio"] >= _ALL_THE_TIME:
-        return "since then its thread has run on a CPU: it computes, or loops, in code that is not recorded"
+        return (
+            "since then its thread has wanted a CPU all the time: it computes, or loops, in code that is not recorded"
+        )
     if row["part_ratio"] <= _NEVER:
         return "since then its thread has not run: it sleeps, or is inside a call that has not returned"
-    return f"since then its thread has run on a CPU for {percent_text(row['part_ratio'])} of the time"
+    return f"since then its thread has run, or waited for a CPU, for {percent_text(row['part_ratio'])} of the time"
 
 
 #: Code of evidence -> its words.

@@ -146,3 +146,28 @@ def test_a_signal_has_its_name() -> None:
 
 def test_a_job_that_ended_well_has_no_such_line() -> None:
     assert first(job(exit_code="0").trace()) == "3 ranks"
+
+
+def test_what_ranks_raised_because_another_one_hangs_comes_second() -> None:
+    """Ranks 0 and 2 raise after 30 s of waiting for rank 1, whose process goes on."""
+    build = job()
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S + MS, "RuntimeError: [127.0.0.1]:4711 timed out (in step, train.py:90)")
+    raised(build, 2, 30 * S + MS, "RuntimeError: [127.0.0.1]:4712 timed out (in step, train.py:90)")
+    for rank in range(3):
+        build.counter(rank, "process_user_ns_total", {at * S: 1.0 for at in range(31)})
+    found = [row for row in document(summarize(build.trace()))["findings"] if row["section"] == "headline"]
+    assert found[0]["text"] == "the job hung: rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB"
+    assert str(found[1]["text"]).startswith("the job ended with exit code 1: rank 0 raised RuntimeError: [127.0.0.1]")
+
+
+def test_a_process_that_ended_without_a_word_did_not_hang() -> None:
+    build = job()
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S, BROKEN)
+    for rank in range(3):
+        build.counter(rank, "process_user_ns_total", {at * S // 10: 1.0 for at in range(2 if rank == 1 else 300)})
+    assert first(build.trace()) == (
+        "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: its process ended before the others, or was"
+        " stopped"
+    )

@@ -3,13 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.findings.ending.doing import doing
+from stashtrace.analysis.findings.ending.doing import doing, is_gone
 from stashtrace.analysis.findings.ending.endings import endings
 from stashtrace.analysis.findings.ending.newest import SUSPICIOUS_NS, newest_ns
 from stashtrace.analysis.findings.ending.stuck import Operation, Root, Stuck, find_stuck
@@ -48,15 +49,16 @@ def ending_claims(trace: Trace) -> list[Claim]:
     """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well."""
     claims = failure_claims(trace)
     failed = [row for claim in claims for row in claim.evidence]
-    if run_facts(trace).get("exit_code", "") == "0":
-        return claims
-    hung = _hung(trace, {row.rank for row in failed if row.code in FAILED_FIRST})
-    if claims and hung and hung[0].kind == "waited_for_ended":
-        claims[0] = replace(claims[0], evidence=(*claims[0].evidence, *hung[0].evidence))
-        hung = hung[1:]
-    if claims and not hung and not failed:
-        claims += _first_to_end(trace)
-    return claims + hung
+    found = stuck_at_end(trace) if run_facts(trace).get("exit_code", "") != "0" else None
+    if found is None:
+        return claims if failed or not claims else claims + _first_to_end(trace)
+    first = {row.rank for row in failed if row.code in FAILED_FIRST}
+    if found.roots and {root.rank for root in found.roots} <= first:
+        claims[0] = replace(claims[0], evidence=(*claims[0].evidence, _waited_for_it(trace, found)))
+        return [*claims, *_mismatches(found)]
+    hung = _hung(trace, found, first)
+    # Who waited for others failed because of them.
+    return hung + claims if first and first <= set(found.waiting) else claims + hung
 
 
 def _failures(trace: Trace) -> list[Evidence]:
@@ -80,9 +82,11 @@ def _failures(trace: Trace) -> list[Evidence]:
         return []
     first = _evidence(ranks[0])
     others: dict[tuple[str, str, int], list[int]] = {}
+    texts: dict[str, str] = {}  # messages that differ in their numbers alone, such as ports, are one
     for row in ranks[1:]:
         if row["rank"] != ranks[0]["rank"]:
-            others.setdefault((row["exception"], row["signal"], row["exit_code"]), []).append(row["rank"])
+            text = texts.setdefault(re.sub(r"\d+", "#", row["exception"]), row["exception"])
+            others.setdefault((text, row["signal"], row["exit_code"]), []).append(row["rank"])
     more = [
         Evidence(
             "ended_after", "endings", items_count=len(of), of_count=code, kind=signal, name=f"{ranks_text(of)}:{text}"
@@ -134,24 +138,26 @@ def _has_dumps(trace: Trace) -> bool:
     return _DUMPS in run_facts(trace).get("imported", "")
 
 
-def _hung(trace: Trace, ended: set[int]) -> list[Claim]:
+def _waited_for_it(trace: Trace, found: Stuck) -> Evidence:
+    root = found.roots[0]
+    return Evidence(
+        "waited_for_it",
+        "collectives",
+        items_count=root.operation.sequence,
+        amount_ns=found.since_ns,
+        kind=root.operation.operation,
+        name=f"{ranks_text(list(root.waiting))}:{root.operation.group}",
+    )
+
+
+def _mismatches(found: Stuck) -> list[Claim]:
+    return [_mismatch(found)] if found.mismatch is not None else []
+
+
+def _hung(trace: Trace, found: Stuck, ended: set[int]) -> list[Claim]:
     """Return claims about where the job stood still; ``ended`` are the ranks that are known to have failed before."""
-    found = stuck_at_end(trace)
-    if found is None:
-        return []
-    claims = [_mismatch(found)] if found.mismatch is not None else []
+    claims = _mismatches(found)
     since = -1 if _has_dumps(trace) else found.since_ns
-    if found.roots and {root.rank for root in found.roots} <= ended:
-        root = found.roots[0]
-        rows = Evidence(
-            "waited_for_it",
-            "collectives",
-            items_count=root.operation.sequence,
-            amount_ns=since,
-            kind=root.operation.operation,
-            name=f"{ranks_text(list(root.waiting))}:{root.operation.group}",
-        )
-        return [Claim("headline", "waited_for_ended", evidence=(rows,)), *claims]
     left = _alike([root for root in found.roots if root.rank not in ended])
     claims += [_root_claim(trace, roots, found, since) for roots in left]
     if found.inside is not None:
@@ -193,7 +199,7 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     direct = sorted({rank for root in roots for rank in root.waiting} - set(ranks))
     claim = replace(
         _about(roots[0].operation, since_ns),
-        name=roots[0].lack,
+        name="gone" if not _has_dumps(trace) and all(is_gone(trace, rank) for rank in ranks) else roots[0].lack,
         ranks=ranks_text(ranks),
         rank=ranks[0],
         cause_rank=ranks[0],

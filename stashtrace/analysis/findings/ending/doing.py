@@ -57,6 +57,17 @@ def doing(trace: Trace, rank: int) -> list[Evidence]:
     return rows
 
 
+def is_gone(trace: Trace, rank: int) -> bool:
+    """Whether the samples of a rank's process end clearly before those of the others: it had ended, or was stopped."""
+    newest, process = -1, set(trace.processes["process_id"][trace.processes["rank"] == rank].tolist())
+    last = -1
+    for (owner, _), at, _ in timed_samples(trace, "process_user_ns_total"):
+        newest = max(newest, int(at[-1]))
+        if owner in process:
+            last = max(last, int(at[-1]))
+    return 0 <= last < newest - _LEAST_NS
+
+
 def _step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
     """Return process and track of the thread that drives a rank; else of the one that calls its collectives."""
     try:
@@ -129,14 +140,13 @@ def _what_follows(acts: list[_Activity], kind: str) -> str:
 
 
 def _ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[float, int] | None:
-    """Return the share of the time since a moment that a thread ran on a CPU, and between which samples that is."""
+    """Return the share of the time since a moment that a thread ran or waited for a CPU, and how long that is."""
     native = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
-    for key, at, values in timed_samples(trace, "thread_run_ns_total"):
-        if key != (process, native):
-            continue
-        rows = np.flatnonzero(at >= since_ns)
-        if len(rows) < 2 or at[rows[-1]] <= at[rows[0]]:
-            return None
-        window = int(at[rows[-1]] - at[rows[0]])
-        return min(float(values[rows[-1]] - values[rows[0]]) / window, 1.0), window
-    return None
+    spent, window = 0.0, 0
+    for name in ("thread_run_ns_total", "thread_runqueue_ns_total"):
+        for key, at, values in timed_samples(trace, name):
+            rows = np.flatnonzero(at >= since_ns)
+            if key == (process, native) and len(rows) > 1:
+                spent += float(values[rows[-1]] - values[rows[0]])
+                window = max(window, int(at[rows[-1]] - at[rows[0]]))
+    return (min(spent / window, 1.0), window) if window > 0 else None
