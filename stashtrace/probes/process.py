@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace.probes import exceptions, native, recorder
+from stashtrace.probes import native, recorder
+from stashtrace.probes.ends import exceptions
 
 _before_end: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
@@ -40,8 +40,7 @@ def begin(*, ends_itself: bool = False) -> None:
         atexit.register(end)
         os.register_at_fork(after_in_child=_forked)
         exceptions.watch()
-        if "multiprocessing" in sys.modules and sys.modules["multiprocessing"].parent_process() is not None:
-            exceptions.watch_child()
+        exceptions.watch_children()
     elif not ends_itself:
         from multiprocessing.util import Finalize
 

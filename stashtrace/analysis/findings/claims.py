@@ -25,7 +25,7 @@ from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text
 
@@ -62,7 +62,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         *_thinned(facts),
         *scope_claims(trace),
     ]
-    claims += [*emulated_claims(trace), *killed_claims(trace), *outlived_claims(trace)]
+    claims += [*emulated_claims(trace), *killed_claims(trace), *_restarts(trace), *outlived_claims(trace)]
     claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
     claims += trust_claims(trace, facts.trust)
     if "agreement" in facts.tables and len(facts.tables["agreement"]):
@@ -213,6 +213,13 @@ def killed_claims(trace: Trace) -> list[Claim]:
     return [Claim("machine", "killed", items_count=len(rows), evidence=tuple(rows))] if rows else []
 
 
+def _restarts(trace: Trace) -> list[Claim]:
+    """Return a claim about the other starts of an elastic job, whose ranks these are not."""
+    rows = trace.losses.take(trace.losses["name_code"] == trace.strings.find("other_starts"))
+    texts = [trace.text(code) for code in rows["advice_code"].tolist()]
+    return [Claim("machine", "restarts", items_count=int(rows["lost_count"].sum()), name=texts[0])] if texts else []
+
+
 def _hosts(facts: RunFacts) -> list[Claim]:
     """Return a claim about the ranks of each host, if there are several hosts."""
     hosts = facts.hosts
@@ -243,7 +250,24 @@ def _hidden(facts: RunFacts) -> list[Claim]:
         for name, ns in amounts.items()
         if ns >= _HIDDEN_RATIO * wall
     ]
+    rows += _background_saves(facts)
     return [Claim("beside", "hidden", evidence=tuple(rows))] if rows else []
+
+
+def _background_saves(facts: RunFacts) -> list[Evidence]:
+    """Return evidence of the checkpoints that other threads wrote while steps went on."""
+    phases = facts.trace.phases
+    saves = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+    mine = phases.take(saves)
+    if not len(mine):
+        return []
+    lengths = mine["end_ns"] - mine["begin_ns"]
+    rank_of = dict(
+        zip(facts.trace.processes["process_id"].tolist(), facts.trace.processes["rank"].tolist(), strict=True)
+    )
+    ranks = ranks_text(sorted({rank_of[process] for process in mine["process_id"].tolist()}))
+    mean, longest = float(lengths.mean()), int(lengths.max())
+    return [Evidence("background_saves", "phases", items_count=len(mine), amount_ns=mean, high_ns=longest, name=ranks)]
 
 
 def _copies(facts: RunFacts) -> list[Claim]:

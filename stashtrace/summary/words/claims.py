@@ -343,6 +343,11 @@ def _outlived(f: Finding) -> str:
     return f"{who} still ran when the recording was closed (pid {f.row['name']}): what {it} did later is not in it"
 
 
+def _hidden(f: Finding) -> str:
+    parts = [f"{e['kind']} {duration_text(e['amount_ns'])}" for e in f.all("hidden")]
+    return f"hidden behind the step: {', '.join(parts)} a step" if parts else ""
+
+
 def _staged(f: Finding) -> str:
     if f.row["items_count"] > 0:
         return f"staged: {f.row['items_count']:,} open{plural(f.row['items_count'])} served by copies"
@@ -407,16 +412,13 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "other_trainers": _other_trainers,
     "unordered": _unordered,
     "killed": _filled("{items_count:process} ended by a signal:"),
+    "restarts": _filled("{name}"),
     "outlived": _outlived,
     "emulated_compute": _filled("compute is emulated: {name} sleeps for as long as a real step would compute"),
     "first_to_end": _filled("the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"),
     "hosts": _hosts,
     # beside the step
-    "hidden": lambda f: (
-        "hidden behind the step: "
-        + ", ".join(f"{e['kind']} {duration_text(e['amount_ns'])}" for e in f.evidence)
-        + " a step"
-    ),
+    "hidden": _hidden,
     "staged": _staged,
     # trust
     "measured": _sources("measured"),

@@ -348,6 +348,13 @@ def _checkpoints(row: Row, f: Finding) -> str:
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
 
+def _background_saves(row: Row, f: Finding) -> str:
+    count, mean, longest = row["items_count"], row["amount_ns"], row["high_ns"]
+    length = f"{duration_text(mean)} each, the longest {duration_text(longest)}" if count > 1 else duration_text(mean)
+    whose = ranks_named(row["name"], ("wrote", "wrote"))
+    return f"{whose} {counted(count, 'checkpoint')} in the background: {length}"
+
+
 def _transfers(row: Row, f: Finding) -> str:
     point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
     if row["low_ns"] >= _ALL_RATIO * row["amount_ns"] and row["high_ns"] * _ALL_RATIO <= row["amount_ns"]:
@@ -435,6 +442,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
+    "background_saves": _background_saves,
     "blocked_in": _blocked_in,
     "nothing_recorded": _filled("nothing was recorded in that time"),
     "unknown_block": _filled(

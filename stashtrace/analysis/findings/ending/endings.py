@@ -27,7 +27,7 @@ ENDINGS = schema(
     ("pid", "i8", "", "process id on its host"),
     Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
     ("exception", "U16", "", "type and message, with the place that raised it; empty if none was recorded"),
-    Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", missing=-1),
+    Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", role="code", missing=-1),
     ("signal", "U16", "", "name of the signal; empty if none ended it, as far as its parent recorded it"),
     ("sender", "U16", "", "of the signal, as in killed"),
     Column(
@@ -40,7 +40,7 @@ ENDINGS = schema(
     ),
     Column("steps_count", "i8", "", "steps that the rank had finished by then, -1 if it has none", missing=-1),
 )
-#: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
+#: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
 EXITED = "exited "
 
 
@@ -97,8 +97,8 @@ def endings(trace: Trace) -> Table:
         ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, end))
         ending.exit_code = int(code) if code.isdecimal() and len(code) < 4 else -1
     for process, at_ns, text in _exceptions(trace):
-        row = int(np.flatnonzero(processes["process_id"] == process)[0])
-        rank, worker, pid = (int(processes[c][row]) for c in ("rank", "worker_id", "pid"))
+        place = int(np.flatnonzero(processes["process_id"] == process)[0])
+        rank, worker, pid = (int(processes[c][place]) for c in ("rank", "worker_id", "pid"))
         ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, at_ns))
         ending.exception, ending.at_ns = text, at_ns
     made = _steps_before(trace, list(found.values()))

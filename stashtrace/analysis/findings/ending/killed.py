@@ -34,7 +34,7 @@ KILLED = schema(
     Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
 )
 
-#: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
+#: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
 FACT = "killed "
 #: A number with more digits is damaged.
 _MOST_DIGITS = 15

@@ -68,6 +68,10 @@ def _per_step(begin: Int64, end: Int64, windows: tuple[Int64, Int64]) -> npt.NDA
     return np.bincount(at[inside], spent, len(windows[0])).astype(np.float64)
 
 
+def _rows_per_step(rows: Table, chosen: Bools, windows: tuple[Int64, Int64]) -> npt.NDArray[np.float64]:
+    return _per_step(rows["begin_ns"][chosen], rows["end_ns"][chosen], windows)
+
+
 def _by_name(
     rows: Table, codes: Int64, windows: tuple[Int64, Int64], trace: Trace
 ) -> list[tuple[str, npt.NDArray[np.float64]]]:
@@ -94,26 +98,9 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     yield "annotation", _by_name(user, user["name_code"], windows, trace)
     yield "file", _files(trace, np.array([track]), windows)
     blocked = waits.take(waits["track_id"] == track)
-    yield (
-        "wait",
-        [
-            (
-                op.name.lower(),
-                _per_step(*(blocked[c][blocked["wait_code"] == op] for c in ("begin_ns", "end_ns")), windows),
-            )
-            for op in WaitOp
-        ],
-    )
-    yield (
-        "phase",
-        [
-            (
-                code.name.lower(),
-                _per_step(*(own[c][own["phase_code"] == code] for c in ("begin_ns", "end_ns")), windows),
-            )
-            for code in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-        ],
-    )
+    yield "wait", [(op.name.lower(), _rows_per_step(blocked, blocked["wait_code"] == op, windows)) for op in WaitOp]
+    parts = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    yield "phase", [(part.name.lower(), _rows_per_step(own, own["phase_code"] == part, windows)) for part in parts]
 
 
 def _files(

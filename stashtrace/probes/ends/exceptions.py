@@ -8,12 +8,12 @@ caught and printed there) and the end of the process (a hook that a library has 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 
 from stashtrace.probes import native, recorder
-from stashtrace.scrubbing import scrub_arguments, scrub_urls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +42,15 @@ def watch() -> None:
     sys.excepthook = excepthook
 
 
-def watch_child() -> None:
-    """Look at the end of a child of multiprocessing, which catches what its function raises."""
+def watch_children() -> None:
+    """Have each child of multiprocessing look at its end: it catches what its function raises."""
+    from multiprocessing import util
+
+    # A child forgets the finalizers of its parent, and of what it imported, before it calls this.
+    util.register_after_fork(sys.modules[__name__], _watch_own_end)
+
+
+def _watch_own_end(_: object) -> None:
     from multiprocessing.util import Finalize
 
     Finalize(None, look, exitpriority=1)
@@ -97,14 +104,29 @@ def _message(error: BaseException) -> str:
     said = _SOURCE.sub("", lines[0]).strip("- ")
     if len(lines) > 1 and (said.startswith("Caught ") or lines[0].startswith("-- ")):
         said = f"{said.rstrip('.:')}: {lines[-1]}"
-    (said,) = scrub_arguments([scrub_urls(said)])
+    scrubbing = _scrubbing()
+    (said,) = scrubbing.scrub_arguments([scrubbing.scrub_urls(said)])
     return said if len(said) <= _MESSAGE else said[: _MESSAGE - 3] + "..."
+
+
+@functools.lru_cache(maxsize=1)
+def _scrubbing() -> Any:
+    """Load the rules about secrets that belong to this recorder, whichever stashtrace the job may import."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    spec = spec_from_file_location("stashtrace_scrubbing", os.path.join(package, "scrubbing.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError("no scrubbing.py beside the probes")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _place(trace: TracebackType | None) -> str:
     """Return function, file and line of the innermost frame of the user's code, else of the innermost one."""
     best, innermost = None, trace
-    own = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not (file.startswith(("<frozen", own)) or any(part in file for part in _FOREIGN)):
@@ -114,5 +136,6 @@ def _place(trace: TracebackType | None) -> str:
     if best is None:
         return ""
     code = best.tb_frame.f_code
-    file = code.co_filename if len(code.co_filename) <= _PATH else "..." + code.co_filename[3 - _PATH :]
-    return f"in {code.co_name}, {scrub_urls(file)}:{best.tb_lineno}"
+    # A path that is cut could not be told from other words any more by who replaces paths.
+    file = code.co_filename if len(code.co_filename) <= _PATH else os.path.basename(code.co_filename)[-_PATH:]
+    return f"in {code.co_name}, {_scrubbing().scrub_urls(file)}:{best.tb_lineno}"
