@@ -58,10 +58,7 @@ def test_a_message_that_cannot_be_made_is_none() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    try:
-        raise Broken
-    except Broken as error:
-        assert exceptions.describe(error).partition(" (in ")[0].endswith("Broken")
+    assert exceptions.describe(Broken()).endswith("Broken")
 
 
 RAISES = """

@@ -46,11 +46,12 @@ def watch_children() -> None:
     """Have each child of multiprocessing look at its end: it catches what its function raises."""
     from multiprocessing import util
 
-    # A child forgets the finalizers of its parent, and of what it imported, before it calls this.
+    # A spawned child keeps what it registers while it imports its program, a forked one forgets its parent's.
+    _watch_own_end()
     util.register_after_fork(sys.modules[__name__], _watch_own_end)
 
 
-def _watch_own_end(_: object) -> None:
+def _watch_own_end(_: object = None) -> None:
     from multiprocessing.util import Finalize
 
     Finalize(None, look, exitpriority=1)
@@ -106,6 +107,7 @@ def _message(error: BaseException) -> str:
         said = f"{said.rstrip('.:')}: {lines[-1]}"
     scrubbing = _scrubbing()
     (said,) = scrubbing.scrub_arguments([scrubbing.scrub_urls(said)])
+    said = str(said)
     return said if len(said) <= _MESSAGE else said[: _MESSAGE - 3] + "..."
 
 
