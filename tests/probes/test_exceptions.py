@@ -36,6 +36,7 @@ def test_type_message_and_place() -> None:
     [
         ("first\nsecond", "ValueError: first"),
         ("", "ValueError"),
+        ("======\ntrain.py FAILED\n------", "ValueError: train.py FAILED"),
         ("refused, password=hunter22", "ValueError: refused, password=<scrubbed>"),
         ("GET https://me:pw@host/a?sig=1", "ValueError: GET https://host/a"),
         ("[/pytorch/gloo/pair.cc:537] Read error", "ValueError: Read error"),

@@ -99,7 +99,7 @@ def _message(error: BaseException) -> str:
         text = str(error)[:_READ]
     except Exception:
         return ""  # a message that cannot be made is none
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
     if not lines:
         return ""
     said = _SOURCE.sub("", lines[0]).strip("- ")

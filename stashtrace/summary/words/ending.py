@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from stashtrace.analysis.findings.ending.doing import STANDS_STILL
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
@@ -19,7 +20,7 @@ from stashtrace.summary.words.parts import (
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
 #: From this share of the time on a thread ran all the time; up to the other it did not run.
-_ALL_THE_TIME, _NEVER = 0.9, 0.05
+_ALL_THE_TIME, _NEVER = 0.9, STANDS_STILL
 _PATH_WIDTH = 60
 
 
@@ -169,6 +170,26 @@ def _ran_since(row: Row, f: Finding) -> str:
     return f"since then its thread has run, or waited for a CPU, for {percent_text(row['part_ratio'])} of the time"
 
 
+#: System call -> where a thread is that stands in it.
+_CALLS = {
+    "sleep": "asleep (time.sleep, usleep or the like)",
+    "futex": "waiting for a lock, a condition or another thread",
+    "poll": "in poll, as for a socket or a pipe",
+    "select": "in select, as for a socket or a pipe",
+    "epoll": "in epoll, as for a socket or a pipe",
+    "wait": "waiting for a child process to end",
+    "open": "opening a file",
+}
+
+
+def _stands_in(row: Row, f: Finding) -> str:
+    target = row["name"]
+    of = "a pipe" if target.startswith("pipe:") else "a socket" if target.startswith("socket:") else ""
+    of = of or (shortened(target, _PATH_WIDTH) if target else "a descriptor")
+    where = _CALLS.get(row["kind"], f"inside {row['kind']}() of {of}")
+    return f"since then it is {where}"
+
+
 #: Code of evidence -> its words.
 ENDING_EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "ended_after": _ended_after,
@@ -184,4 +205,5 @@ ENDING_EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "did_last": _did_last,
     "followed_by": lambda row, f: f"in the steps before, {_activity(row['kind'])} came next",
     "ran_since": _ran_since,
+    "stands_in": _stands_in,
 }

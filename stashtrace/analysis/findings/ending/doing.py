@@ -21,6 +21,10 @@ from stashtrace.schema.trace import Trace
 
 #: Less than this after the last record is nothing to speak of.
 _LEAST_NS = 500_000_000
+#: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
+STANDS_STILL = 0.05
+#: Metadata key; the same in ``csrc/collectors/proc/proc.cpp``.
+_FACT = "stands_in"
 #: What comes next is said if it did so at least this often, in at least this share of the steps before.
 _SEEN, _MOSTLY = 3, 0.8
 
@@ -51,10 +55,20 @@ def doing(trace: Trace, rank: int) -> list[Evidence]:
     if follows:
         rows.append(Evidence("followed_by", "phases", rank=rank, kind=follows))
     ran = _ran_since(trace, process, track, last.end_ns)
-    if ran is not None:
-        share, window_ns = ran
-        rows.append(Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns))
-    return rows
+    if ran is None:
+        return rows
+    share, window_ns = ran
+    call, _, target = _stands_in(trace, process).partition(" ") if share <= STANDS_STILL else ("", "", "")
+    if call:
+        return [*rows, Evidence("stands_in", "metadata", rank=rank, amount_ns=window_ns, kind=call, name=target)]
+    return [*rows, Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns)]
+
+
+def _stands_in(trace: Trace, process: int) -> str:
+    """Return the system call that the main thread of a process stood in when last looked at; empty if it ran."""
+    facts = trace.metadata
+    rows = (facts["process_id"] == process) & (facts["key_code"] == trace.strings.find(_FACT))
+    return trace.text(int(facts["value_code"][rows][-1])) if rows.any() else ""
 
 
 def is_gone(trace: Trace, rank: int) -> bool:
