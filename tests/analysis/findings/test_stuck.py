@@ -206,6 +206,16 @@ def test_what_the_rank_did_last_is_said() -> None:
         "in the steps before, all-reduce came next",
         "since then its thread has not run: it sleeps, or is inside a call that has not returned",
     ]
+    code = build.strings.code
+    for call, told in (
+        ("read /data/queue.fifo", "since then it is inside read() of /data/queue.fifo"),
+        ("futex", "since then it is waiting for a lock, a condition or another thread"),
+        ("recv socket:[4711]", "since then it is inside recv() of a socket"),
+        ("", "since then its thread has not run: it sleeps, or is inside a call that has not returned"),
+    ):
+        fact = {"process_id": process.process_id, "key_code": code("stands_in"), "value_code": code(call)}
+        build.add("metadata", **fact)
+        assert evidence(build.trace())[-1] == told
 
 
 @pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])
