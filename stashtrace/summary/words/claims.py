@@ -189,7 +189,7 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     many = f"{number} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
     beside = mean_alone(f, mean)
     if beside:
-        return f"{many}, {beside}{_rollout(f)}"
+        return f"{many}{beside}{_rollout(f)}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
         return f"{many}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
     return f"{many} of {duration_text(mean)}{_rollout(f)}"

@@ -96,16 +96,16 @@ def behind_it(row: Row, f: Finding) -> str:
 
 
 def mean_alone(f: Finding, mean_ns: float) -> str:
-    """Say of a run's step what its mean hides; empty if its steps are alike."""
+    """Say of a run's step what its mean hides, to follow the count of steps; empty if they are alike."""
     usual = f.first("usual_steps")
     if usual is not None:
         most = f"{duration_text(usual['amount_ns'])} in {usual['items_count']} of {usual['of_count']} steps"
-        return f"mean {duration_text(mean_ns)}, but {most}"
+        return f", mean {duration_text(mean_ns)}, but {most}"
     grow = f.first("steps_grow")
     if grow is not None:
         verb = "growing" if grow["amount_ns"] > grow["low_ns"] else "shrinking"
         return (
-            f"{verb} from {duration_text(grow['low_ns'])} to {duration_text(grow['amount_ns'])}"
+            f" {verb} from {duration_text(grow['low_ns'])} to {duration_text(grow['amount_ns'])}"
             f" (mean {duration_text(mean_ns)})"
         )
     change = f.first("steps_change")
@@ -116,6 +116,6 @@ def mean_alone(f: Finding, mean_ns: float) -> str:
         change["kind"], f"in steps {first} to {last}"
     )
     return (
-        f"{duration_text(change['low_ns'])}, but {duration_text(change['amount_ns'])} {when}"
+        f" of {duration_text(change['low_ns'])}, but {duration_text(change['amount_ns'])} {when}"
         f" (mean {duration_text(mean_ns)})"
     )

@@ -23,6 +23,8 @@ from stashtrace.schema.trace import Trace
 #: Operations in which every member gives a message of one size.
 _ONE_SIZE = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.REDUCE)
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Operations before the stuck one in which members may have gone different ways.
+_NEAR = 16
 #: Not called, as far as the records say; or called, and not finished on a device where other members finished it.
 NOT_ENTERED, NOT_FINISHED = "not_entered", "not_finished"
 
@@ -313,7 +315,9 @@ class _Waits:
         for value in np.unique(table["group_hash"][self.pending]).tolist():
             lane = self.lanes[value]
             rows = np.concatenate(list(lane.rows.values()))
-            rows = rows[~self.messages[rows]]
+            stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
+            near = table["sequence"][rows] > stuck - _NEAR
+            rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
             each = GroupBy(table["sequence"][rows])
             for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
                 return self._told_apart(lane, rows[table["sequence"][rows] == sequence], by_size=False)

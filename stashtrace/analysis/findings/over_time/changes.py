@@ -102,10 +102,9 @@ def changes_of(trace: Trace, counted: Table, stalls: Table) -> Table:
     """Make the table ``over_time`` of the counted steps and the stalls of all steps."""
     lengths = step_lengths(counted)
     numbers = np.unique(counted["step"])
-    rows = []
-    if len(lengths) >= LEAST_STEPS:
-        budgets = _Budgets(counted, stalls)
-        rows = [_row(trace, counted, change, numbers, budgets) for change in _changes(lengths)]
+    changes = _changes(lengths) if len(lengths) >= LEAST_STEPS else []
+    budgets = _Budgets(counted, stalls) if changes else None
+    rows = [_row(trace, counted, change, numbers, budgets) for change in changes if budgets is not None]
     return Table.from_rows(OVER_TIME, rows)
 
 
