@@ -13,7 +13,7 @@ import numpy as np
 from stashtrace.analysis.findings.ending.doing import doing, is_gone
 from stashtrace.analysis.findings.ending.endings import endings
 from stashtrace.analysis.findings.ending.newest import SUSPICIOUS_NS, newest_ns
-from stashtrace.analysis.findings.ending.stuck import Operation, Root, Stuck, find_stuck
+from stashtrace.analysis.findings.ending.stuck import Mismatch, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.steps.step_time import step_time_of
@@ -151,7 +151,7 @@ def _waited_for_it(trace: Trace, found: Stuck) -> Evidence:
 
 
 def _mismatches(found: Stuck) -> list[Claim]:
-    return [_mismatch(found)] if found.mismatch is not None else []
+    return [_mismatch(found.mismatch)] if found.mismatch is not None else []
 
 
 def _hung(trace: Trace, found: Stuck, ended: set[int]) -> list[Claim]:
@@ -219,9 +219,7 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     return replace(claim, evidence=tuple(rows))
 
 
-def _mismatch(found: Stuck) -> Claim:
-    mismatch = found.mismatch
-    assert mismatch is not None
+def _mismatch(mismatch: Mismatch) -> Claim:
     rows = tuple(
         Evidence(
             "called", "collectives", items_count=len(ranks), moved_bytes=size, kind=name, name=ranks_text(list(ranks))
