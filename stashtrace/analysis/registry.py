@@ -28,12 +28,12 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.steps.kinds:step_kinds",
         "training, validation and other steps: how many, how long",
     ),
+    ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
     (
         "over_time",
         "stashtrace.analysis.findings.over_time.changes:over_time",
         "when steps change: shifts, drifts and periods",
     ),
-    ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
     (
         "breakdown",
         "stashtrace.analysis.devices.breakdown:breakdown",
