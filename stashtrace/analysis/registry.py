@@ -32,7 +32,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "over_time",
         "stashtrace.analysis.findings.over_time.changes:over_time",
-        "when steps change: shifts, drifts and periods",
+        "shifts, drifts and periods of the step",
     ),
     (
         "breakdown",
@@ -123,7 +123,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "endings",
         "stashtrace.analysis.findings.ending.endings:endings",
-        "how ranks and workers ended: exceptions, exit codes, signals",
+        "how ranks and workers ended: exceptions, exit codes",
     ),
     ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
