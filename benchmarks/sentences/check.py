@@ -55,7 +55,7 @@ def check(findings: Sequence[Row], evidence: Sequence[Row], truth: Truth, expect
     results = []
     for row in findings:
         own = [e for e in evidence if e["finding_id"] == row["finding_id"]]
-        if row["section"] == "headline":
+        if row["section"] == "headline" and row["kind"] not in beside.HOW_IT_ENDED:
             results.append(_headline(row, own, findings, truth, expected))
         elif row["kind"] == "contention":  # a verdict from some share on
             results.append(_contention(row, truth))

@@ -30,6 +30,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
     (
+        "over_time",
+        "stashtrace.analysis.findings.over_time.changes:over_time",
+        "shifts, drifts and periods of the step",
+    ),
+    (
         "breakdown",
         "stashtrace.analysis.devices.breakdown:breakdown",
         "what each GPU did: compute, communication, copies",
@@ -112,18 +117,23 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "evidence for the largest stalls"),
     (
         "killed",
-        "stashtrace.analysis.findings.killed:killed",
+        "stashtrace.analysis.findings.ending.killed:killed",
         "which ranks and workers were killed, and by which signal",
+    ),
+    (
+        "endings",
+        "stashtrace.analysis.findings.ending.endings:endings",
+        "how ranks and workers ended: exceptions, exit codes",
     ),
     ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed")),
+    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed", "endings")),
     (
         "Where does the time of a step go?",
-        ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
+        ("steps", "step_kinds", "over_time", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
     ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
     (

@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
 
-    from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
+    from stashtrace.analysis.findings.ending.newest import SUSPICIOUS_NS, newest_ns
     from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
-    from stashtrace.summary.progress import describe_waiting, newest_steps, newest_text, step_time_text
+    from stashtrace.summary.progress import describe_stuck, newest_steps, newest_text, step_time_text
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])
@@ -62,11 +62,7 @@ def main(argv: Sequence[str]) -> int:
         if idle > SUSPICIOUS_NS:
             lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")
-    stuck = [waiting for waiting in waiting_collectives(trace, newest) if waiting.since_ns > SUSPICIOUS_NS]
-    for waiting in stuck:
-        lines += describe_waiting(waiting)
-    if not stuck:
-        lines.append("no rank has waited in a collective for more than a second")
+    lines += describe_stuck(trace) or ["no rank has waited in a collective for more than a second"]
     age = _age_ns(trace, newest)
     if age is not None:
         lines.append(f"newest record {duration_text(age)} ago")

@@ -36,10 +36,10 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch.distributed:install"),),
     "torch.distributed.elastic.multiprocessing.errors": (
-        ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
+        ("torch_distributed", "stashtrace.probes.ends.child_ends:install_elastic"),
     ),
     "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch.ddp:install"),),
-    "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
+    "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.ends.child_ends:install_spawn"),),
     "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),

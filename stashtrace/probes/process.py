@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace.probes import native, recorder
+from stashtrace.probes.ends import exceptions
 
 _before_end: list[Callable[[], None]] = []
 _in_child: list[Callable[[], None]] = []
@@ -38,6 +39,8 @@ def begin(*, ends_itself: bool = False) -> None:
     if first:
         atexit.register(end)
         os.register_at_fork(after_in_child=_forked)
+        exceptions.watch()
+        exceptions.watch_children()
     elif not ends_itself:
         from multiprocessing.util import Finalize
 
@@ -59,6 +62,7 @@ def end() -> None:
     """Write what has been gathered. Runs at exit, and at the end of a DataLoader worker, which skips ``atexit``."""
     if _pid != os.getpid():
         return
+    exceptions.look()
     for action in reversed(_before_end):
         try:
             action()

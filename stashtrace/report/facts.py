@@ -23,6 +23,7 @@ from stashtrace.report.waits import costliest_waits
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.document import document
 from stashtrace.summary.words.claims import steps_text
+from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.parts import findings_of
 from stashtrace.units import ranks_text
 
@@ -111,7 +112,8 @@ def report_facts(
     Returns
     -------
     dict
-        Plain values alone: ``version``, ``path``, ``headline`` (sentences), ``findings`` (those of
+        Plain values alone: ``version``, ``path``, ``ending`` (how the job failed or stood still), ``headline``
+        (sentences), ``findings`` (those of
         :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``, ``losses``,
         ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
     """
@@ -122,6 +124,7 @@ def report_facts(
     made: dict[str, Any] = {
         "stashtrace_report": VERSION,
         "path": " ".join(commands.shown),
+        "ending": [{n: f[n] for n in ("text", "evidence_text")} for f in findings if f["kind"] in ENDINGS],
         "headline": _headline(tables, findings),
         "findings": findings,
         "budget": _budget(facts, tables),
@@ -147,6 +150,7 @@ def report_facts(
 def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
     """Return the sentences of the summary's first line: warnings, ranks and hosts, kinds of steps, warm-up."""
     claims = [f for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
+    claims = [f for f in claims if f.row["kind"] not in ENDINGS]  # they have lines of their own
     alone = sum(f.row["kind"] == "steps" for f in claims) == 1
     texts = {f["finding_id"]: f["text"] for f in findings}
     return [

@@ -58,6 +58,7 @@ class SpanKind(Code):
     PROBE = 3
     LOADER = 4
     STEP = 5
+    EXCEPTION = 6
 
 
 class IoOp(Code):

@@ -7,26 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.waiting import Waiting
+from stashtrace.analysis.findings.ending.claims import ending_claims
+from stashtrace.analysis.findings.rows import tables_of
 from stashtrace.analysis.steps.step_time import StepTime
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.parts import counted, last_called, not_entered, waiting_inside
-from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.parts import counted, findings_of
+from stashtrace.units import duration_text, percent_text
 
 #: So many steps are the newest ones.
 NEWEST_STEPS = 10
-_RANKS_AT_MOST = 4
 
 
-def describe_waiting(waiting: Waiting) -> list[str]:
-    """Return lines about a collective that some ranks have not entered: who is missing, who waits in it, how long."""
-    missing, inside = ranks_text(list(waiting.missing)), ranks_text(list(waiting.inside))
-    last = list(waiting.last.items())[:_RANKS_AT_MOST]
-    return [
-        not_entered(missing, waiting.operation, waiting.sequence, waiting.group, waiting.message_bytes),
-        f"  {waiting_inside(inside, waiting.since_ns)}",
-        *(f"  {last_called(rank, sequence)}" for rank, sequence in last),
-    ]
+def describe_stuck(trace: Trace) -> list[str]:
+    """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last."""
+    lines = []
+    for finding in findings_of(*tables_of(ending_claims(trace))):
+        lines.append(claim_text(finding))
+        lines += [f"  {sentence}" for sentence in evidence_texts(finding)]
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.claims import steps_text
+from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.parts import Finding, findings_of
 from stashtrace.units import duration_text, percent_text, ranks_text
 from stashtrace.visible import visible_line
@@ -64,12 +65,13 @@ def render(tables: Summary, look: Look, path: str) -> str:
     """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
-    lines = [*_headline(_of(found, "headline"), look), ""]
+    lines = [*_ending(_of(found, "headline"), look), *_headline(_of(found, "headline"), look), ""]
     if ranks:
         sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
         lines += [*_table(ranks, look, sources), ""]
     verdicts = _of(found, "verdict")
-    lines += [*_verdicts(verdicts, look, path), *_plain(_of(found, "files"), look)]
+    lines += _verdicts(verdicts, look, path)
+    lines += [*_verdicts(_of(found, "time"), look, path), *_plain(_of(found, "files"), look)]
     lines.append("")
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
     unshown = [finding for finding in verdicts[_VERDICTS_AT_MOST:] if finding.row["kind"] == "contention"]
@@ -98,6 +100,18 @@ def _budgets(table: Table) -> list[_Budget]:
     return list(ranks.values())
 
 
+def _ending(found: Sequence[Finding], look: Look) -> list[str]:
+    """Return the lines about a job that failed or stood still, which come before all others."""
+    lines: list[str] = []
+    for finding in found:
+        if finding.row["kind"] not in ENDINGS:
+            continue
+        lines += [look.paint(line, "warn") for line in look.wrap(claim_text(finding), "", _INDENT)]
+        for sentence in evidence_texts(finding):
+            lines += look.wrap(sentence, _INDENT, _INDENT * 2)
+    return [*lines, ""] if lines else []
+
+
 def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     """Return the lines of warnings, then of ranks, hosts and steps."""
     by_kind: dict[str, list[Finding]] = {}
@@ -113,8 +127,7 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     if steps:
         line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
     if "warmup" in by_kind:
-        warm = by_kind["warmup"][0].row["items_count"]
-        line += f" (first {warm} left out)" if warm > 1 else " (the first left out)"
+        line += f" ({claim_text(by_kind['warmup'][0])})"
     parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
     whole = "stashtrace  " + "  ".join(parts)
     if len(whole) <= look.width:

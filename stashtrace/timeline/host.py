@@ -169,7 +169,7 @@ def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    piece = _span_piece(rows, SpanKind.USER, SpanKind.STEP_MARK)
+    piece = _span_piece(rows, SpanKind.USER, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
     return tree.add(root, rows.thread_lines(Order.ANNOTATIONS, "annotations · {}", step_title="annotations"), [piece])
 
 

@@ -201,3 +201,46 @@ def test_parsing() -> None:
 
 def compiled_test() -> Path:
     return compiled("proc_text_cases.cpp")
+
+
+STANDS = """
+import os, signal, sys, threading, time
+from stashtrace import _native
+_native.start_drainer()
+path, how = sys.argv[1:]
+
+def end():
+    time.sleep(7)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=end, daemon=True).start()
+if how == "sleep":
+    time.sleep(60)
+elif how == "read":
+    os.mkfifo(path)
+    os.read(os.open(path, os.O_RDWR), 1)
+elif how == "lock":
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+elif how == "again":
+    time.sleep(5)
+    while True:
+        pass
+"""
+
+
+@pytest.mark.parametrize(("how", "call"), [("sleep", "sleep"), ("read", "read {}"), ("lock", "futex"), ("again", "")])
+def test_the_call_that_the_main_thread_stands_in(tmp_path: Path, how: str, call: str) -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    fifo = tmp_path / "fifo"
+    recording = record(
+        [sys.executable, "-c", STANDS, fifo, how],
+        tmp_path / "run",
+        collectors=("proc",),
+        env={"PYTHONPATH": root, "RANK": "0"},
+        exit_code=-9,
+    )
+    trace = recording.trace
+    rows = trace.metadata["key_code"] == trace.strings.find("stands_in")
+    assert [trace.text(code) for code in trace.metadata["value_code"][rows].tolist()] == [call.format(fifo)]

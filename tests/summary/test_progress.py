@@ -6,9 +6,9 @@ from __future__ import annotations
 from builders import MS, S, TraceBuilder
 from scenes import job
 
-from stashtrace.analysis.findings.waiting import newest_ns, waiting_collectives
+from stashtrace.analysis.findings.ending.newest import newest_ns
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
-from stashtrace.summary.progress import describe_waiting, newest_steps
+from stashtrace.summary.progress import describe_stuck, newest_steps
 from stashtrace.summary.text import summary
 
 
@@ -22,21 +22,12 @@ def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:
 
 
 def test_names_the_rank_that_is_not_there() -> None:
-    trace = hanging((2,)).trace()
-    (found,) = waiting_collectives(trace, newest_ns(trace))
-    assert describe_waiting(found) == [
-        "rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB",
+    assert describe_stuck(hanging((2,)).trace()) == [
+        "the job hung: rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB",
         "  ranks 0,1,3 wait in it for 31.0 s",
         "  rank 2 last called number 2",
+        "  the last that rank 2 finished is all-reduce, 31.0 s before the records end",
     ]
-
-
-def test_several_ranks_at_different_places() -> None:
-    build = hanging((1, 3))
-    build.collective({0: (50 * MS, -1)}, sequence=4, op=CollectiveOp.ALL_GATHER)
-    trace = build.trace()
-    (found,) = waiting_collectives(trace, newest_ns(trace))
-    assert (found.sequence, found.inside, found.missing) == (3, (0, 2), (1, 3))
 
 
 def test_a_rank_that_never_came() -> None:
@@ -44,26 +35,15 @@ def test_a_rank_that_never_came() -> None:
     build.group([0, 1])
     build.collective({0: (0, -1)}, op=CollectiveOp.BARRIER, message_bytes=0)
     build.counter(0, "process_user_ns_total", {5 * S: 1.0})
-    trace = build.trace()
-    (found,) = waiting_collectives(trace, newest_ns(trace))
-    assert describe_waiting(found) == [
-        "rank 1 has not entered barrier 0 of default_pg",
+    assert describe_stuck(build.trace()) == [
+        "the job hung: rank 1 has not entered barrier 0 of default_pg",
         "  rank 0 waits in it for 5.00 s",
         "  rank 1 has called no collective of this group",
     ]
 
 
 def test_a_healthy_run_waits_for_nobody() -> None:
-    trace = job()[1]
-    assert waiting_collectives(trace, newest_ns(trace)) == []
-
-
-def test_all_inside_and_slow_is_not_somebody_missing() -> None:
-    build = TraceBuilder()
-    build.collective({0: (0, -1), 1: (MS, -1)})
-    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
-    trace = build.trace()
-    assert waiting_collectives(trace, newest_ns(trace)) == []
+    assert describe_stuck(job()[1]) == []
 
 
 def test_activity_is_told_from_samples() -> None:
@@ -78,28 +58,7 @@ def test_the_summary_of_a_job_that_hung_says_where() -> None:
     code = build.strings.code
     build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
     shown = summary(build.trace("./x"))
-    assert "  the job ended with exit code 1\n" in shown
-    assert "  the job hung: rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB\n" in shown
-
-
-def test_a_wait_that_ended_with_the_job_is_still_told() -> None:
-    build = TraceBuilder()
-    for step in range(3):
-        build.collective({0: (step * 10 * MS, step * 10 * MS + MS), 1: (step * 10 * MS, step * 10 * MS + MS)})
-    build.collective({0: (40 * MS, 4 * S)}, sequence=3)  # ended by the connection that broke
-    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
-    trace = build.trace()
-    (found,) = waiting_collectives(trace, newest_ns(trace))
-    assert (found.missing, found.inside, found.since_ns) == ((1,), (0,), 4 * S - 40 * MS)
-
-
-def test_a_root_that_is_done_waits_for_nobody() -> None:
-    build = TraceBuilder()
-    build.group([0, 1])
-    build.collective({0: (0, MS)}, op=CollectiveOp.BROADCAST)
-    build.counter(0, "process_user_ns_total", {9 * S: 1.0})
-    trace = build.trace()
-    assert waiting_collectives(trace, newest_ns(trace)) == []
+    assert shown.startswith("the job ended with exit code 1\nthe job hung: rank 2 has not entered all-reduce 3 of")
 
 
 def test_of_a_job_that_broke_off_the_first_rank_to_end_is_named() -> None:

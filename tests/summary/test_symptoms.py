@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders import MS, TraceBuilder
 from scenes import verdicts
 from test_device_summary import job as device_job
 from test_progress import hanging
@@ -49,6 +50,17 @@ def printed() -> str:
     code = build.strings.code
     build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
     shown.append(summary(build.trace("./run")))
+    stepless = TraceBuilder()
+    stepless.rank(0)
+    shown.append(summary(stepless.trace("./run")))
+    slower = TraceBuilder()
+    at = 0
+    for step in range(200):
+        end = at + (10 if step < 118 else 35) * MS
+        slower.rank(0).phase("forward", at, end - 2 * MS).phase("backward", end - 2 * MS, end - MS)
+        slower.rank(0).phase("optimizer", end - MS, end)
+        at = end
+    shown.append(summary(slower.trace("./run")))
     for trace in (device_job(starved=True, sync=True), device_job(copy_ms=20)):
         shown += [sentence for found in verdicts(trace) for sentence in (found.text, *found.evidence)]
     return words(" ".join(shown))

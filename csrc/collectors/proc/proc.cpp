@@ -11,6 +11,7 @@
 
 #include "collectors/collector.h"
 #include "collectors/proc/proc_text.h"
+#include "collectors/proc/standing_call.h"
 #include "core/clock.h"
 #include "core/string_table.h"
 #include "runtime/emit.h"
@@ -24,6 +25,9 @@ constexpr int kMostThreads = 512;  // read per tick; 512 cost 2-3 ms
 constexpr int kMostDescriptors = 512;
 constexpr std::int64_t kLookEveryNs = 1'000'000'000;
 constexpr std::int64_t kNsPerUs = 1'000;
+// The main thread stands still if it runs for at most the second in a window of the first.
+constexpr std::int64_t kStandingWindowNs = 2'000'000'000;
+constexpr std::int64_t kStandingRunNs = 40'000'000;
 
 std::int64_t microseconds(std::int64_t us) noexcept { return us < 0 ? -1 : us * kNsPerUs; }
 std::int64_t time_ns(const timeval& time) noexcept { return time.tv_sec * 1'000'000'000LL + time.tv_usec * kNsPerUs; }
@@ -52,6 +56,8 @@ class Proc final : public Collector, public TickListener {
   void after_fork() noexcept override {
     reads_host_ = false;  // a worker: its parent reads the host
     threads_reported_ = false;
+    window_begin_ns_ = 0;
+    standing_bytes_ = 0;
   }
 
   void tick(std::uint64_t) noexcept override {
@@ -68,6 +74,7 @@ class Proc final : public Collector, public TickListener {
   static bool is_host_reader() noexcept;
   void sample_threads() noexcept;
   void sample_thread(const char* tid) noexcept;
+  void watch_main_thread(const char* tid, std::int64_t run_ns) noexcept;
   void sample_process() noexcept;
   void look_for_rings() noexcept;
   void sample_host() noexcept;
@@ -77,6 +84,10 @@ class Proc final : public Collector, public TickListener {
   bool started_ = false;
   bool reads_host_ = false;
   bool threads_reported_ = false;
+  char standing_text_[640] = {};  // what has been told of the main thread
+  std::size_t standing_bytes_ = 0;
+  std::int64_t window_begin_ns_ = 0;
+  std::int64_t window_run_ns_ = 0;
   std::int64_t ns_per_jiffy_ = 10'000'000;
   std::int64_t page_bytes_ = 4096;
   SmallFile<8192> file_;
@@ -137,6 +148,28 @@ void Proc::sample_thread(const char* tid) noexcept {
   std::string_view number(tid, length);
   row.tid = static_cast<std::uint32_t>(take_number(number));
   emit(row);
+  if (row.tid == static_cast<std::uint32_t>(raw::getpid())) watch_main_thread(tid, row.run_ns);
+}
+
+// A fact says which call the main thread stands in while it hardly runs, and is emptied when it runs again.
+void Proc::watch_main_thread(const char* tid, std::int64_t run_ns) noexcept {
+  const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+  if (window_begin_ns_ != 0 && now - window_begin_ns_ < kStandingWindowNs) return;
+  const bool stands = window_begin_ns_ != 0 && run_ns - window_run_ns_ <= kStandingRunNs;
+  window_begin_ns_ = now;
+  window_run_ns_ = run_ns;
+  char text[sizeof standing_text_];
+  TextBuffer call(text, sizeof text);
+  if (stands) {
+    char path[64];
+    TextBuffer file(path, sizeof path);
+    file.add("/proc/self/task/").add(tid).add("/syscall");
+    add_standing_call(file_.read(file.c_str()), call);
+  }
+  if (call.text() == std::string_view(standing_text_, standing_bytes_)) return;
+  standing_bytes_ = call.text().size();
+  std::memcpy(standing_text_, text, standing_bytes_);
+  emit(schema::Metadata{now_ticks(), intern("stands_in"), intern(call.text())});
 }
 
 void Proc::sample_process() noexcept {

@@ -7,13 +7,14 @@ import numpy as np
 
 from stashtrace.analysis.findings.crowding import contention_claims
 from stashtrace.analysis.findings.devices import agreement_evidence
+from stashtrace.analysis.findings.ending.claims import ending_claims, failure_claims
+from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.facts import RunFacts
-from stashtrace.analysis.findings.killed import killed
 from stashtrace.analysis.findings.losses import loss_claims
+from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
-    ending_claims,
     left_out_claims,
     outlived_claims,
     scope_claims,
@@ -21,10 +22,10 @@ from stashtrace.analysis.findings.trust import (
     without_steps,
 )
 from stashtrace.analysis.findings.verdicts import verdicts
-from stashtrace.analysis.findings.waiting import SUSPICIOUS_NS, newest_ns, waiting_collectives
 from stashtrace.analysis.io.staging import staged_opens, used_copies
+from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text
 
@@ -33,6 +34,8 @@ _LOW_CONFIDENCE_RATIO = 0.05
 _SMALL_RATIO = 0.00995
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
+#: Ranks of a job that was stopped may be a step apart.
+_UNEVEN = 1
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
 _FILES_AT_MOST = 3
 
@@ -43,20 +46,23 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     losses = loss_claims(trace)
     lost = [claim for claim in losses if claim.section == "headline"]
     crowded = contention_claims(facts)
-    claims = lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
-    if not facts.ranks:
-        claims += [*files_claims(trace), *([] if lost else [without_steps(trace)])]
+    ending = ending_claims(trace)
+    claims = (
+        ending + lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
+    )
+    if facts.ranks:
+        claims += change_claims(facts.tables["over_time"])
+    else:
+        known = lost or any(claim.kind == "hung" for claim in ending)
+        claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
     claims += [
         *(claim for claim in crowded if claim.section == "machine"),
+        *_uneven(facts),
         *_steal(facts),
         *_thinned(facts),
         *scope_claims(trace),
     ]
-    claims += [*emulated_claims(trace), *killed_claims(trace), *outlived_claims(trace)]
-    ending = ending_claims(trace)
-    if ending:
-        hung = _hung(facts)
-        claims += [ending[0], *(hung or ending[1:])]
+    claims += [*emulated_claims(trace), *killed_claims(trace), *_restarts(trace), *outlived_claims(trace)]
     claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
     claims += trust_claims(trace, facts.trust)
     if "agreement" in facts.tables and len(facts.tables["agreement"]):
@@ -117,6 +123,11 @@ def _steps(facts: RunFacts) -> list[Claim]:
             continue
         name = "recording" if row["kind"] == "marked" and one_recording(facts.trace) else row["kind"]
         rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
+        if row["kind"] in facts.tables["steps"]["kind"] and row["kind"] not in QUIET_KINDS:
+            rows += steps_evidence(facts.tables["over_time"])
+        fewest, most = steps_of_ranks(facts, row["kind"])
+        if most - fewest > _UNEVEN:
+            rows.append(Evidence("fewest_steps", "step_kinds", number, items_count=fewest))
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
             rows.append(Evidence("rollout", "step_kinds", number, amount_ns=row["rollout_ns"], part_ratio=share))
@@ -130,7 +141,34 @@ def _steps(facts: RunFacts) -> list[Claim]:
                 evidence=tuple(rows),
             )
         )
-    return claims + ([Claim("headline", "warmup", items_count=facts.warmup_count)] if facts.warmup_count else [])
+    if facts.warmup_count:
+        name = "cut" if facts.cut_count else ""
+        claims.append(Claim("headline", "warmup", name=name, items_count=facts.warmup_count - facts.cut_count))
+    return claims
+
+
+def steps_of_ranks(facts: RunFacts, kind: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of counted steps of a kind that a rank made which made any."""
+    table = facts.tables["step_kinds"]
+    counts = table["steps_count"][(table["kind"] == kind) & (table["rank"] >= 0)]
+    return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+
+
+def _uneven(facts: RunFacts) -> list[Claim]:
+    """Return a claim about ranks that made fewer steps than others."""
+    if not facts.ranks:
+        return []
+    table = facts.tables["step_kinds"]
+    made: dict[int, int] = {}
+    for row in table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS)).rows():
+        made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]
+    if not made or max(made.values()) - min(made.values()) <= _UNEVEN:
+        return []
+    ranks: dict[int, list[int]] = {}
+    for rank, count in sorted(made.items(), key=lambda item: (-item[1], item[0])):
+        ranks.setdefault(count, []).append(rank)
+    rows = [Evidence("made_steps", "steps", items_count=count, name=ranks_text(of)) for count, of in ranks.items()]
+    return [Claim("machine", "uneven_steps", items_count=max(made.values()), evidence=tuple(rows))]
 
 
 def one_recording(trace: Trace) -> bool:
@@ -175,34 +213,11 @@ def killed_claims(trace: Trace) -> list[Claim]:
     return [Claim("machine", "killed", items_count=len(rows), evidence=tuple(rows))] if rows else []
 
 
-def _hung(facts: RunFacts) -> list[Claim]:
-    """Return claims about collectives that some ranks had not entered when the recording ended."""
-    claims = []
-    for waiting in waiting_collectives(facts.trace, newest_ns(facts.trace)):
-        if waiting.since_ns <= SUSPICIOUS_NS:
-            continue
-        rows = [Evidence("hung_bytes", "collectives", moved_bytes=waiting.message_bytes, name=waiting.group)]
-        inside = ranks_text(list(waiting.inside))
-        rows.append(
-            Evidence(
-                "hung_inside", "collectives", items_count=len(waiting.inside), amount_ns=waiting.since_ns, name=inside
-            )
-        )
-        rows += [
-            Evidence("hung_last", "collectives", rank=rank, items_count=last) for rank, last in waiting.last.items()
-        ]
-        claims.append(
-            Claim(
-                "machine",
-                "hung",
-                ranks=ranks_text(list(waiting.missing)),
-                items_count=waiting.sequence,
-                stall_ns=waiting.since_ns,
-                call=waiting.operation,
-                evidence=tuple(rows),
-            )
-        )
-    return claims
+def _restarts(trace: Trace) -> list[Claim]:
+    """Return a claim about the other starts of an elastic job, whose ranks these are not."""
+    rows = trace.losses.take(trace.losses["name_code"] == trace.strings.find("other_starts"))
+    texts = [trace.text(code) for code in rows["advice_code"].tolist()]
+    return [Claim("machine", "restarts", items_count=int(rows["lost_count"].sum()), name=texts[0])] if texts else []
 
 
 def _hosts(facts: RunFacts) -> list[Claim]:
@@ -235,7 +250,24 @@ def _hidden(facts: RunFacts) -> list[Claim]:
         for name, ns in amounts.items()
         if ns >= _HIDDEN_RATIO * wall
     ]
+    rows += _background_saves(facts)
     return [Claim("beside", "hidden", evidence=tuple(rows))] if rows else []
+
+
+def _background_saves(facts: RunFacts) -> list[Evidence]:
+    """Return evidence of the checkpoints that other threads wrote while steps went on."""
+    phases = facts.trace.phases
+    saves = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+    mine = phases.take(saves)
+    if not len(mine):
+        return []
+    lengths = mine["end_ns"] - mine["begin_ns"]
+    rank_of = dict(
+        zip(facts.trace.processes["process_id"].tolist(), facts.trace.processes["rank"].tolist(), strict=True)
+    )
+    ranks = ranks_text(sorted({rank_of[process] for process in mine["process_id"].tolist()}))
+    mean, longest = float(lengths.mean()), int(lengths.max())
+    return [Evidence("background_saves", "phases", items_count=len(mine), amount_ns=mean, high_ns=longest, name=ranks)]
 
 
 def _copies(facts: RunFacts) -> list[Claim]:
@@ -256,7 +288,7 @@ def limit_claims(trace: Trace) -> list[Claim]:
         *whole,
         *left_out_claims(trace),
         *killed_claims(trace),
-        *ending_claims(trace)[:1],
+        *failure_claims(trace),
         *(claim for claim in losses if claim.section == "loss"),
     ]
 

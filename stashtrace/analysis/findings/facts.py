@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
+from stashtrace.analysis.findings.over_time.changes import changes_of
 from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.intervals import TimeSet
@@ -131,9 +132,11 @@ class RunFacts:
     thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, after deep mode ``agreement``; empty
-    #: without steps.
+    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, ``over_time``, after deep mode
+    #: ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
+    #: Of ``warmup_count``, steps at the end that the recording cut.
+    cut_count: int = 0
     #: Kind of the steps that are counted; empty for those that train, or the only ones.
     step_kind: str = ""
     #: The same of validation and inference steps beside.
@@ -208,9 +211,13 @@ def gather(trace: Trace) -> RunFacts:
     kinds = kinds_that_count(steps)
     quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
     counted = tables["steps"] = step_time_steps(steps)
+    tables["over_time"] = changes_of(trace, counted, stalls)
     first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
-    warm = int(np.count_nonzero(first["warmup"])) if own < len(first) else 0
+    left_out = first["warmup"] if own < len(first) else np.zeros(len(first), dtype=np.int64)
+    # The last step of a recording may be cut, and is left out then as well.
+    is_cut = int(len(first) > 1 and left_out[first["step"].argmax()] == 1)
+    warm = int(np.count_nonzero(left_out))
     known = trust(trace, tables, missing=bool(missing))
     facts = RunFacts(
         trace,
@@ -223,6 +230,7 @@ def gather(trace: Trace) -> RunFacts:
         missing,
         known,
         tables,
+        cut_count=is_cut,
     )
     others = []
     for kind in quiet:

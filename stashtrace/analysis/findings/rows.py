@@ -18,7 +18,7 @@ FINDINGS = schema(
     "What a summary claims, one row per claim; what it rests on stands in finding_evidence",
     Column("finding_id", "i8", "", "row number; finding_evidence.finding_id", role="key"),
     ("order", "i8", "", "reading order, 0 first"),
-    ("section", "U12", "", "headline, verdict, files, machine, beside, trust or loss"),
+    ("section", "U12", "", "headline, verdict, time, files, machine, beside, trust or loss"),
     ("kind", "U24", "", "what is claimed: a column of the budget, compute_bound, steps, loss, ..."),
     ("name", "U16", "", "what it is about where the kind alone does not say: a host, a kind of step, a reason"),
     ("ranks", "U16", "", "ranks that it holds for, as 0-3,7; empty if for the run"),
@@ -96,7 +96,7 @@ BUDGETS = schema(
 
 
 #: Sections in the order in which a summary has them.
-SECTIONS = ("headline", "verdict", "files", "machine", "beside", "trust", "loss")
+SECTIONS = ("headline", "verdict", "time", "files", "machine", "beside", "trust", "loss")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
-#: The last sign of a killed process is a sample: ends nearer to each other than this have no order.
-_CLEARLY_BEFORE_NS = 50_000_000
 #: Cost of one record of a native hook, from benchmarks/results.
 HOOK_COST_NS = 40
 #: The same if the job has emptied the caches between two calls: two stamps, a row and their code come from memory.
@@ -220,17 +218,6 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
     return numbers
 
 
-def ending_claims(trace: Trace) -> list[Claim]:
-    """Return claims about how the job failed, and which rank ended before the others."""
-    facts = run_facts(trace)
-    code = facts.get("exit_code", "0")
-    if facts.get("signal", "0") not in ("", "0", "None"):
-        return [Claim("machine", "ended_by_signal", name=facts["signal"]), *_first_to_end(trace)]
-    if code not in ("", "0", "None"):
-        return [Claim("machine", "ended_with_code", name=code), *_first_to_end(trace)]
-    return []
-
-
 def outlived_claims(trace: Trace) -> list[Claim]:
     """Return a claim about processes of the command that still ran when the recording was closed."""
     pids = [pid for pid in run_facts(trace).get("outlived_by", "").split(", ") if pid]
@@ -242,19 +229,6 @@ def emulated_claims(trace: Trace) -> list[Claim]:
     rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("emulated_compute"))
     names = sorted({trace.text(code) for code in rows["value_code"].tolist()})
     return [Claim("machine", "emulated_compute", name=names[0])] if names else []
-
-
-def _first_to_end(trace: Trace) -> list[Claim]:
-    """Return a claim about the rank that ended before the others: where to look when a job broke off."""
-    processes = trace.processes
-    ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
-    if len(ranks) < 2:
-        return []
-    ahead = int(ranks["end_ns"][1] - ranks["end_ns"][0])
-    if ahead < _CLEARLY_BEFORE_NS:
-        return []
-    first, second = ranks["rank"][:2].tolist()
-    return [Claim("machine", "first_to_end", rank=first, cause_rank=second, stall_ns=ahead)]
 
 
 def scope_claims(trace: Trace) -> list[Claim]:

@@ -148,6 +148,7 @@ def unit_starts(tokens: Tokens) -> Bools:
         led_by_wait = (previous[first_rows] == WAIT)[np.maximum(run, 0)]
         same_module = tokens.name == tokens.name[first_rows][np.maximum(run, 0)]
         forward_first |= is_forward & ~run_first & ~led_by_wait & same_module
+    forward_first |= _training_goes_on(tokens, previous)
     # In a unit that a wait led in, a second forward before the update stays inside.
     waits_before = np.cumsum(wait_first)
     updates_before = np.cumsum(kind == UPDATE)
@@ -158,6 +159,21 @@ def unit_starts(tokens: Tokens) -> Bools:
     if len(starts):
         starts[0] = True
     return np.asarray(starts, dtype=bool)
+
+
+def _training_goes_on(tokens: Tokens, previous: Int64) -> Bools:
+    """True at a training forward after forwards without gradients that a wait led in, where training has no waits.
+
+    The wait was for the last batch of an evaluation. In a loop whose training waits for its batches, such forwards are
+    those of a teacher, on the batch that is trained on.
+    """
+    trains = (tokens.kind == FORWARD) & ~tokens.no_grad
+    begins = trains & (previous != FORWARD)
+    fed = np.count_nonzero(begins & (previous == WAIT))
+    if 2 * fed >= np.count_nonzero(begins):
+        return np.zeros(len(tokens), dtype=bool)
+    quiet_before = np.concatenate([[False], (tokens.kind == FORWARD)[:-1] & tokens.no_grad[:-1]])
+    return np.asarray(trains & quiet_before, dtype=bool)
 
 
 def update_groups(tokens: Tokens) -> Int64:

@@ -31,6 +31,10 @@ from stashtrace.schema.trace import Trace, kept_with_trace
 #: Steps at the head of a run that are left out by default, and the length that marks further ones.
 WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
+#: The first step of a short recording holds what came before it, the last one may be cut: they are no steps like the
+#: others where they are longer than these by the first factor, or shorter than by the second.
+_EDGE_FACTORS = (1.5, 0.2)
+
 #: A number of more digits is damage: added to another one it might not fit 64 bits.
 _MOST_DIGITS = 15
 
@@ -353,7 +357,7 @@ def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
 
 
 def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
-    """Mark the head of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
+    """Mark the edges of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
     for chosen, head in ((~quiet, updates_head), (quiet, 0)):
         by_step = GroupBy(ordinal[chosen])
@@ -361,8 +365,15 @@ def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], upda
             continue
         slowest = by_step.max(length_ns[chosen])
         keep = head if len(by_step) > 2 * head else 0
-        limit = WARMUP_FACTOR * int(np.median(slowest[keep:]))
-        while keep < len(by_step) - 1 and slowest[keep] > limit:
+        usual = int(np.median(slowest[keep:]))
+        while keep < len(by_step) - 1 and slowest[keep] > WARMUP_FACTOR * usual:
             keep += 1
-        marks[chosen] = by_step.number < keep
+        left_out = by_step.number < keep
+        if head and len(by_step) - keep > 2:
+            inner = int(np.median(slowest[max(keep, 1) : -1]))
+            if keep == 0 and slowest[0] > _EDGE_FACTORS[0] * inner:
+                left_out |= by_step.number == 0
+            if slowest[-1] < _EDGE_FACTORS[1] * inner:
+                left_out |= by_step.number == len(by_step) - 1
+        marks[chosen] = left_out
     return marks

@@ -16,8 +16,9 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import child_ends, native, patching, recorder
+from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.device_marks import device_marks
+from stashtrace.probes.ends import child_ends
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.torch import dataloader_worker

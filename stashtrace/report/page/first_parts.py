@@ -32,15 +32,27 @@ _COUNTED_AT_SIGHT = 3
 _QUIET = ("compute_bound", "not_told")
 
 
+def ending_part(facts: dict[str, Any]) -> list[str]:
+    """Return how the job failed or stood still, each with its evidence; empty for a job that ended well."""
+    parts: list[str] = []
+    for claim in facts["ending"]:
+        parts.append(paragraph(claim["text"], "warn"))
+        if claim["evidence_text"]:
+            parts.append(tag("ul", "".join(tag("li", text(one)) for one in claim["evidence_text"])))
+    return parts
+
+
 def verdict_part(facts: dict[str, Any]) -> list[str]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
     content = [tag("ol", "".join(map(_claim, verdicts[:_OPEN])), class_="verdicts")]
-    if not verdicts:
+    if not verdicts and facts["ending"]:
+        content = []
+    elif not verdicts:
         content = [paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
     if more := verdicts[_OPEN:]:
         listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
         content.append(unfolding(f"{len(more)} smaller finding{'s' * (len(more) > 1)}", listed))
-    beside = claims_of(facts, "files", "machine", "beside")
+    beside = claims_of(facts, "time", "files", "machine", "beside")
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]
     known = [(_told(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]

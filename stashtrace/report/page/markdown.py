@@ -29,6 +29,7 @@ def markdown(facts: dict[str, Any]) -> str:
     """
     blocks = [
         "## " + code(facts["path"]).join(title_around(facts)),
+        *_ending(facts),
         plain(", ".join(facts["headline"])),
         *_verdicts(facts),
         *_budget(facts["budget"], facts["commands"]["budget"]),
@@ -57,6 +58,14 @@ def _folded(summary: str, content: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
+def _ending(facts: dict[str, Any]) -> list[str]:
+    lines = []
+    for claim in facts["ending"]:
+        lines.append(f"**{plain(claim['text'])}**")
+        lines += [f"- {plain(sentence)}" for sentence in claim["evidence_text"]]
+    return ["\n".join(lines)] if lines else []
+
+
 def _verdicts(facts: dict[str, Any]) -> list[str]:
     verdicts = claims_of(facts, "verdict")
     lines = []
@@ -65,7 +74,7 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
         lines += [f"  - {plain(said)}" for said in each["evidence_text"]]
     if len(verdicts) > _OPEN:
         lines.append(f"- {len(verdicts) - _OPEN} smaller: {code(facts['commands']['findings'])}")
-    beside = claims_of(facts, "files", "machine", "beside")
+    beside = claims_of(facts, "time", "files", "machine", "beside")
     for each in beside:
         lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]
     known = [

@@ -12,7 +12,7 @@ import hashlib
 from importlib.resources import files
 from typing import Any
 
-from stashtrace.report.page.first_parts import budget_part, heat_part, verdict_part
+from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, paragraph, section, tag, text
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
 from stashtrace.report.page.words import title_around
@@ -49,6 +49,7 @@ def page(facts: dict[str, Any]) -> str:
         '<a class="skip" href="#main">Skip to the report</a>',
         "<header>",
         tag("h1", tag("code", text(facts["path"])).join(map(text, title_around(facts)))),
+        *ending_part(facts),
         paragraph(", ".join(facts["headline"]), "soft"),
         tag("nav", tag("ul", contents), aria_label="Parts of the report"),
         "</header>",

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
+from stashtrace.summary.words.over_time import CHANGES, mean_alone
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
@@ -15,10 +17,10 @@ from stashtrace.summary.words.parts import (
     filled,
     lost,
     lost_amount,
-    not_entered,
     operation,
     plural,
     ranks,
+    ranks_named,
     share,
     verb,
 )
@@ -252,10 +254,31 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     if name == "recording":
         return f"no step is marked; the whole recording of {duration_text(mean)} counts as one"
     word = "" if alone and name in ("train", "training") else f"{_STEP_WORDS.get(name, name.replace('_', ' '))} "
-    many = f"{count} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
+    fewest = f.first("fewest_steps")
+    number = f"{fewest['items_count']} to {count}" if fewest is not None else str(count)
+    many = f"{number} {'iteration' if name == 'iteration' else f'{word}step'}{plural(count)}"
+    beside = mean_alone(f, mean)
+    if beside:
+        return f"{many}{beside}{_rollout(f)}"
     if abs(middle - mean) > _SKEWED_RATIO * mean:
         return f"{many}, mean {duration_text(mean)}, median {duration_text(middle)}{_rollout(f)}"
     return f"{many} of {duration_text(mean)}{_rollout(f)}"
+
+
+def _warmup(f: Finding) -> str:
+    """Say which steps at the edges of the recording are left out."""
+    first, cut = f.row["items_count"], f.row["name"] == "cut"
+    if not first:
+        return "the last left out"
+    head = f"first {first}" if first > 1 else "the first"
+    return f"{head} and the last left out" if cut else f"{head} left out"
+
+
+def _uneven_steps(f: Finding) -> str:
+    at_most = 4
+    parts = [f"{ranks_named(e['name'], ('made', 'made'))} {counted(e['items_count'], 'step')}" for e in f.evidence]
+    more = f" and {len(parts) - at_most} other numbers" if len(parts) > at_most else ""
+    return f"the ranks did not make the same number of steps: {', '.join(parts[:at_most])}{more}"
 
 
 def _rollout(f: Finding) -> str:
@@ -385,15 +408,14 @@ def loss(f: Finding) -> str:
     return f"{many}{what} ({row['kind']})" + (f": {advice['name']}" if advice else "") + alike
 
 
-def _hung(f: Finding) -> str:
-    row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
-    where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
-    return f"the job hung: {where}"
-
-
 def _outlived(f: Finding) -> str:
     who, it = ("a process", "it") if f.row["items_count"] == 1 else (f"{f.row['items_count']} processes", "they")
     return f"{who} still ran when the recording was closed (pid {f.row['name']}): what {it} did later is not in it"
+
+
+def _hidden(f: Finding) -> str:
+    parts = [f"{e['kind']} {duration_text(e['amount_ns'])}" for e in f.all("hidden")]
+    return f"hidden behind the step: {', '.join(parts)} a step" if parts else ""
 
 
 def _staged(f: Finding) -> str:
@@ -415,10 +437,11 @@ def _filled(template: str) -> Callable[[Finding], str]:
 
 #: Kind of claim -> its words.
 CLAIMS: dict[str, Callable[[Finding], str]] = {
-    # headline; ``steps_text`` words the steps
+    # headline; ``ending`` words how the job ended, ``steps_text`` the steps
+    **ENDINGS,
     "steps": lambda f: steps_text(f, alone=False),
     "ranks": _filled("{items_count:rank}"),
-    "warmup": _filled("first {items_count} steps left out"),
+    "warmup": _warmup,
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
     "host_timed_steps": _filled("LOW CONFIDENCE: no timed step marks on the device, steps are the host's"),
@@ -436,6 +459,8 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "other": _other,
     "compute_bound": _compute_bound,
     "not_told": _not_told,
+    # time
+    **CHANGES,
     # files
     "files": _filled(""),
     "no_files": _filled("no file was read or written by the recorded processes"),
@@ -447,6 +472,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     ),
     # machine
     "contention": _machine_contention,
+    "uneven_steps": _uneven_steps,
     "steal": _filled("host steal: the hypervisor took {share_ratio:percent} of the CPU time of {name}"),
     "thinned": lambda f: (
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
@@ -455,20 +481,14 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
     "other_trainers": _other_trainers,
     "unordered": _unordered,
-    "ended_by_signal": _filled("the job was ended by signal {name}; a step that it did not finish is not counted"),
-    "ended_with_code": _filled("the job ended with exit code {name}"),
     "killed": _filled("{items_count:process} ended by a signal:"),
+    "restarts": _filled("{name}"),
     "outlived": _outlived,
     "emulated_compute": _filled("compute is emulated: {name} sleeps for as long as a real step would compute"),
-    "hung": _hung,
     "first_to_end": _filled("the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"),
     "hosts": _hosts,
     # beside the step
-    "hidden": lambda f: (
-        "hidden behind the step: "
-        + ", ".join(f"{e['kind']} {duration_text(e['amount_ns'])}" for e in f.evidence)
-        + " a step"
-    ),
+    "hidden": _hidden,
     "staged": _staged,
     # trust
     "measured": _sources("measured"),

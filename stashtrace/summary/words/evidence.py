@@ -7,20 +7,20 @@ import os
 import re
 from collections.abc import Callable
 
+from stashtrace.summary.words.ending import ENDING_EVIDENCE
+from stashtrace.summary.words.over_time import behind_it
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
     counted,
     few_ranks,
     filled,
-    last_called,
     lost,
     number,
     operation,
     ranks,
     ranks_named,
     verb,
-    waiting_inside,
 )
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
@@ -434,6 +434,13 @@ def _checkpoints(row: Row, f: Finding) -> str:
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
 
+def _background_saves(row: Row, f: Finding) -> str:
+    count, mean, longest = row["items_count"], row["amount_ns"], row["high_ns"]
+    length = f"{duration_text(mean)} each, the longest {duration_text(longest)}" if count > 1 else duration_text(mean)
+    whose = ranks_named(row["name"], ("wrote", "wrote"))
+    return f"{whose} {counted(count, 'checkpoint')} in the background: {length}"
+
+
 def _transfers(row: Row, f: Finding) -> str:
     point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
     if row["low_ns"] >= _ALL_RATIO * row["amount_ns"] and row["high_ns"] * _ALL_RATIO <= row["amount_ns"]:
@@ -526,6 +533,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
+    "background_saves": _background_saves,
     "blocked_in": _blocked_in,
     "nothing_recorded": _filled("nothing was recorded in that time"),
     "unknown_block": _filled(
@@ -539,6 +547,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
     ),
     "killed": _killed,
-    "hung_inside": lambda row, f: waiting_inside(row["name"], row["amount_ns"]),
-    "hung_last": lambda row, f: last_called(row["rank"], row["items_count"]),
+    **ENDING_EVIDENCE,
+    "behind_it": behind_it,
 }

@@ -144,8 +144,9 @@ def not_entered(ranks: str, call: str, sequence: int, group: str, message_bytes:
 
 
 def waiting_inside(ranks: str, since_ns: int) -> str:
-    """Say which ranks wait in that collective, and for how long."""
-    return f"{ranks_named(ranks, ('waits', 'wait'))} in it for {duration_text(since_ns)}"
+    """Say which ranks wait in that collective, and for how long where that is known."""
+    how_long = f" for {duration_text(since_ns)}" if since_ns >= 0 else ""
+    return f"{ranks_named(ranks, ('waits', 'wait'))} in it{how_long}"
 
 
 def last_called(rank: int, sequence: int) -> str:

@@ -6,6 +6,8 @@ Only the parent of a process learns this, so it is in the parent's facts.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from stashtrace.errors import MissingDataError
@@ -32,7 +34,7 @@ KILLED = schema(
     Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
 )
 
-#: Metadata key: this and the pid; the same in ``probes/child_ends.py``.
+#: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
 FACT = "killed "
 #: A number with more digits is damaged.
 _MOST_DIGITS = 15
@@ -60,25 +62,39 @@ def killed(trace: Trace) -> Table:
     processes = trace.processes
     if not len(processes):
         raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
-    row_of = {number: row for row, number in enumerate(processes["process_id"].tolist())}
-    facts = trace.metadata
     rows = []
-    for owner, key, value in zip(facts["process_id"].tolist(), facts["key_code"], facts["value_code"], strict=True):
-        text = trace.text(key)
-        number = text.removeprefix(FACT)
-        if number == text or not number.isdecimal() or len(number) > _MOST_DIGITS or owner not in row_of:
-            continue
-        parent = row_of[owner]
-        name, sender, process_name = [*trace.text(value).split(" ", 2), "", "", ""][:3]
-        pid = int(number)
-        of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
-        row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
-        of_worker = process_name.rpartition(" ")[2] if process_name.startswith("worker ") else ""
-        worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= _MOST_DIGITS else -1
-        rank, process, end = int(processes["rank"][parent]) if worker >= 0 else -1, -1, -1
+    for parent, pid, value in facts_of_children(trace, FACT):
+        name, sender, process_name = [*value.split(" ", 2), "", "", ""][:3]
+        row, rank, worker = child(trace, parent, pid, process_name)
+        process, end = -1, -1
         if row >= 0:
-            rank, process, end = (int(processes[name][row]) for name in ("rank", "process_id", "end_ns"))
-            if processes["role_code"][row] == ProcessRole.WORKER:
-                worker = int(processes["worker_id"][row])
+            process, end = (int(processes[name][row]) for name in ("process_id", "end_ns"))
         rows.append((rank, worker, pid, process, name, sender, end))
     return Table.from_rows(KILLED, rows).sort_by("end_ns", "rank", "worker_id", "pid")
+
+
+def facts_of_children(trace: Trace, prefix: str) -> Iterator[tuple[int, int, str]]:
+    """Yield what parents said of their children under a key: row of the parent, pid of the child, and the value."""
+    row_of = {number: row for row, number in enumerate(trace.processes["process_id"].tolist())}
+    facts = trace.metadata
+    for owner, key, value in zip(facts["process_id"].tolist(), facts["key_code"], facts["value_code"], strict=True):
+        text = trace.text(key)
+        number = text.removeprefix(prefix)
+        if number == text or not number.isdecimal() or len(number) > _MOST_DIGITS or owner not in row_of:
+            continue
+        yield row_of[owner], int(number), trace.text(value)
+
+
+def child(trace: Trace, parent: int, pid: int, name: str) -> tuple[int, int, int]:
+    """Return row, rank and worker number of a child of a process, each -1 if unknown; ``name`` as its parent said."""
+    processes = trace.processes
+    of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
+    row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
+    of_worker = name.rpartition(" ")[2] if name.startswith("worker ") else ""
+    worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= _MOST_DIGITS else -1
+    rank = int(processes["rank"][parent]) if worker >= 0 else -1
+    if row >= 0:
+        rank = int(processes["rank"][row])
+        if processes["role_code"][row] == ProcessRole.WORKER:
+            worker = int(processes["worker_id"][row])
+    return row, rank, worker

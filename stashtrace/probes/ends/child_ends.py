@@ -1,7 +1,7 @@
-"""Children of this process that a signal ended; only their parent learns which signal.
+"""Children of this process that a signal ended, or that left with an exit code; only their parent learns which.
 
 Called by the probes of what starts children and waits for them: DataLoader, torchrun, ``mp.spawn``.
-``stashtrace analyze killed`` reads the facts.
+``stashtrace analyze killed`` and ``endings`` read the facts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,15 +14,17 @@ from typing import Any
 from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.recorder import failed
 
-#: Metadata key: this and the pid; the same in ``analysis/findings/killed.py``.
+#: Metadata key: this and the pid; the same in ``analysis/findings/ending/killed.py``.
 FACT = "killed "
+#: The same of a child that left with an exit code other than 0; in ``analysis/findings/ending/endings.py``.
+EXITED = "exited "
 _noted: set[int] = set()
 #: Limit for a job that restarts its children for ever, whose facts would fill its string table.
 _MOST_FACTS = 64
 
 
 def note(collector: str, pid: int | None, exit_code: int | None, role: str, sender: str = "unknown") -> None:
-    """Record that a signal ended a child: once for each child, and nothing for one that runs or has exited.
+    """Record how a child ended: once for each child, and nothing for one that runs or has left with 0.
 
     Parameters
     ----------
@@ -38,9 +40,13 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
         Who sent the signal: ``loader``, ``launcher`` or ``unknown``. A SIGKILL by nobody known is the ``kernel``'s
         where it has ended a process for want of memory since this module was imported.
     """
-    if pid is None or exit_code is None or exit_code >= 0 or pid in _noted or len(_noted) >= _MOST_FACTS:
+    if pid is None or not exit_code or pid in _noted or len(_noted) >= _MOST_FACTS:
         return
     _noted.add(pid)
+    if exit_code > 0:
+        recorder.record_fact(f"{EXITED}{pid}", f"{exit_code} {role}")
+        native.flush()
+        return
     name = _name(-exit_code)
     by_kernel = sender == "unknown" and name == "SIGKILL" and _memory_kills() > _KILLS_BEFORE
     recorder.record_fact(f"{FACT}{pid}", f"{name} {'kernel' if by_kernel else sender} {role}")

@@ -1,0 +1,136 @@
+"""endings: how ranks, workers and other processes of a job ended, where it was not by themselves with 0.
+
+An exception is in the records of the process that raised it, an exit code or a signal in those of its parent.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.findings.ending.killed import child, facts_of_children, killed
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import RowsBy
+from stashtrace.schema.kinds import ProcessRole, SpanKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+ENDINGS = schema(
+    "endings",
+    "Processes that ended by an exception that nothing caught, with an exit code other than 0, or by a signal",
+    Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
+    Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
+    ("pid", "i8", "", "process id on its host"),
+    Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
+    ("exception", "U16", "", "type and message, with the place that raised it; empty if none was recorded"),
+    Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", role="code", missing=-1),
+    ("signal", "U16", "", "name of the signal; empty if none ended it, as far as its parent recorded it"),
+    ("sender", "U16", "", "of the signal, as in killed"),
+    Column(
+        "at_ns",
+        "i8",
+        "ns",
+        "when nothing had caught the exception; else its last record, -1 if there is none",
+        role="moment",
+        missing=-1,
+    ),
+    Column("steps_count", "i8", "", "steps that the rank had finished by then, -1 if it has none", missing=-1),
+)
+#: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
+EXITED = "exited "
+
+
+@dataclass(slots=True)
+class _Ending:
+    rank: int
+    worker: int
+    pid: int
+    process: int
+    at_ns: int
+    exception: str = ""
+    exit_code: int = -1
+    signal: str = ""
+    sender: str = ""
+
+
+def endings(trace: Trace) -> Table:
+    """List the processes that ended badly, in the order in which they did.
+
+    Exit codes and signals are those that ``torchrun``, ``torch.multiprocessing.spawn`` and the DataLoader learnt of
+    their children; of processes with other parents (a shell, ``srun``, ``mpirun``) the exception alone is known.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Columns
+    -------
+    rank, worker_id, pid, process_id, exception, exit_code, signal, sender, at_ns, steps_count
+
+    Raises
+    ------
+    MissingDataError
+        If no process was recorded.
+    """
+    processes = trace.processes
+    if not len(processes):
+        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
+    found: dict[tuple[int, int], _Ending] = {}
+    for row in killed(trace).rows():
+        found[row["process_id"], row["pid"]] = _Ending(
+            row["rank"],
+            row["worker_id"],
+            row["pid"],
+            row["process_id"],
+            row["end_ns"],
+            signal=row["signal"],
+            sender=row["sender"],
+        )
+    for parent, pid, value in facts_of_children(trace, EXITED):
+        code, _, name = value.partition(" ")
+        at, rank, worker = child(trace, parent, pid, name)
+        process, end = (int(processes[c][at]) if at >= 0 else -1 for c in ("process_id", "end_ns"))
+        ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, end))
+        ending.exit_code = int(code) if code.isdecimal() and len(code) < 4 else -1
+    for process, at_ns, text in _exceptions(trace):
+        place = int(np.flatnonzero(processes["process_id"] == process)[0])
+        rank, worker, pid = (int(processes[c][place]) for c in ("rank", "worker_id", "pid"))
+        ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, at_ns))
+        ending.exception, ending.at_ns = text, at_ns
+    made = _steps_before(trace, list(found.values()))
+    rows = [
+        (e.rank, e.worker, e.pid, e.process, e.exception, e.exit_code, e.signal, e.sender, e.at_ns, count)
+        for e, count in zip(found.values(), made, strict=True)
+    ]
+    return Table.from_rows(ENDINGS, rows).sort_by("at_ns", "rank", "worker_id", "pid")
+
+
+def _exceptions(trace: Trace) -> list[tuple[int, int, str]]:
+    """Return process, moment and words of each exception that nothing caught."""
+    rows = np.flatnonzero(trace.spans["kind_code"] == SpanKind.EXCEPTION)
+    if not len(rows):
+        return []
+    owner = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))
+    columns = (trace.spans[name][rows].tolist() for name in ("track_id", "begin_ns", "name_code"))
+    return [(owner[track], at_ns, trace.text(name)) for track, at_ns, name in zip(*columns, strict=True)]
+
+
+def _steps_before(trace: Trace, found: list[_Ending]) -> list[int]:
+    """Return how many steps the rank of each ending had finished; -1 for workers and where none are known."""
+    try:
+        table = find_steps(trace)
+    except MissingDataError:
+        return [-1] * len(found)
+    by_rank, role = (
+        RowsBy(table["rank"]),
+        dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True)),
+    )
+    counts = []
+    for ending in found:
+        rows = by_rank.rows(ending.rank) if role.get(ending.process) == ProcessRole.RANK else np.empty(0, dtype=int)
+        counts.append(int(np.count_nonzero(table["end_ns"][rows] <= ending.at_ns)) if len(rows) else -1)
+    return counts

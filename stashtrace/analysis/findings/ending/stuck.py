@@ -1,0 +1,386 @@
+"""stuck: where a job stood still when its records end, which ranks everybody waited for, and what these did last.
+
+    ranks 0-7 --wait in all-reduce 14146--> ranks 8-15 --wait in all-to-all 45265--> ranks 9, 14     nothing begun
+
+Waits are passed on, so each is followed along what the rank waits in to the ranks at which it ends: those that have
+begun nothing, and those whose devices did not finish what other members did. Only these are named.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.schema.trace import Trace
+
+#: Operations in which every member gives a message of one size.
+_ONE_SIZE = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.REDUCE)
+_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Operations before the stuck one in which members may have gone different ways.
+_NEAR = 16
+#: Not called, as far as the records say; or called, and not finished on a device where other members finished it.
+NOT_ENTERED, NOT_FINISHED = "not_entered", "not_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation that somebody waits in.
+
+    Attributes
+    ----------
+    group : str
+    operation : str
+        As in ``all_reduce``.
+    sequence : int
+        Number within the group; of messages -1, since each rank counts its own.
+    message_bytes : int
+    call_ns : int
+        When the first rank called it.
+    """
+
+    group: str
+    operation: str
+    sequence: int
+    message_bytes: int
+    call_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A rank at which waits end.
+
+    Attributes
+    ----------
+    rank : int
+    lack : str
+        ``NOT_ENTERED`` or ``NOT_FINISHED``.
+    operation : Operation
+        The oldest one that others wait in and this rank lacks.
+    waiting : tuple of int
+        Ranks that wait in it.
+    last : int
+        The last number of that group that this rank called, -1 if none is recorded.
+    """
+
+    rank: int
+    lack: str
+    operation: Operation
+    waiting: tuple[int, ...]
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """An operation of a group that its members called differently: ``calls`` has the ranks of each way."""
+
+    group: str
+    sequence: int
+    calls: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """How a job stood still.
+
+    Attributes
+    ----------
+    roots : tuple of Root
+        Empty if the waits lead to no rank alone.
+    waiting : tuple of int
+        Ranks that wait, directly or through others.
+    since_ns : int
+        Time from the first of their calls to the end of the records.
+    inside : Operation or None
+        Without roots: the oldest operation that all members have entered and none has finished.
+    circle : tuple of (rank, Operation)
+        Without roots: ranks that wait for each other, and each one's operation.
+    mismatch : Mismatch or None
+        Members that called one operation differently.
+    """
+
+    roots: tuple[Root, ...]
+    waiting: tuple[int, ...]
+    since_ns: int
+    inside: Operation | None = None
+    circle: tuple[tuple[int, Operation], ...] = ()
+    mismatch: Mismatch | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What each member of a group has called of it: rows in order of their number."""
+
+    name: str
+    members: tuple[int, ...]
+    rows: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+
+
+def find_stuck(trace: Trace, now_ns: int) -> Stuck | None:
+    """Return how the job stood still at the end of its records; None if nobody waited for anybody.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives.
+    now_ns : int
+        The end of the records.
+    """
+    if not len(trace.collectives):
+        return None
+    return _Waits(trace).stuck(now_ns)
+
+
+class _Waits:
+    """Who waits for whom."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.table = trace.collectives
+        self.lanes = _lanes(trace)
+        self.messages = np.isin(self.table["op_code"], _MESSAGES)
+        self.pending = self._pending()
+        self._is_open = set(self.pending.tolist())
+        by_rank = RowsBy(self.table["rank"][self.pending])
+        #: Of each rank its pending rows in the order of their calls.
+        self.open: dict[int, list[int]] = {}
+        for rank in by_rank.values.tolist():
+            rows = self.pending[by_rank.rows(rank)]
+            order = order_by(self.table["call_ns"][rows], self.table["collective_key"][rows])
+            self.open[rank] = rows[order].tolist()
+        self.between = self._messages_between()
+
+    def _pending(self) -> npt.NDArray[np.int64]:
+        """Return the rows without an end, and those whose operation not all members have entered."""
+        table = self.table
+        unseen = (table["end_ns"] < 0) & (table["device_end_ns"] < 0) & (table["return_ns"] < 0)
+        lacks = np.zeros(len(table), dtype=bool)
+        waits = np.isin(table["op_code"], SYNCHRONISING_OPS)
+        for lane in self.lanes.values():
+            everybody = min((lane.last.get(member, -1) for member in lane.members), default=-1)
+            for rows in lane.rows.values():
+                lacks[rows] = table["sequence"][rows] > everybody
+        return np.flatnonzero(unseen | (lacks & waits & ~self.messages))
+
+    def _messages_between(self) -> dict[tuple[int, int, int, bool], int]:
+        """Count the pending messages of each group, sender and receiver, as the sender or the receiver has called."""
+        counts: dict[tuple[int, int, int, bool], int] = {}
+        for row in self.pending[self.messages[self.pending]].tolist():
+            key = self._message(row)
+            if key is not None:
+                counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def _message(self, row: int) -> tuple[int, int, int, bool] | None:
+        table = self.table
+        group, rank, peer = int(table["group_hash"][row]), int(table["rank"][row]), int(table["peer_rank"][row])
+        members = self.lanes[group].members
+        if not 0 <= peer < len(members):
+            return None
+        sends = bool(table["op_code"][row] == CollectiveOp.SEND)
+        other = members[peer]
+        return (group, rank, other, True) if sends else (group, other, rank, False)
+
+    def operation(self, row: int) -> Operation:
+        """Describe the operation of a row."""
+        table = self.table
+        lane = self.lanes[int(table["group_hash"][row])]
+        sequence = int(table["sequence"][row])
+        rows = [own[table["sequence"][own] == sequence] for own in lane.rows.values()]
+        same = np.concatenate(rows) if not self.messages[row] else np.array([row])
+        return Operation(
+            lane.name,
+            CollectiveOp(int(table["op_code"][row])).name.lower(),
+            -1 if self.messages[row] else sequence,
+            int(table["message_bytes"][same].max()),
+            int(table["call_ns"][same].min()),
+        )
+
+    def finished_elsewhere(self, row: int) -> bool:
+        """Whether another member has finished the operation of a row, so that nobody keeps this rank from it."""
+        table = self.table
+        if self.messages[row]:
+            return False
+        lane, sequence = self.lanes[int(table["group_hash"][row])], int(table["sequence"][row])
+        for member, rows in lane.rows.items():
+            if member == int(table["rank"][row]):
+                continue
+            at = rows[table["sequence"][rows] == sequence]
+            if len(at):
+                if int(at[0]) not in self._is_open:
+                    return True
+            elif lane.last[member] > sequence and lane.first[member] > sequence:
+                return True  # it is past it, and its record of it has been dropped as finished
+        return False
+
+    def ahead(self, rank: int) -> tuple[int, list[int]]:
+        """Return the first operation of a rank that it waits for others in, and for whom; -1 if there is none."""
+        for row in self.open.get(rank, ()):
+            others = self._awaited(row)
+            if others:
+                return row, others
+        return -1, []
+
+    def _awaited(self, row: int) -> list[int]:
+        table = self.table
+        rank = int(table["rank"][row])
+        if self.messages[row]:
+            key = self._message(row)
+            if key is None:
+                return []
+            group, source, target, sends = key
+            other = target if sends else source
+            if self.between[key] > self.between.get((group, source, target, not sends), 0):
+                return [other]
+            return [other] if self._is_behind(other, row) else []
+        lane, sequence = self.lanes[int(table["group_hash"][row])], int(table["sequence"][row])
+        missing = [m for m in lane.members if m != rank and lane.last.get(m, -1) < sequence]
+        if missing:
+            return missing
+        return [m for m in lane.rows if m != rank and self._is_behind(m, row)]
+
+    def _is_behind(self, rank: int, row: int) -> bool:
+        """Whether a rank's oldest pending operation is another one than that of a row."""
+        table, first = self.table, self.open.get(rank, [-1])[0]
+        if first < 0:
+            return False
+        if self.messages[row]:
+            mine, theirs = self._message(row), self._message(first) if self.messages[first] else None
+            return theirs is None or mine is None or theirs[:3] != mine[:3]
+        same = table["group_hash"][first] == table["group_hash"][row]
+        return not (same and table["sequence"][first] == table["sequence"][row])
+
+    def lack(self, rank: int) -> str:
+        """Return why waits end at a rank; empty if it waits itself."""
+        if not self.open.get(rank):
+            return NOT_ENTERED
+        return NOT_FINISHED if self.finished_elsewhere(self.open[rank][0]) else ""
+
+    def stuck(self, now_ns: int) -> Stuck | None:
+        """Follow the waits of all ranks to their ends."""
+        heads = {rank: self.ahead(rank) for rank in sorted(self.open)}
+        lacks = {rank: self.lack(rank) for rank in {*heads, *(m for _, others in heads.values() for m in others)}}
+        reached: dict[int, set[int]] = {rank: set() for rank in heads}
+        for rank in heads:
+            if not lacks[rank]:
+                reached[rank] = _ends(rank, heads, lacks)
+        roots = sorted(set().union(*reached.values())) if reached else []
+        begins = [int(self.table["call_ns"][heads[r][0] if heads[r][0] >= 0 else self.open[r][0]]) for r in heads]
+        waiting = tuple(rank for rank in heads if reached[rank])
+        if roots:
+            since = min(int(self.table["call_ns"][heads[r][0]]) for r in waiting)
+            found = tuple(self._root(rank, lacks[rank], waiting, heads) for rank in roots)
+            return Stuck(found, waiting, now_ns - since, mismatch=self.mismatch())
+        if not heads:
+            return None
+        mismatch, circle = self.mismatch(), _circle(heads)
+        if mismatch is not None or circle:
+            named = tuple((rank, self.operation(heads[rank][0])) for rank in circle)
+            return Stuck((), tuple(heads), now_ns - min(begins), circle=named, mismatch=mismatch)
+        inside = min((self.open[rank][0] for rank in heads), key=lambda row: int(self.table["call_ns"][row]))
+        if self.messages[inside]:
+            return None
+        return Stuck((), tuple(heads), now_ns - min(begins), inside=self.operation(inside))
+
+    def _root(self, rank: int, lack: str, waiting: Sequence[int], heads: dict[int, tuple[int, list[int]]]) -> Root:
+        if lack == NOT_FINISHED:
+            row = self.open[rank][0]
+            group = self.lanes[int(self.table["group_hash"][row])]
+            mine = self.operation(row)
+            return Root(rank, lack, mine, tuple(r for r in waiting if r in group.members), group.last.get(rank, -1))
+        rows = {r: heads[r][0] for r in waiting if rank in heads[r][1]}
+        # What most of them wait in says most; a message has one receiver.
+        row = min(rows.values(), key=lambda at: (-len(self._inside(at, rows)), int(self.table["call_ns"][at])))
+        lane = self.lanes[int(self.table["group_hash"][row])]
+        return Root(rank, lack, self.operation(row), self._inside(row, rows), lane.last.get(rank, -1))
+
+    def _inside(self, row: int, rows: dict[int, int]) -> tuple[int, ...]:
+        """Return the ranks whose rows are of the same operation."""
+        table = self.table
+        if self.messages[row]:
+            return (int(table["rank"][row]),)
+        key = [(int(table["group_hash"][at]), int(table["sequence"][at])) for at in (row, *rows.values())]
+        return tuple(rank for rank, own in zip(rows, key[1:], strict=True) if own == key[0])
+
+    def mismatch(self) -> Mismatch | None:
+        """Return the earliest operation of a stuck group that its members called differently."""
+        table = self.table
+        for value in np.unique(table["group_hash"][self.pending]).tolist():
+            lane = self.lanes[value]
+            rows = np.concatenate(list(lane.rows.values()))
+            stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
+            near = table["sequence"][rows] > stuck - _NEAR
+            rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
+            each = GroupBy(table["sequence"][rows])
+            for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
+                return self._told_apart(lane, rows[table["sequence"][rows] == sequence], by_size=False)
+            alike = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
+            alike = alike[np.isin(alike, self.pending) | (table["status_code"][alike] == 1)]
+            sizes = GroupBy(table["sequence"][alike])
+            if not len(sizes):
+                continue
+            differ = sizes.min(table["message_bytes"][alike]) < sizes.max(table["message_bytes"][alike])
+            for sequence in sizes.values[differ].tolist():
+                return self._told_apart(lane, alike[table["sequence"][alike] == sequence], by_size=True)
+        return None
+
+    def _told_apart(self, lane: _Lane, rows: npt.NDArray[np.int64], *, by_size: bool) -> Mismatch:
+        table = self.table
+        ways: dict[tuple[str, int], list[int]] = {}
+        for row in rows.tolist():
+            name = CollectiveOp(int(table["op_code"][row])).name.lower()
+            size = int(table["message_bytes"][row]) if by_size else -1
+            ways.setdefault((name, size), []).append(int(table["rank"][row]))
+        listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
+        calls = tuple((name, size, tuple(sorted(ranks))) for (name, size), ranks in listed)
+        return Mismatch(lane.name, int(table["sequence"][rows[0]]), calls)
+
+
+def _lanes(trace: Trace) -> dict[int, _Lane]:
+    table, lanes = trace.collectives, {}
+    described = RowsBy(trace.groups["group_hash"])
+    for value, group in group_table(trace).items():
+        rows = described.rows(value)
+        name = trace.text(int(trace.groups["name_code"][rows[0]])) if len(rows) else ""
+        lanes[value] = _Lane(name, tuple(group.members.tolist()))
+    for rows in GroupBy(table["group_hash"], table["rank"]):
+        own = rows[np.argsort(table["sequence"][rows], kind="stable")]
+        lane, rank = lanes[int(table["group_hash"][own[0]])], int(table["rank"][own[0]])
+        lane.rows[rank] = own
+        lane.first[rank], lane.last[rank] = (int(table["sequence"][own[at]]) for at in (0, -1))
+    return lanes
+
+
+def _ends(rank: int, heads: dict[int, tuple[int, list[int]]], lacks: dict[int, str]) -> set[int]:
+    """Return the ranks at which the waits of a rank end."""
+    seen, left, ends = {rank}, [rank], set()
+    while left:
+        for other in heads.get(left.pop(), (-1, []))[1]:
+            if other in seen:
+                continue
+            seen.add(other)
+            if lacks.get(other):
+                ends.add(other)
+            else:
+                left.append(other)
+    return ends
+
+
+def _circle(heads: dict[int, tuple[int, list[int]]]) -> tuple[int, ...]:
+    """Return ranks of which each waits for the next one, and the last for the first; empty if there are none."""
+    for start in heads:
+        path: list[int] = []
+        rank = start
+        while rank in heads and heads[rank][1] and rank not in path:
+            path.append(rank)
+            rank = heads[rank][1][0]
+        if rank in path:
+            return tuple(path[path.index(rank) :])
+    return ()

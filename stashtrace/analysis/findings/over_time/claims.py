@@ -1,0 +1,98 @@
+"""Claims about shifts, drifts and periods, and what the headline says of the step beside its mean."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.schema.table import Table
+
+#: Changes that are said; the table has all.
+_AT_MOST = 3
+_TABLE = "over_time"
+
+
+def change_claims(changes: Table) -> list[Claim]:
+    """Return a claim for each change, the one that costs most first."""
+    claims = []
+    for number, row in enumerate(list(changes.rows())[:_AT_MOST]):
+        rows = [
+            Evidence(
+                "changed_steps",
+                _TABLE,
+                number,
+                items_count=row["first_step_index"],
+                of_count=row["last_step_index"],
+                amount_ns=row["usual_ns"],
+                part_ratio=row["step_delta_ns"] / 1e6,
+                kind=row["place"],
+            )
+        ]
+        if row["rank"] >= 0:
+            rows.append(
+                Evidence(
+                    "changed_time",
+                    _TABLE,
+                    number,
+                    rank=row["rank"],
+                    amount_ns=abs(row["rank_delta_ns"]),
+                    kind=row["stall_kind"],
+                    name=row["ranks"],
+                )
+            )
+        if row["cause_kind"]:
+            worker = int(row["cause_name"]) if row["cause_kind"] == "worker" else -1
+            rows.append(
+                Evidence(
+                    "behind_it",
+                    _TABLE,
+                    number,
+                    rank=row["rank"],
+                    worker_id=worker,
+                    amount_ns=row["cause_ns"],
+                    kind=row["cause_kind"],
+                    name=row["cause_name"],
+                )
+            )
+        claims.append(
+            Claim(
+                "time",
+                row["kind"],
+                ranks=row["ranks"],
+                rank=row["rank"],
+                items_count=row["every_count"] if row["kind"] == "period" else row["changed_count"],
+                share_ratio=row["delta_ns"] / max(row["usual_ns"], 1),
+                stall_ns=row["changed_ns"],
+                cause_kind=row["stall_kind"],
+                cause_rank=row["rank"],
+                file=row["cause_name"] if row["cause_kind"] == "file" else "",
+                call=row["cause_name"] if row["cause_kind"] in ("annotation", "phase") else "",
+                evidence=tuple(rows),
+            )
+        )
+    return claims
+
+
+def steps_evidence(changes: Table) -> Sequence[Evidence]:
+    """Return what is said of the length of the step beside its mean: by the change that costs most."""
+    if not len(changes):
+        return ()
+    row = next(changes.rows())
+    if row["kind"] == "period":
+        others = row["every_count"] - 1
+        return (Evidence("usual_steps", _TABLE, 0, amount_ns=row["usual_ns"], items_count=others, of_count=others + 1),)
+    if row["kind"] == "drift":
+        return (Evidence("steps_grow", _TABLE, 0, low_ns=row["usual_ns"], amount_ns=row["changed_ns"]),)
+    return (
+        Evidence(
+            "steps_change",
+            _TABLE,
+            0,
+            low_ns=row["usual_ns"],
+            amount_ns=row["changed_ns"],
+            items_count=row["first_step_index"],
+            of_count=row["last_step_index"],
+            kind=row["place"],
+        ),
+    )

@@ -1,0 +1,269 @@
+"""Shifts, drifts and periods in one series of step lengths, found by ranks of values, so that outliers do not count.
+
+    shift    the ranks of the values inside an arc of steps against those outside (circular binary segmentation)
+    drift    a line (Theil and Sen) that explains a staircase of shifts better than the stairs do
+    period   long steps at every P-th place: more of them than chance puts there
+
+All thresholds are of chance (what exchangeable noise of any distribution does in one of thousands of runs) and of
+effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+#: Fewer steps than this say nothing about time.
+LEAST_STEPS = 24
+#: Steps of the shortest stretch that is one.
+_STRETCH = 6
+#: More steps than this are joined to stretches of a median each.
+_MOST = 400
+#: Deviation of an arc's mean rank, in standard deviations, that noise reaches in fewer than one of thousands of runs.
+_BEYOND_CHANCE = 5.5
+#: Part of the usual step that a change has at least, and share of the pairs of steps that are in its order.
+_WORTH_SAYING, _TOLD_APART = 0.05, 0.8
+#: Chance of a period among the places of long steps.
+_PERIOD_CHANCE = 1e-4
+#: So many long steps of a period are seen, and this share of its places.
+_TIMES, _KEPT = 4, 0.75
+#: A long step of a period is longer than the usual one by this part, and by so many deviations.
+_LONG, _DEVIATIONS = 0.1, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps ``begin`` to ``end`` (not included) with their median length."""
+
+    begin: int
+    end: int
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Steps ``first``, ``first + every``, ... are longer by ``excess``; ``count`` of ``places`` are."""
+
+    every: int
+    first: int
+    count: int
+    places: int
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Steps grow by ``slope`` each, from ``begin`` to ``end`` over the run."""
+
+    slope: float
+    begin: float
+    end: float
+
+
+def stretches(values: Floats) -> list[Stretch]:
+    """Divide a series into stretches of different length; one stretch if nothing changes."""
+    count = len(values)
+    if count < LEAST_STEPS:
+        return [Stretch(0, count, float(np.median(values)) if count else 0.0)]
+    size = -(-count // _MOST)
+    joined = values
+    if size > 1:
+        whole = count // size
+        joined = np.median(values[: whole * size].reshape(whole, size), axis=1)
+    cuts = sorted(_cuts(joined, 0, len(joined)))
+    places = [0, *(_refined(values, cut * size, size) for cut in cuts), count]
+    return _merged(values, places)
+
+
+def _cuts(values: Floats, begin: int, end: int) -> set[int]:
+    part = values[begin:end]
+    arc = _arc(part)
+    if arc is None:
+        return set()
+    cuts = {begin + place for place in arc if 0 < place < len(part)}
+    borders = [begin, *sorted(cuts), end]
+    for left, right in itertools.pairwise(borders):
+        cuts |= _cuts(values, left, right)
+    return cuts
+
+
+def _arc(part: Floats) -> tuple[int, int] | None:
+    """Return the arc of values that differs most from the rest; None if chance or smallness explains it."""
+    count = len(part)
+    if count < 2 * _STRETCH:
+        return None
+    scores = _scores(part)
+    total = np.concatenate([[0.0], np.cumsum(scores)])
+    places = np.arange(count + 1)
+    length = places[None, :] - places[:, None]
+    fits = (length >= _STRETCH) & (count - length >= _STRETCH)
+    # What is left before and behind an arc is a stretch as well, or nothing.
+    fits &= ((places == 0) | (places >= _STRETCH))[:, None] & ((places == count) | (places <= count - _STRETCH))[
+        None, :
+    ]
+    if not fits.any():
+        return None
+    spread = np.sqrt(np.where(fits, length * (count - length) / count, 1.0))
+    beyond = np.where(fits, np.abs(total[None, :] - total[:, None]) / spread, 0.0)
+    begin, end = (int(place) for place in np.unravel_index(int(beyond.argmax()), beyond.shape))
+    inside = np.zeros(count, dtype=bool)
+    inside[begin:end] = True
+    # A trend inside the stretches is no noise that lasts.
+    lasting = _lasting(np.concatenate([_without_line(piece) for piece in np.split(scores, [begin, end]) if len(piece)]))
+    if beyond[begin, end] / math.sqrt(lasting) < _BEYOND_CHANCE or not _matters(part[inside], part[~inside]):
+        return None
+    return begin, end
+
+
+@functools.lru_cache(maxsize=64)
+def _normal(count: int) -> Floats:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((place + 0.5) / count) for place in range(count)])
+
+
+def _scores(values: Floats) -> Floats:
+    """Return the normal scores of the ranks of some values; equal values have the mean of theirs."""
+    order = np.argsort(values, kind="stable")
+    scores = np.empty(len(values))
+    scores[order] = _normal(len(values))
+    _, number = np.unique(values, return_inverse=True)
+    means = np.bincount(number, scores) / np.bincount(number)
+    return np.asarray(means[number], dtype=np.float64)
+
+
+def _without_line(scores: Floats) -> Floats:
+    """Return values without their mean and their trend."""
+    rest = scores - scores.mean()
+    at = np.arange(len(scores)) - (len(scores) - 1) / 2
+    weight = float((at * at).sum())
+    return np.asarray(rest - at * (float((rest * at).sum()) / weight if weight else 0.0))
+
+
+def _lasting(rest: Floats) -> float:
+    """Return how much more the noise in scores of variance 1 moves means than independent noise does; at least 1.
+
+    Noise that lasts for several steps moves the mean of as many of them more than single long steps do.
+    """
+    most = 1.0
+    for size in (2, 4, 8):
+        whole = len(rest) // size
+        if whole >= 6:
+            means = rest[: whole * size].reshape(whole, size).mean(axis=1)
+            most = max(most, size * float(means.var()))
+    return most
+
+
+def _matters(one: Floats, other: Floats) -> bool:
+    """Whether two stretches differ by enough of the usual step, in most pairs of their steps."""
+    difference = abs(float(np.median(one)) - float(np.median(other)))
+    usual = min(float(np.median(one)), float(np.median(other)))
+    if difference < _WORTH_SAYING * max(usual, 1.0):
+        return False
+    below = np.searchsorted(np.sort(other), one, side="left").mean() / len(other)
+    up_to = np.searchsorted(np.sort(other), one, side="right").mean() / len(other)
+    ordered = (below + up_to) / 2
+    return bool(max(ordered, 1 - ordered) >= _TOLD_APART)
+
+
+def _refined(values: Floats, place: int, size: int) -> int:
+    """Return the place near a cut where two levels fit best; joined steps hide it by their number."""
+    begin, end = max(place - 8 * size, 0), min(place + 8 * size, len(values))
+    before, after = float(np.median(values[begin:place])), float(np.median(values[place:end]))
+    near = range(max(place - 6 * size, begin + 1), min(place + 6 * size, end - 1) + 1)
+    # One long step counts for no more than the change.
+    most = abs(after - before)
+    left, right = (np.minimum(np.abs(values[begin:end] - level), most) for level in (before, after))
+    return min(near, key=lambda at: float(left[: at - begin].sum() + right[at - begin :].sum()), default=place)
+
+
+def _merged(values: Floats, places: list[int]) -> list[Stretch]:
+    """Join neighbours that do not differ by enough to be told apart."""
+    borders = sorted(set(places))
+    at = 1
+    while at < len(borders) - 1:
+        one, other = values[borders[at - 1] : borders[at]], values[borders[at] : borders[at + 1]]
+        if _matters(one, other):
+            at += 1
+        else:
+            del borders[at]
+            at = max(at - 1, 1)
+    return [Stretch(begin, end, float(np.median(values[begin:end]))) for begin, end in itertools.pairwise(borders)]
+
+
+def drift(values: Floats, found: list[Stretch]) -> Drift | None:
+    """Return the line that explains stretches of steadily longer or shorter steps better than they do."""
+    levels = np.array([stretch.length for stretch in found])
+    changes = np.diff(levels)
+    if len(found) < 2 or not (np.all(changes > 0) or np.all(changes < 0)):
+        return None
+    count = len(values)
+    places = np.arange(count)
+    thin = np.unique(np.linspace(0, count - 1, min(count, 200)).astype(int))
+    x, y = places[thin].astype(float), values[thin]
+    rise = (y[None, :] - y[:, None])[np.triu_indices(len(thin), 1)]
+    run = (x[None, :] - x[:, None])[np.triu_indices(len(thin), 1)]
+    slope = float(np.median(rise / run))
+    start = float(np.median(values - slope * places))
+    of_line = float(np.abs(values - start - slope * places).sum())
+    level = np.repeat(levels, [stretch.end - stretch.begin for stretch in found])
+    of_stairs = float(np.abs(values - level).sum())
+    # Each stair has a place and a height, the line a slope.
+    price = math.log(count)
+    if (
+        count * math.log(max(of_line, 1e-9)) + price
+        >= count * math.log(max(of_stairs, 1e-9)) + 2 * len(changes) * price
+    ):
+        return None
+    return Drift(slope, start, start + slope * (count - 1))
+
+
+def period(values: Floats, found: list[Stretch]) -> Period | None:
+    """Return the period of long steps that chance does not explain; None if there is none."""
+    count = len(values)
+    if count < LEAST_STEPS:
+        return None
+    level = np.repeat([s.length for s in found], [s.end - s.begin for s in found])
+    rest = values - level
+    usual = float(np.median(level))
+    deviation = 1.4826 * float(np.median(np.abs(rest)))
+    long = np.flatnonzero(rest > max(_LONG * usual, _DEVIATIONS * deviation))
+    best: tuple[float, Period] | None = None
+    if len(long) >= _TIMES and len(long) <= count // 2:
+        for every in range(2, count // _TIMES + 1):
+            hits = np.bincount(long % every, minlength=every)
+            first = int(hits.argmax())
+            places = len(range(first, count, every))
+            times = int(hits[first])
+            if times < _TIMES or times < _KEPT * places or 3 * times < len(long):
+                continue
+            chance = _by_chance(count, len(long), places, times) * every * (count // _TIMES)
+            # A multiple of a period hits as often as it, at fewer places.
+            if chance < _PERIOD_CHANCE and (best is None or chance < best[0]):
+                inside = np.arange(count) % every == first
+                excess = float(np.median(rest[inside]) - np.median(rest[~inside]))
+                best = (chance, Period(every, first, times, places, excess))
+    return best[1] if best is not None else None
+
+
+def _by_chance(count: int, long: int, places: int, times: int) -> float:
+    """Return the probability that of ``long`` steps among ``count`` at least ``times`` lie at ``places``."""
+    whole = _log_choose(count, long)
+    logs = [
+        _log_choose(places, hits) + _log_choose(count - places, long - hits) - whole
+        for hits in range(times, min(places, long) + 1)
+        if long - hits <= count - places
+    ]
+    return sum(math.exp(log) for log in logs)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,121 @@
+"""Templates of shifts, drifts and periods of the step."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.summary.words.parts import Finding, Row, counted, ranks_named
+from stashtrace.units import duration_text, shortened
+
+_PATH_WIDTH = 48
+#: Column of the budget -> verb for one rank and for several, and what follows the time that it takes more or less.
+_VERBS = {
+    "compute": (("computes", "compute"), "{longer}"),
+    "data": (("waits", "wait"), "{longer} for batches{part}"),
+    "link": (("spends", "spend"), "{more} in transfers"),
+    "copy": (("waits", "wait"), "{longer} for copies between host and device"),
+    "save": (("spends", "spend"), "{more} in checkpoints"),
+    "host": (("leaves its device idle", "leave their devices idle"), "{longer}"),
+    "other": (("is blocked or asleep", "are blocked or asleep"), "{longer}"),
+}
+_PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
+
+
+def _whose(f: Finding) -> str:
+    """Say whose time it is that changes; empty if no kind of a rank's time explains it."""
+    row = f.first("changed_time")
+    if row is None:
+        return "; no kind of time of one rank explains it"
+    verbs, rest = _VERBS[COLUMN_OF[row["kind"]]]
+    grows = f.row["share_ratio"] >= 0
+    words = {"longer": "longer" if grows else "less", "more": "more" if grows else "less"}
+    said = rest.format(**words, part=_PARTS.get(row["kind"], ""))
+    until = " at the end than at the beginning" if f.row["kind"] == "drift" else ""
+    return f": {ranks_named(row['name'], verbs)} {duration_text(row['amount_ns'])} {said}{until}"
+
+
+def _shift(f: Finding) -> str:
+    at = f.evidence[0]
+    when, other = {
+        "end": (f"from step {at['items_count']} on", "before"),
+        "begin": (f"up to step {at['of_count']}", "afterwards"),
+        "middle": (f"in steps {at['items_count']} to {at['of_count']}", "in the others"),
+    }[at["kind"]]
+    takes = f"a step takes {duration_text(f.row['stall_ns'])}, {other} {duration_text(at['amount_ns'])}"
+    return f"{when} {takes}{_whose(f)}"
+
+
+def _drift(f: Finding) -> str:
+    at, row = f.evidence[0], f.row
+    each = duration_text(abs(at["part_ratio"]) * 1e6)
+    steps = counted(row["items_count"], "step")
+    grow = "longer" if row["share_ratio"] >= 0 else "shorter"
+    span = f"from {duration_text(at['amount_ns'])} to {duration_text(row['stall_ns'])} over {steps}"
+    return f"each step takes {each} {grow} than the one before, {span}{_whose(f)}"
+
+
+def _period(f: Finding) -> str:
+    at, every = f.evidence[0], f.row["items_count"]
+    first = at["items_count"]
+    which = (
+        f"every {_nth(every)} step ({first}, {first + every}, ...)" if every > 2 else f"every other step ({first}, ...)"
+    )
+    return f"{which} takes {duration_text(f.row['stall_ns'])}, the others {duration_text(at['amount_ns'])}{_whose(f)}"
+
+
+def _nth(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+#: Kind of claim -> its words.
+CHANGES: dict[str, Callable[[Finding], str]] = {"shift": _shift, "drift": _drift, "period": _period}
+
+_BEHIND = {
+    "gc": "garbage collection takes {ns} of it",
+    "checkpoint": "checkpoints take {ns} of it",
+    "annotation": "the annotation {name} takes {ns} of it",
+    "file": "calls on {name} take {ns} of it",
+    "phase": "the {name} takes {ns} of it",
+    "worker": "worker {name} makes these batches",
+}
+_WAITS = {
+    "sleep": "a sleep (time.sleep, usleep or the like) takes {ns} of it",
+    "gil": "waiting for the GIL takes {ns} of it",
+    "join": "waiting for a thread or a process to end takes {ns} of it",
+}
+
+
+def behind_it(row: Row, f: Finding) -> str:
+    """Say what the longer time goes to."""
+    name = row["name"]
+    words = _BEHIND.get(row["kind"]) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
+    return words.format(ns=duration_text(row["amount_ns"]), name=shortened(name, _PATH_WIDTH))
+
+
+def mean_alone(f: Finding, mean_ns: float) -> str:
+    """Say of a run's step what its mean hides, to follow the count of steps; empty if they are alike."""
+    usual = f.first("usual_steps")
+    if usual is not None:
+        most = f"{duration_text(usual['amount_ns'])} in {usual['items_count']} of {usual['of_count']} steps"
+        return f", mean {duration_text(mean_ns)}, but {most}"
+    grow = f.first("steps_grow")
+    if grow is not None:
+        verb = "growing" if grow["amount_ns"] > grow["low_ns"] else "shrinking"
+        return (
+            f" {verb} from {duration_text(grow['low_ns'])} to {duration_text(grow['amount_ns'])}"
+            f" (mean {duration_text(mean_ns)})"
+        )
+    change = f.first("steps_change")
+    if change is None:
+        return ""
+    first, last = change["items_count"], change["of_count"]
+    when = {"end": f"from step {first} on", "begin": f"up to step {last}"}.get(
+        change["kind"], f"in steps {first} to {last}"
+    )
+    return (
+        f" of {duration_text(change['low_ns'])}, but {duration_text(change['amount_ns'])} {when}"
+        f" (mean {duration_text(mean_ns)})"
+    )

@@ -1,0 +1,173 @@
+"""How a job ended: the rank that failed first comes first, with what it raised, its exit code or its signal."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import MS, S, TraceBuilder
+
+from stashtrace import analyze
+from stashtrace.analysis.findings import summarize
+from stashtrace.report.facts import report_facts
+from stashtrace.report.page.markdown import markdown
+from stashtrace.report.page.page import page
+from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
+from stashtrace.summary.text import summary
+
+BAD = "ValueError: bad batch 7 (in step, train.py:118)"
+BROKEN = "RuntimeError: Connection closed by peer (in all_reduce, train.py:90)"
+
+
+def job(*, exit_code: str = "1", steps: int = 3) -> TraceBuilder:
+    build = TraceBuilder()
+    build.group([0, 1, 2])
+    for step in range(steps):
+        at = step * 20 * MS
+        for rank in range(3):
+            process = build.rank(rank).phase("forward", at, at + 5 * MS).phase("backward", at + 5 * MS, at + 10 * MS)
+            process.phase("optimizer", at + 11 * MS, at + 12 * MS)
+        build.collective(dict.fromkeys(range(3), (at + 10 * MS, at + 11 * MS)))
+    if exit_code:
+        say(build, "exit_code", exit_code)
+    return build
+
+
+def say(build: TraceBuilder, key: str, value: str, process: int = -1) -> None:
+    code = build.strings.code
+    build.add("metadata", process_id=process, key_code=code(key), value_code=code(value))
+
+
+def raised(build: TraceBuilder, rank: int, at_ns: int, text: str) -> None:
+    build.add(
+        "spans",
+        span_id=len(build.rows["spans"]),
+        begin_ns=at_ns,
+        end_ns=at_ns,
+        track_id=build.rank(rank).track_id,
+        kind_code=int(SpanKind.EXCEPTION),
+        name_code=build.strings.code(text),
+    )
+
+
+def failed() -> Trace:
+    """Rank 1 raises after three steps; the others wait for it for 30 s, and then raise because it is gone."""
+    build = job()
+    raised(build, 1, 70 * MS, BAD)
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S + MS, BROKEN)
+    raised(build, 2, 30 * S + MS, BROKEN)
+    return build.trace("./x")
+
+
+def lines(trace: Trace) -> list[str]:
+    return [" ".join(part.split()) for part in summary(trace).split("\n\n")[0].split("\n  ")]
+
+
+def first(trace: Trace) -> str:
+    found = document(summarize(trace))["findings"][0]
+    return str(found["text"])
+
+
+def test_the_exception_of_the_first_rank_is_the_first_sentence_everywhere() -> None:
+    trace = failed()
+    told = f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
+    assert first(trace) == told
+    assert " ".join(summary(trace).split()).startswith(told)
+    facts = report_facts(trace)
+    assert facts["ending"][0]["text"] == told
+    assert facts["ending"][0]["evidence_text"] == [
+        f"then ranks 0,2 raised {BROKEN}",
+        "ranks 0,2 waited 29.9 s for it in all-reduce 3 of default_pg",
+    ]
+    shown = page(facts)
+    assert shown.index("rank 1 raised ValueError") < shown.index("3 ranks")
+    text = markdown(facts)
+    assert text.index("rank 1 raised ValueError") < text.index("3 ranks")
+
+
+def test_a_rank_that_raised_is_not_said_to_hang() -> None:
+    assert "hung" not in summary(failed())
+
+
+def test_endings_are_in_the_order_in_which_they_came() -> None:
+    rows = list(analyze(failed(), "endings").rows())
+    assert [(row["rank"], row["exception"], row["steps_count"]) for row in rows] == [
+        (1, BAD, 3),
+        (0, BROKEN, 3),
+        (2, BROKEN, 3),
+    ]
+
+
+def test_an_exit_code_that_its_launcher_recorded() -> None:
+    build = job()
+    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
+    pid = 1000 + build.rank(2).process_id
+    say(build, f"exited {pid}", "3 local rank 2", parent.process_id)
+    assert first(build.trace()) == "the job ended with exit code 1: rank 2 left with exit code 3 after 3 steps"
+
+
+def test_a_rank_that_was_killed() -> None:
+    build = job()
+    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
+    pid = 1000 + build.rank(2).process_id
+    say(build, f"killed {pid}", "SIGKILL kernel local rank 2", parent.process_id)
+    raised(build, 0, 30 * S, BROKEN)
+    assert first(build.trace()) == (
+        "the job ended with exit code 1: rank 2 was killed by SIGKILL after 3 steps; the kernel ended a process for"
+        " want of memory meanwhile"
+    )
+
+
+def test_ranks_that_the_launcher_ended_did_not_fail() -> None:
+    build = job()
+    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
+    for rank in (0, 2):
+        say(build, f"killed {1000 + build.rank(rank).process_id}", "SIGTERM launcher local rank", parent.process_id)
+    raised(build, 1, 70 * MS, BAD)
+    trace = build.trace()
+    assert first(trace) == f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
+    assert document(summarize(trace))["findings"][0]["evidence_text"] == []
+
+
+@pytest.mark.parametrize("code", ["", "0"])
+def test_an_exception_is_said_whatever_the_command_returned(code: str) -> None:
+    build = job(exit_code=code)
+    raised(build, 1, 70 * MS, BAD)
+    assert first(build.trace()) == f"rank 1 raised {BAD} after 3 steps"
+
+
+def test_a_signal_has_its_name() -> None:
+    build = job(exit_code="")
+    say(build, "signal", "9")
+    assert first(build.trace()).startswith("the job was ended by signal 9 (SIGKILL)")
+
+
+def test_a_job_that_ended_well_has_no_such_line() -> None:
+    assert first(job(exit_code="0").trace()) == "3 ranks"
+
+
+def test_what_ranks_raised_because_another_one_hangs_comes_second() -> None:
+    """Ranks 0 and 2 raise after 30 s of waiting for rank 1, whose process goes on."""
+    build = job()
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S + MS, "RuntimeError: [127.0.0.1]:4711 timed out (in step, train.py:90)")
+    raised(build, 2, 30 * S + MS, "RuntimeError: [127.0.0.1]:4712 timed out (in step, train.py:90)")
+    for rank in range(3):
+        build.counter(rank, "process_user_ns_total", {at * S: 1.0 for at in range(31)})
+    found = [row for row in document(summarize(build.trace()))["findings"] if row["section"] == "headline"]
+    assert found[0]["text"] == "the job hung: rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB"
+    assert str(found[1]["text"]).startswith("the job ended with exit code 1: rank 0 raised RuntimeError: [127.0.0.1]")
+
+
+def test_a_process_that_ended_without_a_word_did_not_hang() -> None:
+    build = job()
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S, BROKEN)
+    for rank in range(3):
+        build.counter(rank, "process_user_ns_total", {at * S // 10: 1.0 for at in range(2 if rank == 1 else 300)})
+    assert first(build.trace()) == (
+        "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: its process ended before the others, or was"
+        " stopped"
+    )

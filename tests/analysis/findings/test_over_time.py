@@ -1,0 +1,199 @@
+"""Shifts, drifts and periods: found where they were planted, with rank, kind and amount, and nowhere else."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from builders import MS, TraceBuilder
+
+from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.findings.over_time.changes import over_time
+from stashtrace.analysis.findings.over_time.series import Floats, drift, period, stretches
+from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
+from stashtrace.summary.text import summary
+
+Noise = Callable[[np.random.Generator, int], Floats]
+
+
+def _lasting(rng: np.random.Generator, count: int) -> Floats:
+    noise = rng.standard_normal(count)
+    for at in range(1, count):
+        noise[at] += 0.6 * noise[at - 1]
+    return 100 + 8 * noise
+
+
+def _bursts(rng: np.random.Generator, count: int) -> Floats:
+    lengths = 100 + 3 * rng.standard_normal(count)
+    for _ in range(count // 60 + 1):
+        at = int(rng.integers(count))
+        lengths[at : at + int(rng.integers(1, 5))] *= 1.6
+    return lengths
+
+
+NOISES: dict[str, Noise] = {
+    "gauss": lambda rng, n: 100 + 5 * rng.standard_normal(n),
+    "exponential": lambda rng, n: 100 + 10 * rng.exponential(size=n),
+    "student of 2": lambda rng, n: np.abs(100 + 5 * rng.standard_t(2, n)),
+    "pareto of 1.5": lambda rng, n: 80 + 20 * (1 + rng.pareto(1.5, n)),
+    "lognormal": lambda rng, n: 100 * rng.lognormal(0, 0.4, n),
+    "two levels": lambda rng, n: 100 + 30 * (rng.random(n) < 0.4) + 2 * rng.standard_normal(n),
+    "single long steps": lambda rng, n: 100 + 3 * rng.standard_normal(n) + (rng.random(n) < 0.05) * 200 * rng.random(n),
+    "lasting": _lasting,
+    "bursts": _bursts,
+}
+SEEDS = 60
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_makes_no_finding(name: str) -> None:
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        lengths = NOISES[name](rng, int(rng.choice([30, 60, 120, 300])))
+        found = stretches(lengths)
+        assert len(found) == 1, seed
+        assert period(lengths, found) is None, seed
+
+
+@pytest.mark.parametrize("name", ["gauss", "exponential", "student of 2", "single long steps"])
+def test_what_was_planted_is_found_under_noise(name: str) -> None:
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        noise = NOISES[name](rng, 200)
+        shifted = noise.copy()
+        shifted[118:] += 40
+        found = stretches(shifted)
+        assert [abs(stretch.begin - at) <= 2 for stretch, at in zip(found, (0, 118), strict=True)] == [True, True]
+        grown = noise + 0.5 * np.arange(200)
+        line = drift(grown, stretches(grown))
+        assert line is not None
+        assert abs(line.slope - 0.5) < 0.05
+        waved = noise.copy()
+        waved[19::20] += 300
+        found_period = period(waved, stretches(waved))
+        assert found_period is not None
+        assert (found_period.every, found_period.first) == (20, 19)
+
+
+# Made-up jobs: two ranks, a batch wait, forward, backward, all-reduce, optimizer.
+
+
+def job(
+    steps: int,
+    *,
+    prep: Callable[[int, int], int] = lambda rank, step: 0,
+    compute: Callable[[int, int], int] = lambda rank, step: 0,
+    sleep: Callable[[int, int], int] = lambda rank, step: 0,
+    save: Callable[[int, int], int] = lambda rank, step: 0,
+    file: str = "",
+) -> TraceBuilder:
+    """Extra nanoseconds of a rank in a step: in its worker, in its forward, before the all-reduce, in a checkpoint."""
+    build = TraceBuilder()
+    rng = np.random.default_rng(7)
+    clock = [0, 0]
+    for step in range(steps):
+        entered = {}
+        for rank in (0, 1):
+            process, now = build.rank(rank), clock[rank]
+            noise = int(rng.integers(0, 300_000))
+            slow = prep(rank, step)
+            worker = process.worker(0)
+            begin = now if slow else now - 4 * MS
+            worker.fetch(step, begin, begin + max(slow, 3 * MS), cpu=max(slow, 3 * MS), runqueue=0)
+            if slow and file:
+                worker.io(begin, begin + slow, path=file, blocked=True, result_bytes=1 << 20)
+            process.batch_wait(step, now, now + slow + MS // 10, worker=0)
+            now += slow + MS // 10
+            forward = 3 * MS + noise + compute(rank, step)
+            process.phase("forward", now, now + forward).phase("backward", now + forward, now + forward + 5 * MS)
+            now += forward + 5 * MS
+            if save(rank, step):
+                process.phase("checkpoint", now, now + save(rank, step))
+                now += save(rank, step)
+            entered[rank] = now + sleep(rank, step)
+        end = max(entered.values()) + MS // 2
+        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
+        for rank, at in entered.items():
+            build.rank(rank).collective_wait(keys[rank], at, end)
+            build.rank(rank).phase("optimizer", end, end + MS // 2)
+            clock[rank] = end + MS // 2
+    return build
+
+
+def claims(trace: Trace) -> list[dict[str, object]]:
+    return [row for row in document(summarize(trace))["findings"] if row["section"] == "time"]
+
+
+def test_a_shift_names_the_step_the_rank_the_kind_and_the_file() -> None:
+    trace = job(
+        200, prep=lambda rank, step: 25 * MS if rank == 1 and step >= 118 else 0, file="/data/shard-17.tar"
+    ).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["place"], row["first_step_index"], row["rank"]) == ("shift", "end", 118, 1)
+    assert row["stall_kind"] in ("fetch", "prep")
+    assert abs(row["delta_ns"] - 25 * MS) < 0.05 * 25 * MS
+    assert (row["cause_kind"], row["cause_name"]) == ("file", "/data/shard-17.tar")
+    (claim,) = claims(trace)
+    assert str(claim["text"]).startswith("from step 118 on a step takes 34.")
+    assert "rank 1 waits 25.0 ms longer for batches" in str(claim["text"])
+    assert claim["evidence_text"] == ["calls on /data/shard-17.tar take 25.0 ms of it"]
+    shown = " ".join(summary(trace).split())
+    assert "but 34." in shown.split("rank step")[0]
+    assert "from step 118 on" in shown.split("rank step")[0]
+
+
+def test_a_shift_back_is_a_stretch() -> None:
+    trace = job(200, compute=lambda rank, step: 12 * MS if 60 <= step < 100 else 0).trace()
+    (claim,) = claims(trace)
+    assert str(claim["text"]).startswith("in steps 60 to 99 a step takes 2")
+    assert "ranks 0-1 compute 12" in str(claim["text"]) or "ranks 0,1 compute 1" in str(claim["text"])
+
+
+def test_a_period_names_every_which_step_and_what_is_in_it() -> None:
+    trace = job(160, save=lambda rank, step: 200 * MS if rank == 0 and step % 20 == 19 else 0).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["every_count"], row["first_step_index"] % 20, row["rank"]) == ("period", 20, 19, 0)
+    assert abs(row["delta_ns"] - 200 * MS) < 2 * MS
+    (claim,) = claims(trace)
+    assert str(claim["text"]).startswith("every 20th step (19, 39, ...) takes 209 ms, the others 9.")
+    assert "rank 0 spends 200 ms more in checkpoints" in str(claim["text"])
+    assert "mean 1" in summary(trace).splitlines()[0] + summary(trace).splitlines()[1]
+    assert "in 19 of 20 steps" in " ".join(summary(trace).split())
+
+
+def test_garbage_collection_in_every_30th_step() -> None:
+    build = job(180, compute=lambda rank, step: 40 * MS if rank == 1 and step % 30 == 10 else 0)
+    phases = [row for row in build.rows["phases"] if row["process_id"] == build.rank(1).process_id]
+    for row in phases:
+        if row["end_ns"] - row["begin_ns"] > 40 * MS:
+            build.add(
+                "spans",
+                span_id=len(build.rows["spans"]),
+                begin_ns=row["begin_ns"] + MS,
+                end_ns=row["begin_ns"] + 41 * MS,
+                track_id=row["track_id"],
+                kind_code=int(SpanKind.GC),
+                name_code=build.strings.code("gc"),
+            )
+    (row,) = over_time(build.trace()).rows()
+    assert (row["kind"], row["every_count"], row["rank"], row["cause_kind"]) == ("period", 30, 1, "gc")
+    assert abs(row["cause_ns"] - 40 * MS) < MS
+
+
+def test_a_drift_has_its_slope() -> None:
+    trace = job(150, compute=lambda rank, step: step * MS // 10 if rank == 1 else 0).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["rank"], row["stall_kind"]) == ("drift", 1, "compute")
+    assert abs(row["step_delta_ns"] - MS / 10) < 0.05 * MS / 10
+    assert str(claims(trace)[0]["text"]).startswith("each step takes 100 us longer than the one before, from 9.")
+
+
+@pytest.mark.parametrize("steps", [12, 40, 160])
+def test_a_balanced_job_has_no_change(steps: int) -> None:
+    trace = job(steps).trace()
+    assert len(over_time(trace)) == 0
+    assert claims(trace) == []

@@ -1,0 +1,231 @@
+"""Where a job stood still: the ranks at which all waits end, and nobody else."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+
+import pytest
+from builders import MS, S, TraceBuilder
+from corpus import corpus
+
+import stashtrace
+from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.findings.ending.claims import stuck_at_end
+from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
+from stashtrace.schema.kinds import CollectiveOp, TrackKind
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.parts import findings_of
+from stashtrace.units import ranks_in
+
+TP, PP = 0x11, 0x22
+
+
+def stuck(build: TraceBuilder, end_ns: int = 40 * S) -> Stuck | None:
+    build.counter(0, "process_user_ns_total", {end_ns: 1.0})
+    return find_stuck(build.trace(), end_ns)
+
+
+def started(ranks: int = 4) -> TraceBuilder:
+    build = TraceBuilder()
+    build.group(range(ranks))
+    for step in range(3):
+        build.collective(dict.fromkeys(range(ranks), (step * 10 * MS, step * 10 * MS + MS)))
+    return build
+
+
+def pending(*ranks: int, at: int = 40 * MS) -> dict[int, tuple[int, ...]]:
+    return dict.fromkeys(ranks, (at, -1, -1))
+
+
+def sentences(trace: Trace) -> list[str]:
+    tables = summarize(trace)
+    return [claim_text(f) for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
+
+
+def evidence(trace: Trace) -> list[str]:
+    tables = summarize(trace)
+    return evidence_texts(findings_of(tables.findings, tables.evidence)[0])
+
+
+def test_one_rank_is_missing() -> None:
+    build = started()
+    build.collective(pending(0, 1, 3))
+    found = stuck(build)
+    assert found is not None
+    (root,) = found.roots
+    assert (root.rank, root.lack, root.operation.sequence, root.last) == (2, NOT_ENTERED, 3, 2)
+    assert (found.waiting, found.since_ns) == ((0, 1, 3), 40 * S - 40 * MS)
+
+
+def test_a_wait_is_followed_to_its_end() -> None:
+    """Rank 3 waits for rank 2 in one group, rank 2 for rank 0 in another, rank 0 has begun nothing."""
+    build = started()
+    build.group([2, 3], group=TP, name="tp")
+    build.group([0, 2], group=PP, name="pp")
+    build.collective(pending(3, at=50 * MS), group=TP, sequence=0)
+    build.collective(pending(2, at=45 * MS), group=PP, sequence=0)
+    build.collective(pending(1, at=60 * MS))  # in the group of all: ranks 0, 2 and 3 have not entered it
+    found = stuck(build)
+    assert found is not None
+    assert [root.rank for root in found.roots] == [0]
+    assert found.waiting == (1, 2, 3)
+
+
+def test_a_device_that_did_not_finish_what_others_finished() -> None:
+    build = started(2)
+    build.collective({0: (40 * MS, 41 * MS), 1: (40 * MS, -1, -1)})
+    build.collective(pending(0, 1, at=50 * MS))
+    found = stuck(build)
+    assert found is not None
+    (root,) = found.roots
+    assert (root.rank, root.lack, root.operation.sequence) == (1, NOT_FINISHED, 3)
+
+
+def test_a_message_that_is_not_sent() -> None:
+    build = started()
+    build.collective({1: (40 * MS, -1, -1)}, op=CollectiveOp.RECEIVE, sequence=0, peer_rank=0)
+    found = stuck(build)
+    assert found is not None
+    assert [(root.rank, root.operation.operation) for root in found.roots] == [(0, "receive")]
+
+
+def test_messages_that_met_wait_for_nobody_else() -> None:
+    build = started(2)
+    build.collective({1: (40 * MS, -1, -1)}, op=CollectiveOp.RECEIVE, sequence=0, peer_rank=0)
+    build.collective({0: (40 * MS, -1, -1)}, op=CollectiveOp.SEND, sequence=0, peer_rank=1)
+    assert stuck(build) is None
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    build = started(2)
+    build.group([0, 1], group=TP, name="tp")
+    build.collective(pending(0))
+    build.collective(pending(1), group=TP, sequence=0)
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    shown = sentences(build.trace())[0]
+    assert shown == "the job hung: ranks 0,1 wait for each other"
+    assert evidence(build.trace()) == [
+        "rank 0 waits in all-reduce 3 of default_pg",
+        "rank 1 waits in all-reduce 0 of tp",
+    ]
+
+
+def test_all_inside_and_none_leaves() -> None:
+    build = started(2)
+    build.collective(pending(0, 1))
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    assert sentences(build.trace())[0].startswith("the job hung inside all-reduce 3 of default_pg: its members have")
+
+
+def test_collectives_of_different_kinds_are_named() -> None:
+    build = started()
+    build.collective(pending(0, 2, 3))
+    build.collective(pending(1), op=CollectiveOp.BARRIER, sequence=3)
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    assert sentences(build.trace())[0] == (
+        "the ranks do not call the same collectives: as number 3 of default_pg, ranks 0,2,3 called all-reduce,"
+        " rank 1 called barrier"
+    )
+
+
+def test_collectives_of_different_sizes_are_named() -> None:
+    build = started(2)
+    build.collective(pending(0), message_bytes=4_000_000)
+    build.collective(pending(1), message_bytes=8_000_000, sequence=3)
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    assert sentences(build.trace())[0] == (
+        "the ranks give messages of different sizes to all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
+    )
+
+
+def test_a_wait_that_ended_with_the_job_is_still_told() -> None:
+    build = started(2)
+    build.collective({0: (40 * MS, 4 * S)}, sequence=3)  # ended by the connection that broke
+    found = stuck(build)
+    assert found is not None
+    assert [root.rank for root in found.roots] == [1]
+
+
+def test_a_root_that_is_done_waits_for_nobody() -> None:
+    build = TraceBuilder()
+    build.group([0, 1])
+    build.collective({0: (0, MS)}, op=CollectiveOp.BROADCAST)
+    assert stuck(build) is None
+
+
+def test_a_job_that_ended_well_did_not_hang() -> None:
+    build = started()
+    build.collective(pending(0, 1, 3))
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("0"))
+    assert not any("hung" in text for text in sentences(build.trace()))
+
+
+def test_a_wait_as_long_as_those_of_its_steps_is_no_hang() -> None:
+    build = TraceBuilder()
+    build.group([0, 1])
+    for step in range(8):
+        for rank in (0, 1):
+            at = step * 4 * S
+            build.rank(rank).phase("forward", at, at + S).phase("backward", at + S, at + 2 * S)
+            build.rank(rank).phase("optimizer", at + 3 * S, at + 3 * S + MS)
+        build.collective({0: (at + 2 * S, at + 3 * S), 1: (at + 2 * S, at + 3 * S)})
+    build.collective({0: (34 * S, -1, -1)})
+    build.counter(0, "process_user_ns_total", {37 * S: 1.0})
+    assert stuck_at_end(build.trace()) is None
+
+
+def test_what_the_rank_did_last_is_said() -> None:
+    """Rank 1 stands still after a backward, where it stepped its optimizer before, and its thread does not run."""
+    build = TraceBuilder()
+    build.group([0, 1])
+    for step in range(6):
+        at = step * 20 * MS
+        for rank in (0, 1):
+            process = build.rank(rank).phase("forward", at, at + 5 * MS).phase("backward", at + 5 * MS, at + 10 * MS)
+            if step < 5:
+                process.phase("optimizer", at + 11 * MS, at + 12 * MS)
+        if step < 5:
+            build.collective({0: (at + 10 * MS, at + 11 * MS), 1: (at + 10 * MS, at + 11 * MS)})
+    build.collective({0: (110 * MS, -1, -1)})
+    process = build.rank(1)
+    native = 1000 + process.process_id
+    track = build.track(process.process_id, native, "thread_run_ns_total", kind=TrackKind.COUNTER, unit="ns")
+    for second in range(1, 31):
+        build.add("counters", ts_ns=second * S, track_id=track, value=5e9)
+    trace = build.trace()
+    assert sentences(trace)[0] == "the job hung: rank 1 has not entered all-reduce 5 of default_pg, 1.05 MB"
+    assert evidence(trace) == [
+        "rank 0 waits in it for 29.9 s",
+        "rank 1 last called number 4",
+        "the last that rank 1 finished is a backward, 29.9 s before the records end",
+        "in the steps before, all-reduce came next",
+        "since then its thread has not run: it sleeps, or is inside a call that has not returned",
+    ]
+    code = build.strings.code
+    for call, told in (
+        ("read /data/queue.fifo", "since then it is inside read() of /data/queue.fifo"),
+        ("futex", "since then it is waiting for a lock, a condition or another thread"),
+        ("recv socket:[4711]", "since then it is inside recv() of a socket"),
+        ("", "since then its thread has not run: it sleeps, or is inside a call that has not returned"),
+    ):
+        fact = {"process_id": process.process_id, "key_code": code("stands_in"), "value_code": code(call)}
+        build.add("metadata", **fact)
+        assert evidence(build.trace())[-1] == told
+
+
+@pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])
+def test_the_injected_ranks_of_dumps_are_named_and_nobody_else(name: str) -> None:
+    folder = corpus(f"flight_recorder/{name}")
+    first = (folder / "fault_injection.log").read_text(encoding="utf-8").splitlines()[0]
+    injected = [int(number) for number in re.findall(r"\d+", first)]
+    trace = stashtrace.load(folder)
+    hung = [row for row in summarize(trace).findings.rows() if row["kind"] == "hung"]
+    assert sorted(rank for row in hung for rank in ranks_in(row["ranks"])) == injected
+    shown = summary(trace)
+    assert shown.startswith("the job hung: ")
+    assert "no steps are recorded" not in shown
