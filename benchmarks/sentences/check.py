@@ -45,6 +45,7 @@ _COLUMNS = {
     "h2d": "copy",
     "sync": "host",
     "launch": "host",
+    "python": "compute",  # the job's clock does not tell its operators from its other code
 }
 
 

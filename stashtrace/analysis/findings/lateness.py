@@ -17,7 +17,7 @@ from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, late_surplus
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
+from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.units import ranks_in
 
 #: Some rank is late by microseconds in every step: waits below the mean wait divided by this do not count.
@@ -42,8 +42,21 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
         chosen &= table["op"] == call
     for row in np.flatnonzero(chosen).tolist():
         if victim in ranks_in(str(table["waiting_ranks"][row])):
-            return wait_evidence(table, row)
+            rows = wait_evidence(table, row)
+            if shows_no_waits(trace):
+                return [replace(r, kind="unrecorded", name="") if _is_blocked(r) else r for r in rows]
+            return rows
     return []
+
+
+def shows_no_waits(trace: Trace) -> bool:
+    """Return True if time without a record need not be a wait: a host was not recorded, or only its operators were."""
+    codes = [trace.strings.find(key) for key in (HOST_NOT_RECORDED, OPERATORS_RECORDED)]
+    return bool(np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0]).any())
+
+
+def _is_blocked(row: Evidence) -> bool:
+    return row.code == "late_because" and row.kind == "other"
 
 
 def wait_evidence(table: Table, row: int) -> list[Evidence]:
@@ -102,8 +115,8 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
     # Its own waits for others do not explain why it is late.
     if difference.explains and difference.explains != "late":
         longer = difference.of(difference.explains)
-        silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
-        kind = "unrecorded" if difference.explains == "other" and silent else difference.explains
+        silent = difference.explains == "other" and shows_no_waits(facts.trace)
+        kind = "unrecorded" if silent else difference.explains
         row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=kind)
         return [replace(row, name=difference.kind)]
     if difference.begins_later_ns >= EXPLAINS_RATIO * difference.wait_ns:

@@ -36,6 +36,7 @@ BLOCKED_WORDS = {
     "join": "waiting for a thread or a process to end (join, waitpid)",
     "poll": "in poll, select or epoll, as for a socket or a pipe",
     "lock": "waiting for a lock, a condition or a semaphore",
+    "file": "in calls on files",
     "io": "in calls of pipes, sockets or devices",
 }
 _PART_WORDS = {
@@ -64,6 +65,8 @@ _CONDITION_WORDS = {
 def _blocked_in(row: Row, f: Finding) -> str:
     """Say where the thread was blocked; where the claim says so already, only what would help."""
     if f.row["cause_kind"].startswith("asleep"):
+        return ""
+    if f.row["cause_kind"].startswith("file"):
         return ""
     if f.row["cause_kind"].startswith("gil"):
         return "Python code of another thread runs meanwhile; in a process of its own it would not block this one"
@@ -103,6 +106,10 @@ def _batch_time(row: Row, f: Finding) -> str:
     spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
     spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
     return f"{head}: {', '.join(spent)}"
+
+
+def _file_time(row: Row, f: Finding) -> str:
+    return f"{duration_text(row['amount_ns'])} a step in {row['kind']}() of {_path(row['name'])}"
 
 
 def _blocked_reads(row: Row, f: Finding) -> str:
@@ -217,13 +224,14 @@ _SURPLUS_WORDS = {
     "link": "spends {more} more in transfers",
     "copy": "waits {more} longer for copies between host and device",
     "save": "saves checkpoints {more} longer",
-    "host": "has its device idle {more} longer because of its host",
+    "host": "loses {more} more to its host",
     "sleep": "sleeps {more} longer",
     "gc": "collects garbage {more} longer",
     "cpu_contention": "waits {more} longer for a CPU",
     "other": "is blocked {more} longer",
     "unrecorded": "has {more} more in which nothing was recorded",
 }
+_PYTHON_SURPLUS = "spends {more} longer in code of the loop outside forward, backward and optimizer"
 #: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
 _LATE_WORDS = {
     "prep": "{who} took {ns} longer to make its batch",
@@ -237,16 +245,19 @@ _LATE_WORDS = {
     "h2d": "copies between host and device took it {ns} longer",
     "sync": "its device was out of work {ns} longer after blocking calls",
     "launch": "its device waited {ns} longer for its host to launch",
+    "python": "it ran code of the loop {ns} longer",
     "straggler": "it waited {ns} longer for others itself",
     "network": "its transfers between hosts took {ns} longer",
     "interconnect": "its transfers inside the host took {ns} longer",
     "before": "it began {ns} later; the cause lies before that",
     "other": "it was blocked {ns} longer with no known cause",
+    "unrecorded": "nothing was recorded of it for {ns} longer",
 }
 
 
 def _late_surplus(row: Row, f: Finding) -> str:
-    words = _SURPLUS_WORDS[row["kind"]].format(more=f"{duration_text(row['amount_ns'])} a step")
+    words = _PYTHON_SURPLUS if row["name"] == "python" else _SURPLUS_WORDS[row["kind"]]
+    words = words.format(more=f"{duration_text(row['amount_ns'])} a step")
     return f"why: on average rank {row['rank']} {words} than rank {row['of_count']}"
 
 
@@ -441,8 +452,30 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause; the"
         " timeline shows where"
     ),
+    "file_time": _file_time,
+    "python_in": _filled("{amount_ns:time} a step in {name}"),
+    "python_collects": _filled("{amount_ns:time} a step of it is garbage collection"),
+    "python_unknown": _filled(
+        "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
+        " around parts of the loop would"
+    ),
+    "no_operator": _filled(
+        "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"
+    ),
+    "before_first": _filled(
+        "{amount_ns:time} a step lie before the first work of a device in the file: what ran there before the recording"
+        " began is not in it"
+    ),
+    "launched_before": _filled(
+        "for {amount_ns:time} a step the next work had been launched before the device ran dry: it waited for another"
+        " stream or device, not for its host"
+    ),
+    "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
     "io_calls": _filled(
         "{items_count:I/O call} of {of_count:process} moved {moved_bytes:bytes} and took {amount_ns:time} in total"
+    ),
+    "metadata_calls": _filled(
+        "{amount_ns:time} of that ({part_ratio:percent}) in opening, closing and looking up files, not in moving bytes"
     ),
     "file_calls": lambda row, f: filled(
         "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
