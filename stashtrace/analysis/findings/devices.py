@@ -32,6 +32,8 @@ _FEW = 2
 _IDLE_REASONS = ("before_first", "launched_before", "pauses")
 #: Calls explain a stall if they cover at least this share of it.
 _EXPLAINS_RATIO = 0.25
+#: A device was idle in a call, not only from it on, if that holds for this share of the time.
+_MOSTLY_RATIO = 0.95
 
 
 def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
@@ -77,7 +79,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
         covered = _per_step(float(max(during, after)), rank)
         rows.append(
             Evidence(
-                "blocking_call" if during >= after else "draining_call",
+                "blocking_call" if during >= _MOSTLY_RATIO * after else "draining_call",
                 "idle_calls",
                 row,
                 rank=rank.rank,

@@ -136,7 +136,12 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     else:
         layers += phase_layers(index, thread, stood.busy, explained)
         gaps = gaps_between_phases(index, thread, loads)
-        layers += gap_layers(gaps, explained, stood.annotated - stood.busy, has_phases=bool(len(stood.busy)))
+        has_phases = bool(len(stood.busy))
+        # A tool that records no phases, or the benchmark that it recorded, names its compute so.
+        are_compute = is_imported(index.trace) and not has_phases
+        layers += gap_layers(
+            gaps, explained, stood.annotated - stood.busy, has_phases=has_phases, are_compute=are_compute
+        )
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
         layers = [_beside_unread_device(layer) for layer in layers]
     return RankLayers("host", layers, late, beside={"estimated": estimated})
@@ -273,11 +278,14 @@ def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits
     return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
 
 
-def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases: bool) -> list[Layer]:
+def gap_layers(
+    gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases: bool, are_compute: bool = False
+) -> list[Layer]:
     """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
 
     What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
-    the operators of the step: it is ``compute``, with ``python`` as its doubt.
+    the operators of the step: it is ``compute``, with ``python`` as its doubt, unless annotations
+    ``are_compute``.
     """
     ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)
     every = TimeSet(gaps.begin, gaps.end) - explained
@@ -293,8 +301,8 @@ def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases
         Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
         Layer(_OTHER, TimeSet.of(cut[timed & ~sure], plain[1][timed & ~sure]), (ran, unsure)),
         Layer(ran, TimeSet.of(plain[0][~timed], plain[1][~timed]), (unsure, _OTHER)),
-        Layer(ran, TimeSet.of(named[0], named_cut), (unsure,)),
-        Layer(ran, TimeSet.of(named_cut, named[1]), (unsure, _OTHER)),
+        Layer(ran, TimeSet.of(named[0], named_cut), () if are_compute else (unsure,)),
+        Layer(ran, TimeSet.of(named_cut, named[1]), (_OTHER,) if are_compute else (unsure, _OTHER)),
     ]
 
 

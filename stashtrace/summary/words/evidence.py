@@ -467,8 +467,8 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " began is not in it"
     ),
     "launched_before": _filled(
-        "for {amount_ns:time} a step the next work had been launched before the device ran dry: it waited for another"
-        " stream or device, not for its host"
+        "for {amount_ns:time} a step the next work had been launched and did not begin: it waited for another stream or"
+        " device, or for work that is not in the recording"
     ),
     "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
     "io_calls": _filled(
