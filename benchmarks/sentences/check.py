@@ -37,6 +37,7 @@ _COLUMNS = {
     "prep": "data",
     "fetch": "data",
     "handoff": "data",
+    "reads": "data",
     "cpu_contention": "compute",
     "straggler": "late",
     "network": "link",

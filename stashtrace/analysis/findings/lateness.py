@@ -117,6 +117,8 @@ def surplus(facts: RunFacts, late_rank: RankFacts, victim: RankFacts) -> list[Ev
         longer = difference.of(difference.explains)
         silent = difference.explains == "other" and shows_no_waits(facts.trace)
         kind = "unrecorded" if silent else difference.explains
+        if kind == "data" and not (facts.trace.batches["rank"] == own).any():
+            kind = "reads"  # without a loader there are no batches to wait for
         row = Evidence("late_surplus", "stalls", rank=own, of_count=other, amount_ns=longer, kind=kind)
         return [replace(row, name=difference.kind)]
     if difference.begins_later_ns >= EXPLAINS_RATIO * difference.wait_ns:

@@ -221,6 +221,7 @@ def _blocking_call(row: Row, f: Finding) -> str:
 _SURPLUS_WORDS = {
     "compute": "computes {more} longer",
     "data": "waits {more} longer for batches",
+    "reads": "is blocked {more} longer in reads of files",
     "link": "spends {more} more in transfers",
     "copy": "waits {more} longer for copies between host and device",
     "save": "saves checkpoints {more} longer",

@@ -155,3 +155,25 @@ def test_a_rank_late_by_it_is_told_so() -> None:
     table = late(build.trace())
     rows = [row for row in table.rows() if row["step"] > 0]
     assert {(row["late_rank"], row["cause_kind"], row["cause_name"]) for row in rows} == {(1, "python", "tokenize")}
+
+
+def test_a_rank_late_by_reads_does_not_wait_for_batches() -> None:
+    """Rank 1 reads a file for 30 ms before each all-reduce (in 7 of 8 steps); there is no loader."""
+    build = TraceBuilder()
+    for number in range(STEPS):
+        begin, entered = number * STEP, {}
+        for rank in range(2):
+            process, more = build.rank(rank), 30 * MS * rank
+            process.phase("forward", begin + more, begin + more + 20 * MS)
+            if more:
+                process.io(begin, begin + more, path="/data/shard-0017.tar", blocked=True)
+            entered[rank] = (begin + more + 20 * MS, begin + 95 * MS)
+        keys = build.collective(entered)
+        for rank in range(2):
+            process = build.rank(rank)
+            process.collective_wait(keys[rank], *entered[rank])
+            process.phase("optimizer", begin + 95 * MS, begin + STEP)
+            process.lives(0, STEPS * STEP)
+    said = [sentence for verdict in verdicts(build.trace()) for sentence in (verdict.text, *verdict.evidence)]
+    assert "why: on average rank 1 is blocked 26.2 ms a step longer in reads of files than rank 0" in said
+    assert not any("batch" in sentence or "worker" in sentence for sentence in said)

@@ -13,7 +13,9 @@ from importers.kineto_files import device, launch, step, write
 from summary.scenes import Verdict, verdicts
 
 import stashtrace
+from stashtrace.analysis.graph.build import build as graph_of
 from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.replay.whatif import what_if
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork
 from stashtrace.schema.trace import Trace
 
@@ -41,7 +43,7 @@ def test_work_that_is_launched_late_waits_for_its_host() -> None:
     compute = ranks_device(build)
     for at in range(0, STEPS * STEP, STEP):
         compute.kernel(at, at + 60 * MS, launch=(at - MS, at - MS + 5 * US) if at else None)
-        compute.kernel(at + 80 * MS, at + STEP, launch=(at + 79 * MS, at + 79 * MS + 5 * US))
+        compute.kernel(at + 80 * MS, at + STEP, launch=(at + 80 * MS - 15 * US, at + 80 * MS - 10 * US))
     line, verdict = told(build)
     assert line == "0 1: compute 80, launch 20"
     assert verdict.text == "the device of rank 0 waits 20.0 ms a step (20 %) for its host to launch work"
@@ -126,3 +128,18 @@ def test_a_recording_that_is_mostly_head_says_so(tmp_path: Path) -> None:
     texts = [verdict.text for verdict in verdicts(stashtrace.load(write(tmp_path / "rank0.json", events)))]
     assert texts[0] == "the device of rank 0 has no work in the recording for 800 us a step (80 %) at its begin"
     assert not any("launch work" in text for text in texts)
+
+
+def test_a_blocking_copy_is_a_cause_in_the_graph() -> None:
+    """Work launched at 60.5 ms begins at 80 ms, when the blocking copy of the host ends: no time is without a cause."""
+    build = TraceBuilder()
+    compute = ranks_device(build)
+    for at in range(0, STEPS * STEP, STEP):
+        compute.kernel(at, at + 60 * MS, launch=(at, at + 5 * US))
+        compute.gpu.call(DeviceCall.COPY, at + 61 * MS, at + 80 * MS)
+        compute.kernel(at + 80 * MS - 10 * US, at + STEP, launch=(at + 60 * MS + 500 * US, at + 60 * MS + 505 * US))
+    trace = build.trace()
+    assert stall_text(trace).splitlines()[1] == "0 1: compute 80.01, sync 18.99, launch 0.505, other 0.495"
+    known = what_if(graph_of(trace), [])
+    assert known.is_reliable
+    assert known.gap_ratio < 0.01
