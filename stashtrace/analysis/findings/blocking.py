@@ -153,7 +153,7 @@ def file_calls(
 
 
 def reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepThread, TimeSet] | None:
-    """Return when a rank's step thread was blocked in reads beside its loader, or without one; None if it never was."""
+    """Return when a rank's step thread was blocked in reads outside of batch waits; None if it never was."""
     known = time_of_kind(trace, rank, steps, StallKind.FETCH)
     if known is None:
         return None

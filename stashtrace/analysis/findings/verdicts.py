@@ -480,8 +480,8 @@ def _has_fact(facts: RunFacts, key: str, rank: int) -> bool:
 def _facts_of(facts: RunFacts, key: str, rank: int) -> list[str]:
     trace = facts.trace
     own = trace.processes["process_id"][trace.processes["rank"] == rank]
-    told = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
-    return [trace.text(code) for code in told["value_code"][np.isin(told["process_id"], own)].tolist()]
+    stated = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
+    return [trace.text(code) for code in stated["value_code"][np.isin(stated["process_id"], own)].tolist()]
 
 
 def _no_stall(facts: RunFacts) -> Claim:
