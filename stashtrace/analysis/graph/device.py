@@ -242,7 +242,7 @@ class _Rank:
         late &= (ended > allowed_ns) & (pieces.begin_ns - ended <= _HANDED_OVER_NS)
         late &= pieces.stream[source] != pieces.stream
         self.parts.edge(np.where(late, nodes[source], -1), nodes, EdgeKind.ORDER, pieces.begin_ns - ended)
-        self._start_in_blocking_calls(works & ~late & (pieces.begin_ns > allowed_ns + _HANDED_OVER_NS))
+        self._start_in_blocking_copies(works & ~late & (pieces.begin_ns > allowed_ns + _LONGEST_LAUNCH_NS))
 
         kernels = self.index.trace.kernels
         talks = kernels["work_code"][pieces.kernel] == DeviceWork.COMMUNICATION
@@ -251,15 +251,15 @@ class _Rank:
         self._after_what_computed(computes, np.flatnonzero(talks & works & (pieces.launch_ns >= 0)))
         self._before_updates(computes, np.flatnonzero(talks & ((pieces.collective < 0) | pieces.leaves)))
 
-    def _start_in_blocking_calls(self, unexplained: Bools) -> None:
-        """Work that nothing else delayed, and that began while the host stood in a blocking call, waited for that call.
+    def _start_in_blocking_copies(self, unexplained: Bools) -> None:
+        """Work that nothing else delayed, and that began while the host stood in a blocking copy, waited for that call.
 
         A copy from pageable memory is staged by the host inside its call. What else such a call does before the device
         may go on is not recorded; the time from its begin is kept in a replay.
         """
         pieces, calls = self.pieces, self.index.trace.device_calls
         rows = self.index.device_calls.rows(self.thread.process_id)
-        rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
+        rows = rows[calls["call_code"][rows] == DeviceCall.COPY]
         rows = rows[np.argsort(calls["begin_ns"][rows], kind="stable")]
         begin, end = calls["begin_ns"][rows], calls["end_ns"][rows]
         late = np.flatnonzero(unexplained)

@@ -33,8 +33,6 @@ _UNSEEN = (StallKind.STRAGGLER,)
 _UNKNOWN = (StallKind.COMPUTE, StallKind.LAUNCH)
 #: Between two works that are queued a device pauses for less than this; a longer pause waits for something.
 _PAUSE_NS = 20_000
-#: Work begins no later than this after its launch, unless it waits for something.
-_LONGEST_LAUNCH_NS = 100_000
 
 
 def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
@@ -68,12 +66,11 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
     layers.append(Layer(StallKind.FETCH, stood.reading))
     idle = working.gaps(thread.begin_ns, thread.end_ns)
-    unseen, (pauses, ahead, late) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
+    unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
     if _saw_host(index, thread):
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
         layers.append(Layer(StallKind.OTHER, ahead))
         layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
-        layers.append(Layer(StallKind.OTHER, late))
         layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
         layers.append(Layer(StallKind.LAUNCH, _launch_unknown(index, thread, idle), (StallKind.OTHER,)))
         layers.append(Layer(StallKind.LAUNCH, idle))
@@ -87,7 +84,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         "queued": queued,
         "estimated": divided.estimated,
         "before_first": unseen,
-        "launched_before": ahead | late,
+        "launched_before": ahead,
         "pauses": pauses,
     }
     return RankLayers("kernels", layers, divided.late, beside=beside)
@@ -100,20 +97,17 @@ def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSe
     return TimeSet.of([thread.begin_ns], [int(begin.min())])
 
 
-def _launched_before(index: TraceIndex, thread: StepThread, idle: TimeSet) -> tuple[TimeSet, TimeSet, TimeSet]:
-    """Return idle time in which the next work had been launched, so that the device did not wait for its host.
+def _launched_before(index: TraceIndex, thread: StepThread, idle: TimeSet) -> tuple[TimeSet, TimeSet]:
+    """Return idle stretches before whose begin the next work had been launched, the short ones and the long ones.
 
-    These are short stretches whose next work had been launched before they began, long ones, and of the others the time
-    from the launch on, where the work began much later than a launch takes.
+    The device did not wait for its host in them.
     """
     next_work = _next_work(index, thread, idle)
     returned = np.append(index.trace.kernels["return_ns"], -1)[next_work]
-    known = (next_work >= 0) & (returned >= 0)
-    before = known & (returned <= idle.begin)
+    known = (next_work >= 0) & (returned >= 0) & (returned <= idle.begin)
     is_long = idle.end - idle.begin > _PAUSE_NS
-    behind = known & ~before & (idle.end - returned > _LONGEST_LAUNCH_NS)
-    short, long = (TimeSet(idle.begin[chosen], idle.end[chosen]) for chosen in (before & ~is_long, before & is_long))
-    return short, long, TimeSet(returned[behind], idle.end[behind])
+    short, long = (TimeSet(idle.begin[chosen], idle.end[chosen]) for chosen in (known & ~is_long, known & is_long))
+    return short, long
 
 
 def _launch_unknown(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
