@@ -39,6 +39,7 @@ _COLUMNS = {
     "prep": "data",
     "fetch": "data",
     "handoff": "data",
+    "reads": "data",
     "cpu_contention": "compute",
     "straggler": "late",
     "network": "link",
@@ -47,6 +48,7 @@ _COLUMNS = {
     "h2d": "copy",
     "sync": "host",
     "launch": "host",
+    "python": "compute",  # the job's clock does not tell its operators from its other code
 }
 
 

@@ -98,6 +98,8 @@ _COMMUNICATES = re.compile(r"nccl|rccl|all_?reduce_(bf|half|float)|cross_device_
 _LOADER = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__")
 
 
+#: A device pauses for less than this between works that are queued.
+_PAUSE_NS = 20_000
 #: All ranks leave a collective together; on one host within this.
 _TOGETHER_NS = 100_000
 
@@ -113,6 +115,8 @@ class _Device:
     communicates: list[Interval] = field(default_factory=list)
     copies: list[Interval] = field(default_factory=list)
     loads: list[Interval] = field(default_factory=list)
+    #: When the call that launched the work that begins at a moment had returned.
+    launched: dict[int, int] = field(default_factory=dict)
     steps: list[Interval] = field(default_factory=list)
 
 
@@ -128,12 +132,19 @@ def _kineto(content: Mapping[str, Any]) -> _Device:
     about = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
     device = _Device(int(about.get("rank", -1)), int(about.get("world_size", 1)))
+    returned: dict[int, int] = {}
+    begun: list[tuple[int, int]] = []
     for event in content["traceEvents"]:
         if event.get("ph") != "X":
             continue
         category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))
         begin = round(float(event["ts"]) * 1000) + base
         span = (begin, begin + round(float(event.get("dur") or 0) * 1000))
+        number = int((event.get("args") or {}).get("correlation") or 0)
+        if number and category in ("kernel", "gpu_memset", "memset", "gpu_memcpy", "memcpy"):
+            begun.append((begin, number))
+        elif number:
+            returned[number] = span[1]
         if category == "kernel":
             (device.communicates if _COMMUNICATES.search(name) else device.computes).append(span)
         elif category in ("gpu_memset", "memset"):
@@ -144,6 +155,7 @@ def _kineto(content: Mapping[str, Any]) -> _Device:
             device.steps.append(span)
         elif _LOADER.search(name):
             device.loads.append(span)
+    device.launched = {begin: returned[number] for begin, number in begun if number in returned}
     return device
 
 
@@ -225,6 +237,12 @@ def _device_rank(
     copies = without(without(common(union(device.copies), own), computes), communicates)
     idle = without(without(without(own, computes), communicates), copies)
     data = length(common(idle, union(device.loads)))
+    rest = without(idle, union(device.loads))
+    first = min(begin for begin, _ in device.computes + device.sets + device.communicates + device.copies)
+    head = length(common(rest, [(own[0][0], first)])) / count if own and own[0][0] < first else 0.0
+    waits_on = [(begin, end) for begin, end in idle if begin >= first and end - begin > _PAUSE_NS]
+    ahead = length(common(rest, [s for s in waits_on if device.launched.get(s[1], s[1]) <= s[0]])) / count
+    host = (length(idle) - data) / count - head
     late_ns: dict[int, float] = {}
     for span, rank in waits:
         late_ns[rank] = late_ns.get(rank, 0.0) + length(common([span], communicates)) / count
@@ -237,9 +255,18 @@ def _device_rank(
         "link": Amount(0.0, exposed - late) if missing else Amount.of(exposed - late),
         "copy": Amount.of(length(copies) / count),
         "data": Amount.of(data / count),
-        "host": Amount((length(idle) - data) / count, (length(idle) - data) / count + sets_ns),
+        # Without launches, nobody here knows whether the host was late.
+        "host": Amount(host - ahead, host - ahead + sets_ns) if device.launched else Amount(0.0, host, rough=True),
+        "other": Amount.of(head + ahead) if device.launched else Amount(head, head + host, rough=True),
     }
-    return RankTruth(device.rank, count, length(own) / count, columns, None if missing else late_ns)
+    return RankTruth(
+        device.rank,
+        count,
+        length(own) / count,
+        columns,
+        None if missing else late_ns,
+        blocked_ns=columns["other"].high_ns,
+    )
 
 
 def of_dlio(paths: tuple[Path, ...], windows: Windows) -> Truth:

@@ -329,6 +329,8 @@ def _rank(
     }
     low, high = (sum(getattr(a, bound) for a in columns.values()) for bound in ("low_ns", "high_ns"))
     columns["compute"] = Amount(step - high, step - low)
+    # What the loop runs outside of modules, the job's clock does not tell from its forward and backward.
+    columns["host"] = Amount(0.0, step - low, rough=True)
     asked = {batch[0] for row in counted for batch in row.get("batches", ())}
     inside = [row for row in made if spans[0][0] <= row[0] < spans[-1][1] and (not asked or row[4] in asked)]
     making = {}

@@ -73,6 +73,25 @@ class Claim:
     rank_from: str
 
 
+@dataclass(frozen=True, slots=True)
+class NamedJob:
+    """The job that a file names.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    job : str
+        The scheduler's name of the job.
+    run : str
+        Tells apart the runs of several processes that one job started; empty for a process by itself.
+    """
+
+    path: str
+    job: str
+    run: str
+
+
 class ImportContext:
     """Collects the rows of one load.
 
@@ -86,6 +105,8 @@ class ImportContext:
         Extent of each file of a process, as (begin_ns, end_ns, name); for importers that accept several.
     claims : list of Claim
         Ranks by file, from importers whose files hold one rank or one job each.
+    jobs : list of NamedJob
+        Jobs by file, from importers whose files name them.
     realtime : bool
         Set False by an importer whose times do not count from 1970.
     """
@@ -95,6 +116,7 @@ class ImportContext:
         self.tracks = TrackRegistry(strings)
         self.processes: list[ImportedProcess] = []
         self.claims: list[Claim] = []
+        self.jobs: list[NamedJob] = []
         self.losses: list[tuple[int, LossRow]] = []
         self.metadata: list[tuple[int, str, str]] = []
         self.realtime = True
@@ -341,6 +363,10 @@ class ImportContext:
     def number_anew(self, group_hash: int) -> None:
         """Mark a group whose ``sequence`` is the same on all ranks, but is not a number to show to people."""
         self.renumbered.add(group_hash)
+
+    def name_job(self, job: str, run: str = "") -> None:
+        """Note the job that the file names, so that files of several jobs are not taken for one."""
+        self.jobs.append(NamedJob(self._path or self._source, job, run))
 
     def say_once(self, key: str, value: str) -> None:
         """Record a fact about the whole load that several of its files repeat."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import ImporterError, UsageError
-from stashtrace.importers.context import Claim, ImportContext, ImportedProcess
+from stashtrace.importers.context import Claim, ImportContext, ImportedProcess, NamedJob
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
 from stashtrace.loading.archives import named
@@ -46,6 +46,7 @@ Progress = Callable[[int, int, str], None]
 
 #: Progress is reported once per this many files while a folder is listed.
 _COUNTED_AT_ONCE = 1000
+_APART = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
 #: Suffixes of files that often lie beside traces; such a file is skipped without a loss row.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
 
@@ -411,6 +412,11 @@ def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: 
 
     A table of two jobs would describe neither. Claims of different formats are taken to be of one job.
     """
+    if jobs := _by_name(context.jobs):
+        folder = (
+            paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(j.path) or "." for j in context.jobs])
+        )
+        raise _several_jobs(folder, jobs, _APART)
     for importer in dict.fromkeys(claim.importer for claim in context.claims):
         own = [claim for claim in context.claims if claim.importer == importer]
         by_size = _by_size(own)
@@ -418,12 +424,28 @@ def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: 
         if not jobs:
             continue
         folder = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(c.path) or "." for c in own])
-        hint = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
+        hint = _APART
         if not by_size and any(claim.rank_from == "assumed" for claim in own):
             hint = f"if they are ranks of one job, call the files rank0, rank1, ...; else {hint}"
-        told = "; ".join(f"{_files_text(files, folder)} ({why})" for why, files in jobs[:_JOBS_AT_MOST])
-        told += f"; and {len(jobs) - _JOBS_AT_MOST} more" if len(jobs) > _JOBS_AT_MOST else ""
-        raise ImporterError(f"{folder} holds files of {len(jobs)} jobs: {told}", hint=hint)
+        raise _several_jobs(folder, jobs, hint)
+
+
+def _several_jobs(folder: str, jobs: Sequence[tuple[str, list[str]]], hint: str) -> ImporterError:
+    listed = "; ".join(f"{_files_text(files, folder)} ({why})" for why, files in jobs[:_JOBS_AT_MOST])
+    listed += f"; and {len(jobs) - _JOBS_AT_MOST} more" if len(jobs) > _JOBS_AT_MOST else ""
+    return ImporterError(f"{folder} holds files of {len(jobs)} jobs: {listed}", hint=hint)
+
+
+def _by_name(named_jobs: Sequence[NamedJob]) -> list[tuple[str, list[str]]]:
+    """Return (name, files) of each job that the files name if these are several, or of each run within one job."""
+    for keys in ([file.job for file in named_jobs], [file.run for file in named_jobs]):
+        jobs: dict[str, list[str]] = {}
+        for key, file in zip(keys, named_jobs, strict=True):
+            if key:
+                jobs.setdefault(key, []).append(file.path)
+        if len(jobs) > 1:
+            return list(jobs.items())
+    return []
 
 
 def _by_size(claims: Sequence[Claim]) -> list[tuple[str, list[str]]]:

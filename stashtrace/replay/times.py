@@ -19,6 +19,7 @@ _HOSTS = (Resource.STEP_THREAD, Resource.HOST)
 _WORK = {
     "compute": ((Resource.STEP_THREAD, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM), StallKind.COMPUTE),
     "launch": ((Resource.HOST,), StallKind.LAUNCH),
+    "python": (_HOSTS, StallKind.PYTHON),
     "h2d": ((Resource.STREAM,), StallKind.H2D),
     "checkpoint": (_HOSTS, StallKind.CHECKPOINT),
 }
@@ -33,6 +34,7 @@ _WAITED_FOR = {
 _NAMES = {
     "compute": "computation",
     "launch": "launch of a kernel",
+    "python": "code of the loop outside the phases",
     "h2d": "copy between host and device that took time",
     "prep": "batch that took time to prepare",
     "fetch": "wait for storage while batches were made",

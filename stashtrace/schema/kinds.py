@@ -370,6 +370,7 @@ class StallKind(Code):
     CHECKPOINT = 9
     SYNC = 10
     LAUNCH = 11
+    PYTHON = 12
     OTHER = 13
 
 

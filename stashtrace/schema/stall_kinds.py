@@ -53,17 +53,18 @@ STALL_KINDS = (
     KindOfTime(StallKind.CHECKPOINT, "save", "checkpoints", "#8C510A"),
     KindOfTime(StallKind.SYNC, "host", "device idle after the host waited for it", "#332288"),
     KindOfTime(StallKind.LAUNCH, "host", "device idle until the host launches work", "#999933"),
+    KindOfTime(StallKind.PYTHON, "host", "host Python: the loop's code outside its operators", "#661100"),
     KindOfTime(StallKind.OTHER, "other", "other: blocked or asleep", "#AAAAAA"),
 )
 #: Column of the budget -> what it holds.
 COLUMN_LABELS: dict[str, str] = {
-    "compute": "forward, backward, optimizer, and the loop's own work",
+    "compute": "forward, backward, optimizer, and annotations of a loop without them",
     "data": "waits for batches: storage, preparation, hand-off",
     "link": "transfers of collectives, after the last rank has entered",
     "late": "waits in collectives for a rank that is late",
     "copy": "copies between host and device",
     "save": "checkpoints that stop the step",
-    "host": "the device is idle because of its host",
+    "host": "the host: the loop's Python outside operators, or a device idle because of its host",
     "other": "none of these: blocked or asleep, with or without a recorded reason",
 }
 #: Column of the budget -> its kinds, in the order of the bars.
@@ -84,7 +85,7 @@ _OTHER_WORDS: dict[str, str] = {
     **dict.fromkeys(("wait", "waiting", "imbalance", "skew", "lateness", "stragglers"), "late"),
     **dict.fromkeys(("memcpy", "copies", "d2h"), "copy"),
     **dict.fromkeys(("ckpt", "checkpoints", "saving"), "save"),
-    **dict.fromkeys(("cpu", "idle"), "host"),
+    **dict.fromkeys(("cpu", "idle", "tokenize", "sampling", "logging"), "host"),
     **dict.fromkeys(("gpu", "kernel", "kernels", "forward", "backward", "optimizer"), "compute"),
     **dict.fromkeys(("blocked", "asleep", "sleep", "lock"), "other"),
 }

@@ -390,6 +390,12 @@ def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Res
 
 #: Of a process: nothing of its host was recorded, so why a device idled is unknown.
 HOST_NOT_RECORDED = "host_not_recorded"
+#: Of a process: all operators of its threads were recorded, so at other times nothing computed.
+OPERATORS_RECORDED = "operators_recorded"
+#: Of a process: its recording holds work of a device that the importer cannot read; the value names it.
+DEVICE_WORK_NOT_READ = "device_work_not_read"
+#: Of a file: how many processes the recorded program had, also those without a record.
+PROCESSES = "processes_count"
 #: Of a process: its pipeline stage, and its number among those that hold the same stage.
 PIPELINE_STAGE, DATA_PARALLEL_RANK = "pipeline_stage", "data_parallel_rank"
 #: Name of the one step of a recording in which nothing marks a step.

@@ -27,7 +27,7 @@ _WIDTH = 79
 _KEPT = "\u00a0"
 #: Groups that are not a kind of stall; kinds that are printed in other words.
 _UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
-_WORDS = {"other": "asleep or blocked", "handoff": "hand-off of batches"}
+_WORDS = {"other": "asleep or blocked", "python": "code of the loop", "handoff": "hand-off of batches"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,14 @@ COLOURS = {
     "checkpoint": 105,
     "sync": 495,
     "launch": 189,
+    "python": 283,
     "other": 81,
 }
 _ABOUT = (
     "Where each nanosecond of the step went. compute: the phases ran; straggler: waited for a late rank; network, "
     "interconnect: bytes moved between hosts, inside one; fetch: a batch was waited for and its worker read storage; "
-    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; other: none of these."
+    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; python: code of the loop outside the "
+    "phases; other: none of these."
 )
 
 

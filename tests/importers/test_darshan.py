@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import struct
 import sys
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_counters_alone_have_sums_and_their_outline(load: Any) -> None:
     assert found["sequential_ratio"] == pytest.approx(2 / 3)
     assert (
         worded(*files_claims(trace))[0].split("; ")[1]
-        == "12 I/O calls of 1 process moved 460 B and took 3.25 s in total"
+        == "12 I/O calls of 2 processes moved 460 B and took 3.25 s in total"
     )
 
 
@@ -186,6 +187,74 @@ def test_process_without_mpi_has_no_rank(load: Any) -> None:
 def test_log_without_files_is_refused(load: Any) -> None:
     with pytest.raises(ImporterError, match="holds no record of POSIX"):
         load(Backend({"LUSTRE": []}))
+
+
+def test_the_processes_are_those_of_the_job(load: Any) -> None:
+    """A record of all ranks stands for the 512 of the header, and so do 4 records of ranks of 512."""
+    shared = counters("POSIX", 1, -1, READ, OPENS=2, READS=2, BYTES_READ=2000)
+    own = [counters("POSIX", 2, rank, READ, OPENS=1, READS=1, BYTES_READ=10) for rank in range(4)]
+    for records in ([shared], own, [shared, *own]):
+        said = worded(*files_claims(load(Backend({"POSIX": records}, ranks=512))))[0]
+        assert "of 512 processes" in said
+
+
+def test_time_in_metadata_is_told(load: Any) -> None:
+    record = counters("POSIX", 1, -1, {"READ_TIME": 2.0, "META_TIME": 252.0}, OPENS=2000, READS=20, BYTES_READ=2000)
+    said = worded(*files_claims(load(Backend({"POSIX": [record]}, ranks=8))))[0]
+    assert "took 254 s in total" in said
+    assert "252 s of that (99 %) in opening, closing and looking up files, not in moving bytes" in said
+
+
+@pytest.mark.parametrize("module", ["DFS", "DAOS", "IO_OF_2031"])
+def test_modules_that_are_not_read_are_a_loss(load: Any, module: str) -> None:
+    record = counters("POSIX", 1, 0, READ, OPENS=1, READS=1, BYTES_READ=10)
+    trace = load(Backend({"POSIX": [record], module: [], "HEATMAP": [], "LUSTRE": []}))
+    said = {trace.text(r["name_code"]): trace.text(r["advice_code"]) for r in trace.losses.rows()}
+    assert said["module_not_read"] == (
+        f"job.darshan: what the job did through {module} is not read, so this I/O is missing here"
+    )
+
+
+def test_a_log_of_such_modules_alone_names_them(load: Any) -> None:
+    with pytest.raises(ImporterError, match="no record of POSIX, STDIO or MPI-IO, only DFS, HEATMAP"):
+        load(Backend({"DFS": [], "HEATMAP": []}))
+
+
+class Jobs(Backend):
+    """A backend whose logs are of the jobs that their names tell."""
+
+    def log_open(self, path: str) -> dict[str, Any]:
+        found = re.search(r"_id(\d+)-", path)
+        return {**super().log_open(path), "job": int(found[1]) if found else 77}
+
+    def log_get_job(self, log: Any) -> dict[str, Any]:
+        return {**super().log_get_job(log), "jobid": log["job"]}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "files", "jobs"),
+    [
+        (8, ("u_a_id11-500_1.darshan", "u_b_id12-501_1.darshan"), ("job 11", "job 12")),
+        (8, ("u_a_id11-500_1.darshan", "u_a_id11-501_1.darshan"), ("job 11, process 500", "job 11, process 501")),
+        (1, ("u_a_id11-500_1.darshan", "u_b_id12-501_1.darshan"), ("job 11", "job 12")),
+        (1, ("u_a_id11-500_1.darshan", "u_a_id11-501_1.darshan"), ()),  # processes of one job, without MPI
+        (1, ("u_a_id500-500_1.darshan", "u_a_id501-501_1.darshan"), ()),  # without a scheduler each has its pid
+    ],
+)
+def test_several_jobs_in_a_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, files: tuple[str, ...], jobs: tuple[str, ...]
+) -> None:
+    record = counters("POSIX", 1, -1, READ, OPENS=1, READS=1, BYTES_READ=10)
+    backend = Jobs({"POSIX": [record]}, ranks=ranks)
+    monkeypatch.setattr(darshan, "_backend", lambda source: backend)
+    for name in files:
+        (tmp_path / name).write_bytes(HEAD)
+    if not jobs:
+        stashtrace.load(tmp_path)
+        return
+    with pytest.raises(ImporterError) as refused:
+        stashtrace.load(tmp_path)
+    assert str(refused.value) == (f"{tmp_path} holds files of 2 jobs: {files[0]} ({jobs[0]}); {files[1]} ({jobs[1]})")
 
 
 def test_record_that_dxt_holds_whole_leaves_nothing() -> None:

@@ -64,7 +64,7 @@ def test_the_hint_lists_every_word() -> None:
         ("late=0", ["straggler=0"]),
         ("copy=5ms", ["h2d=5ms"]),
         ("save=0", ["checkpoint=0"]),
-        ("host=x0.5", ["launch=x0.5"]),
+        ("host=x0.5", ["launch=x0.5", "python=x0.5"]),
         ("link.bandwidth=x2", ["network.bandwidth=x2", "interconnect.bandwidth=x2"]),
         ("compute=x0.5", ["compute=x0.5"]),
         ("prep=5ms", ["prep=5ms"]),

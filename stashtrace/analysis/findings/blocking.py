@@ -1,4 +1,4 @@
-"""Calls in which the step thread was blocked while its time was ``other``, so that a verdict can name them.
+"""What the step thread did in time that no phase and no stall explains: blocking calls, calls on files, annotations.
 
 A call counts only where its time has no other kind: a sleep while a batch is made is part of ``data``.
 """
@@ -9,13 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.intervals import TimeSet, rows_of
+from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import RowsBy
-from stashtrace.schema.kinds import StallKind, WaitOp
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.kinds import OPERATORS, IoFlag, IoOp, SpanKind, StallKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -27,9 +29,15 @@ _CALLS = {
     "poll": (WaitOp.POLL,),
     "lock": (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE),
 }
-_IO = "io"
+#: Calls of files, and of what else has a descriptor.
+_FILE, _IO = "file", "io"
 #: Calls that explain why the thread was blocked; the others show only where.
-KNOWN_CALLS = ("asleep", "gil")
+KNOWN_CALLS = ("asleep", "gil", _FILE)
+_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
+#: A file or an annotation is named if it takes at least this share of a time; so many at most.
+_WORTH_NAMING, _FEW = 0.05, 2
+#: An annotation that holds this share of the steps is around all of them.
+_WHOLE_RATIO = 0.95
 
 
 def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: float) -> dict[int, dict[str, int]]:
@@ -47,7 +55,7 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
     Returns
     -------
     dict
-        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock`` or ``io`` -> time in the steps.
+        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock``, ``file`` or ``io`` -> time in the steps.
     """
     others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
     other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
@@ -79,6 +87,137 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
         blocked_ns[name] = time.total_ns
         free -= time
     io, own = index.io, index.io_by_track.rows(thread.track_id)
-    own = own[io.is_blocked[own]]
-    blocked_ns[_IO] = (free & TimeSet.of(io.begin[own], io.end[own])).total_ns
+    for name, chosen in ((_FILE, io.is_storage[own]), (_IO, io.is_blocked[own])):
+        time = free & TimeSet.of(io.begin[own[chosen]], io.end[own[chosen]])
+        blocked_ns[name] = time.total_ns
+        free -= time
     return {name: ns for name, ns in blocked_ns.items() if ns > 0}
+
+
+def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tuple[StepThread, TimeSet] | None:
+    """Return a rank's step thread, and its time of one kind in the given steps; None for a rank without steps."""
+    index = TraceIndex(trace)
+    for thread, own in ranks_and_steps(index.origin, steps):
+        if thread.rank == rank:
+            return thread, rank_layers(index, thread).time_of(kind) & TimeSet.of_rows(own)
+    return None
+
+
+def file_calls(
+    trace: Trace, thread: StepThread, time: TimeSet, steps_count: int, *, reads: bool = False
+) -> list[Evidence]:
+    """Return the files whose calls by the step thread took most of a time, each with the call that took longest there.
+
+    Parameters
+    ----------
+    trace : Trace
+    thread : StepThread
+    time : TimeSet
+        Time to explain.
+    steps_count : int
+        Steps that it lies in.
+    reads : bool
+        Whether only calls that read count.
+    """
+    io = trace.notable_io
+    own = rows_of(io["track_id"], thread.track_id)
+    table = io.take(np.arange(own.start, own.stop))
+    spent = time.within(table["begin_ns"], table["end_ns"])
+    chosen = (spent > 0) & ((table["io_flags"] & _NOT_FILES) == 0) & (table["path_code"] != trace.strings.find(""))
+    if reads:
+        chosen &= np.isin(table["op_code"], READ_OPS)
+    table, spent = table.take(chosen), spent[chosen]
+    if not len(table):
+        return []
+    files, calls = GroupBy(table["path_code"]), GroupBy(table["path_code"], table["op_code"])
+    of_file, of_call = files.sum(spent), calls.sum(spent)
+    rows = []
+    for place in order_by(-of_file, files.values)[:_FEW].tolist():
+        if of_file[place] < _WORTH_NAMING * time.total_ns:
+            continue
+        mine = np.flatnonzero(calls.keys[0] == files.values[place])
+        longest = mine[of_call[mine].argmax()]
+        rows.append(
+            Evidence(
+                "file_time",
+                "io",
+                rank=thread.rank,
+                amount_ns=float(of_file[place]) / max(steps_count, 1),
+                part_ratio=float(of_file[place]) / max(time.total_ns, 1),
+                items_count=len(files),
+                kind=IoOp(calls.keys[1][longest]).name.lower(),
+                name=trace.text(int(files.values[place])),
+            )
+        )
+    return rows
+
+
+def reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepThread, TimeSet] | None:
+    """Return when a rank's step thread was blocked in reads outside of batch waits; None if it never was."""
+    known = time_of_kind(trace, rank, steps, StallKind.FETCH)
+    if known is None:
+        return None
+    thread, time = known
+    time -= batch_waits(TraceIndex(trace), thread).time
+    return (thread, time) if len(time) else None
+
+
+def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int) -> list[Evidence]:
+    """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection."""
+    known = time_of_kind(trace, rank, steps, StallKind.PYTHON)
+    if known is None or not len(known[1]):
+        return []
+    thread, time = known
+    rows = annotations_in(trace, thread, time, steps) + file_calls(trace, thread, time, steps_count)
+    spans = trace.spans
+    collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
+    collected = (TimeSet.of_rows(spans, collecting) & time).total_ns
+    if collected >= _WORTH_NAMING * time.total_ns:
+        rows.append(
+            Evidence(
+                "python_collects",
+                "spans",
+                rank=rank,
+                amount_ns=collected / max(steps_count, 1),
+                part_ratio=collected / max(time.total_ns, 1),
+            )
+        )
+    if sum(row.part_ratio for row in rows) < 0.5:
+        rows.append(Evidence("python_unknown", "stalls", rank=rank))
+    return rows
+
+
+def annotations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table) -> list[Evidence]:
+    """Return the annotations of the step thread that hold most of a time, inner ones before those around them.
+
+    One around whole steps says nothing of any part of them, and is left out.
+    """
+    own = TimeSet.of_rows(steps, steps["rank"] == thread.rank)
+    steps_count = int(np.count_nonzero(steps["rank"] == thread.rank))
+    spans = trace.spans
+    mine = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.USER)
+    table = spans.take(mine & (spans["name_code"] != trace.strings.find(OPERATORS)))
+    rows: list[Evidence] = []
+    names = GroupBy(table["name_code"])
+    within, shortest = dict[int, TimeSet](), dict[int, int]()
+    for code, rows_of_name in names.items():
+        spent = TimeSet.of_rows(table, rows_of_name)
+        if (spent & own).total_ns < _WHOLE_RATIO * own.total_ns:
+            within[code] = spent & time
+            shortest[code] = int(np.median((table["end_ns"] - table["begin_ns"])[rows_of_name]))
+    left = time
+    for code in sorted(within, key=lambda code: shortest[code]):
+        spent = within[code] & left
+        left -= spent
+        if spent.total_ns >= _WORTH_NAMING * time.total_ns:
+            rows.append(
+                Evidence(
+                    "python_in",
+                    "spans",
+                    rank=thread.rank,
+                    amount_ns=spent.total_ns / max(steps_count, 1),
+                    part_ratio=spent.total_ns / max(time.total_ns, 1),
+                    name=trace.text(code),
+                )
+            )
+    return sorted(rows, key=lambda row: -row.amount_ns)[:_FEW]

@@ -25,8 +25,8 @@ from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
-from stashtrace.schema.trace import WHOLE_RECORDING, Trace
+from stashtrace.schema.kinds import IoOp, Phase, PhaseFlag, SpanKind
+from stashtrace.schema.trace import PROCESSES, WHOLE_RECORDING, Trace
 from stashtrace.units import ranks_text
 
 _LOW_CONFIDENCE_RATIO = 0.05
@@ -38,6 +38,13 @@ _HIDDEN_RATIO = 0.01
 _UNEVEN = 1
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
 _FILES_AT_MOST = 3
+#: Calls that move bytes; the others open, close and look up.
+_MOVING_OPS = (
+    *(IoOp.READ, IoOp.WRITE, IoOp.PREAD, IoOp.PWRITE, IoOp.READV, IoOp.WRITEV, IoOp.PREADV, IoOp.PWRITEV),
+    *(IoOp.FREAD, IoOp.FWRITE, IoOp.SENDFILE, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC),
+)
+#: Opens, closes and look-ups are named from this share of the time in I/O on.
+_METADATA_RATIO = 0.25
 
 
 def claims_of(facts: RunFacts) -> list[Claim]:
@@ -300,6 +307,7 @@ def files_claims(trace: Trace) -> list[Claim]:
         if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
             return []  # the other tool may record no files
         return [Claim("files", "no_files")]
+    looked_up = int(summed["other_ns"].sum())
     moved = int(summed["read_bytes"].sum() + summed["write_bytes"].sum())
     size = len(trace.strings)
     files = GroupBy.numbered(summed["path_code"], size)
@@ -310,7 +318,8 @@ def files_claims(trace: Trace) -> list[Claim]:
         files = GroupBy.numbered(io["path_code"], size)
         spent += files.sum(io["end_ns"] - io["begin_ns"])
         calls += files.sizes
-    processes = len(np.unique(trace.processes["process_id"]))
+        looked_up += int((io["end_ns"] - io["begin_ns"])[~np.isin(io["op_code"], _MOVING_OPS)].sum())
+    processes = _stated_processes(trace) or len(np.unique(trace.processes["process_id"]))
     whole = Evidence(
         "io_calls", "io", amount_ns=spent.sum(), items_count=int(calls.sum()), of_count=processes, moved_bytes=moved
     )
@@ -319,4 +328,13 @@ def files_claims(trace: Trace) -> list[Claim]:
     rows = [
         Evidence("file_calls", "io", amount_ns=spent[c], items_count=int(calls[c]), name=trace.text(c)) for c in longest
     ]
+    share = looked_up / max(int(spent.sum()), 1)
+    if share >= _METADATA_RATIO:
+        rows.insert(0, Evidence("metadata_calls", "io", amount_ns=looked_up, part_ratio=share))
     return [Claim("files", "files", items_count=int(calls.sum()), evidence=(whole, *rows))]
+
+
+def _stated_processes(trace: Trace) -> int:
+    """Return how many processes the files say the job had, 0 if they do not say; files of single processes add up."""
+    stated = trace.metadata["value_code"][trace.metadata["key_code"] == trace.strings.find(PROCESSES)]
+    return sum(int(text) for text in map(trace.text, stated.tolist()) if text.isdecimal())

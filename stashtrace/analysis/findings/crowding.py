@@ -58,7 +58,9 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     if not crowded:
         return []
     worst = max(crowded.values(), key=lambda rank: rank.contention_ratio)
-    counted_as = "compute" if facts.ranks_count == 1 else "compute or link"
+    in_loop = worst.per_step_ns("python") > _NOTED_RATIO * worst.step_ns
+    columns = ["compute", *(["host"] if in_loop else []), *(["link"] if facts.ranks_count > 1 else [])]
+    counted_as = " or ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
     claim = Claim(
         "machine",
         "contention",

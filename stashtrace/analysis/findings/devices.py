@@ -12,21 +12,28 @@ from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import idle_calls
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection
+from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 _BETWEEN = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST, CopyDirection.UNKNOWN)
 _FEW = 2
+#: Idle times of a device that its host did not cause (``RankLayers.beside``).
+_IDLE_REASONS = ("before_first", "launched_before", "pauses")
 #: Calls explain a stall if they cover at least this share of it.
 _EXPLAINS_RATIO = 0.25
+#: A device was idle in a call, not only from it on, if that holds for this share of the time.
+_MOSTLY_RATIO = 0.95
 
 
 def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
@@ -72,7 +79,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
         covered = _per_step(float(max(during, after)), rank)
         rows.append(
             Evidence(
-                "blocking_call" if during >= after else "draining_call",
+                "blocking_call" if during >= _MOSTLY_RATIO * after else "draining_call",
                 "idle_calls",
                 row,
                 rank=rank.rank,
@@ -85,6 +92,22 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
     longest = sorted(rows, key=lambda row: -row.amount_ns)
     worth = [row for row in longest if row.amount_ns >= _EXPLAINS_RATIO * stall_ns]
     return worth[:_FEW] or [Evidence("not_explained", "idle_calls", rank=rank.rank)]
+
+
+def idle_reasons(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
+    """Return why a device was idle where its host was not the reason, longest first; nothing for other ranks."""
+    index = TraceIndex(trace)
+    for thread, own in ranks_and_steps(index.origin, steps):
+        if thread.rank != rank.rank:
+            continue
+        made, inside_steps = rank_layers(index, thread), TimeSet.of_rows(own)
+        idle = made.time_of(StallKind.OTHER, StallKind.LAUNCH) & inside_steps
+        spent = {name: (made.beside.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE_REASONS}
+        rows = [
+            Evidence(name, "stalls", rank=rank.rank, amount_ns=_per_step(ns, rank)) for name, ns in spent.items() if ns
+        ]
+        return sorted(rows, key=lambda row: -row.amount_ns)
+    return []
 
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:

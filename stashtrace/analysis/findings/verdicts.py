@@ -13,16 +13,23 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings import devices
-from stashtrace.analysis.findings.blocking import KNOWN_CALLS
+from stashtrace.analysis.findings.blocking import (
+    KNOWN_CALLS,
+    annotations_in,
+    file_calls,
+    python_evidence,
+    reads_outside_batches,
+    time_of_kind,
+)
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.schema.kinds import Phase, ProcessRole
+from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.schema.trace import HOST_NOT_RECORDED
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED, OPERATORS_RECORDED
 from stashtrace.units import ranks_text
 
 #: Stalls below this share of the step are not worth a verdict.
@@ -35,6 +42,8 @@ EXACT_RATIO = 0.05
 _COMPUTE_BOUND_RATIO = 0.9
 #: Ranks that lose at least this part of what the worst rank loses are in one claim with it.
 _LIKE_RATIO = 0.5
+#: Kinds of the column ``host`` in which a device stands idle.
+_OF_DEVICES = ("sync", "launch")
 
 
 def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
@@ -126,7 +135,20 @@ def _claim(hit: Sequence[RankFacts], group: str, kinds: Sequence[str]) -> Claim:
     )
 
 
+def _part_of(claim: Claim, part_ns: float) -> Claim:
+    """Return a claim with the figures of a part of its time."""
+    part = min(part_ns / max(claim.stall_ns, 1.0), 1.0)
+    names = ("share_ratio", "least_ratio", "stall_ns", "low_ns", "high_ns", "least_ns")
+    return replace(claim, **{name: part * getattr(claim, name) for name in names})
+
+
 def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    plain = reads_outside_batches(facts.trace, hit[0].rank, facts.tables["steps"])
+    if plain is not None and plain[1].total_ns > 0.5 * sum(hit[0].kinds.get(kind, 0) for kind in COLUMNS["data"]):
+        rows = file_calls(facts.trace, *plain, hit[0].steps_count, reads=True)
+        file, call = (rows[0].name, rows[0].kind) if rows else ("", "")
+        claim = _part_of(_claim(hit, "data", COLUMNS["data"]), plain[1].total_ns / max(hit[0].steps_count, 1))
+        return [replace(claim, cause_kind="reads", file=file, call=call, evidence=tuple(rows))]
     why = loading(facts, hit[0])
     return [
         replace(
@@ -211,8 +233,20 @@ def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
-    cause = "sync" if worst.per_step_ns("sync") >= worst.per_step_ns("launch") else "launch"
+    cause = max(("sync", "launch", "python"), key=worst.per_step_ns)
     claim = _claim(hit, "host", COLUMNS["host"])
+    if cause == "python":
+        rows = python_evidence(facts.trace, worst.rank, facts.tables["steps"], worst.steps_count)
+        name = next((row.name for row in rows if row.code == "python_in" and row.part_ratio >= 0.5), "")
+        spent = worst.per_step_ns("python")
+        claim = _part_of(claim, spent)
+        ran_ns, worked_ns = worst.bounds_ns("compute", "python")[0], worst.per_step_ns("compute")
+        if ran_ns < worked_ns + (1 - EXACT_RATIO) * spent:  # no clock of the thread says that it ran
+            rows.insert(0, Evidence("python_or_blocked", "stalls", rank=worst.rank))
+        return [replace(claim, cause_kind=cause, call=name, evidence=tuple(rows))]
+    pauses = [row for row in _idle_reasons(facts, worst) if row.code == "pauses"]
+    if pauses and pauses[0].amount_ns > 0.5 * claim.stall_ns:
+        return [replace(claim, cause_kind="pauses", evidence=tuple(pauses))]
     rows = _host_evidence(facts, worst, claim.stall_ns if cause == "sync" else 0.0)
     call = next((row.kind for row in rows if row.code in ("blocking_call", "draining_call")), "")
     return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
@@ -220,11 +254,11 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _perhaps_host(facts: RunFacts) -> list[Claim]:
     """Return a claim about the host's part where only an upper bound is known, and that is large."""
-    bound = {r.rank: r.bounds_ns(*COLUMNS["host"])[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
+    bound = {r.rank: r.bounds_ns(*_OF_DEVICES)[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
     hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
     if not hit:
         return []
-    claim = _claim(hit, "host", COLUMNS["host"])
+    claim = _claim(hit, "host", _OF_DEVICES)
     rows = _host_evidence(facts, hit[0], claim.high_ns)
     # A stall that may be 0 comes after real ones: its share stays that of the point.
     return [
@@ -270,7 +304,16 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     inside_it = Evidence("blocked_in", "waits", rank=worst.rank, kind=call, amount_ns=calls_ns / steps)
     if call in KNOWN_CALLS and calls_ns > 0.5 * blocked_ns:
         whole = calls_ns >= (1 - EXACT_RATIO) * blocked_ns
-        return [replace(claim, cause_kind=call if whole else f"{call}_partly", evidence=(inside_it,))]
+        cause = call if whole else f"{call}_partly"
+        known = (
+            time_of_kind(facts.trace, worst.rank, facts.tables["steps"], StallKind.OTHER) if call == "file" else None
+        )
+        rows = file_calls(facts.trace, *known, worst.steps_count) if known is not None else []
+        file, name = (rows[0].name, rows[0].kind) if rows else ("", "")
+        return [replace(claim, cause_kind=cause, file=file, call=name, evidence=(inside_it, *rows))]
+    unseen = _unseen(facts, worst, claim)
+    if unseen is not None:
+        return [unseen]
     if worst.held_ns > 0.5 * blocked_ns:
         whole = worst.held_ns >= (1 - EXACT_RATIO) * blocked_ns
         held = Evidence("held", "device_brackets", rank=worst.rank, amount_ns=worst.held_ns / steps)
@@ -288,13 +331,54 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     return [replace(claim, cause_kind="unknown", evidence=(Evidence(code, "stalls", rank=worst.rank),))]
 
 
+def _unseen(facts: RunFacts, worst: RankFacts, claim: Claim) -> Claim | None:
+    """Return the claim about time in which another tool's recording shows only that nothing ran; None for others."""
+    rows = [row for row in _idle_reasons(facts, worst) if row.code != "pauses"]
+    if rows and sum(row.amount_ns for row in rows) > 0.5 * worst.per_step_ns("other"):
+        return replace(claim, cause_kind=rows[0].code, evidence=tuple(rows))
+    if worst.method == "host" and _has_fact(facts, OPERATORS_RECORDED, worst.rank):
+        known = time_of_kind(facts.trace, worst.rank, facts.tables["steps"], StallKind.OTHER)
+        rows = annotations_in(facts.trace, *known, facts.tables["steps"]) if known is not None else []
+        call = rows[0].name if rows and rows[0].part_ratio >= 0.5 else ""
+        rows = rows or [Evidence("no_operator", "stalls", rank=worst.rank)]
+        return replace(claim, cause_kind="no_operator", call=call, evidence=tuple(rows))
+    return None
+
+
+def _idle_reasons(facts: RunFacts, worst: RankFacts) -> list[Evidence]:
+    return devices.idle_reasons(facts.trace, worst, facts.tables["steps"])
+
+
+def _has_fact(facts: RunFacts, key: str, rank: int) -> bool:
+    """Return True if an importer recorded a fact of this name about a rank."""
+    return bool(_facts_of(facts, key, rank))
+
+
+def _facts_of(facts: RunFacts, key: str, rank: int) -> list[str]:
+    trace = facts.trace
+    own = trace.processes["process_id"][trace.processes["rank"] == rank]
+    stated = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
+    return [trace.text(code) for code in stated["value_code"][np.isin(stated["process_id"], own)].tolist()]
+
+
 def _no_stall(facts: RunFacts) -> Claim:
     """Return the claim that the run is compute bound, or, if that is not certain, how much of the steps is unknown."""
     worst = min(facts.ranks, key=lambda r: r.bounds_ns("compute")[0] / max(r.step_ns, 1))
     claim = _claim([worst], "compute", COLUMNS["compute"])
     least = claim.low_ns / max(worst.step_ns, 1)
-    kind = "compute_bound" if least >= _COMPUTE_BOUND_RATIO else "not_told"
+    unread = [
+        Evidence("work_not_read", "metadata", rank=rank.rank, name=", ".join(names))
+        for rank in facts.ranks
+        if (names := _facts_of(facts, DEVICE_WORK_NOT_READ, rank.rank))
+    ]
+    kind = "compute_bound" if least >= _COMPUTE_BOUND_RATIO and not unread else "not_told"
+    if (
+        kind == "not_told"
+        and not unread
+        and worst.bounds_ns("compute", "python")[0] >= _COMPUTE_BOUND_RATIO * worst.step_ns
+    ):
+        claim = replace(claim, cause_kind="python")  # the thread ran, and nothing shows operators
     queued = max(rank.contention_ratio for rank in facts.ranks)
     waits = (Evidence("waits_for_cpu", "hidden", part_ratio=queued),) if queued >= WORTH_SAYING_RATIO else ()
-    claim = replace(claim, evidence=waits)
+    claim = replace(claim, evidence=(*waits, *unread[:1]))
     return replace(claim, kind=kind, ranks=ranks_text(sorted(r.rank for r in facts.ranks)), least_ratio=least)

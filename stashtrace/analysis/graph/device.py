@@ -242,6 +242,7 @@ class _Rank:
         late &= (ended > allowed_ns) & (pieces.begin_ns - ended <= _HANDED_OVER_NS)
         late &= pieces.stream[source] != pieces.stream
         self.parts.edge(np.where(late, nodes[source], -1), nodes, EdgeKind.ORDER, pieces.begin_ns - ended)
+        self._start_in_blocking_copies(works & ~late & (pieces.begin_ns > allowed_ns + _LONGEST_LAUNCH_NS))
 
         kernels = self.index.trace.kernels
         talks = kernels["work_code"][pieces.kernel] == DeviceWork.COMMUNICATION
@@ -249,6 +250,25 @@ class _Rank:
         computes = computes[np.argsort(pieces.launch_ns[computes], kind="stable")]
         self._after_what_computed(computes, np.flatnonzero(talks & works & (pieces.launch_ns >= 0)))
         self._before_updates(computes, np.flatnonzero(talks & ((pieces.collective < 0) | pieces.leaves)))
+
+    def _start_in_blocking_copies(self, unexplained: Bools) -> None:
+        """Work that nothing else delayed, and that began while the host stood in a blocking copy, waited for that call.
+
+        A copy from pageable memory is staged by the host inside its call. What else such a call does before the device
+        may go on is not recorded; the time from its begin is kept in a replay.
+        """
+        pieces, calls = self.pieces, self.index.trace.device_calls
+        rows = self.index.device_calls.rows(self.thread.process_id)
+        rows = rows[calls["call_code"][rows] == DeviceCall.COPY]
+        rows = rows[np.argsort(calls["begin_ns"][rows], kind="stable")]
+        begin, end = calls["begin_ns"][rows], calls["end_ns"][rows]
+        late = np.flatnonzero(unexplained)
+        at = np.searchsorted(begin, pieces.begin_ns[late], side="right") - 1
+        late, at = late[at >= 0], at[at >= 0]
+        inside = end[at] + _CLOCKS_AGREE_NS >= pieces.begin_ns[late]
+        late, at = late[inside], at[inside]
+        source, ended_ns = self.host.last_ended(begin[at])
+        self.parts.edge(source, self.nodes[late], EdgeKind.LAUNCH, pieces.begin_ns[late] - ended_ns)
 
     def _after_what_computed(self, computes: Int64, asks: Int64) -> None:
         """A collective waits for the work that was launched before it: torch makes its stream wait."""

@@ -125,7 +125,7 @@ def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind
     name[inside] = codes[labels.text[at[inside]]]
     if labels.track < 0:
         return name
-    name[~inside & (kind == StallKind.COMPUTE)] = pool.code(BETWEEN_PHASES)
+    name[~inside & np.isin(kind, (StallKind.COMPUTE, StallKind.PYTHON))] = pool.code(BETWEEN_PHASES)
     stood = np.flatnonzero(kind == StallKind.OTHER)
     op = _blocking_calls(index, labels.track, begin[stood], pieces.end_ns[mine[stood]])
     calls = int64([pool.code(call.name.lower()) for call in WaitOp])

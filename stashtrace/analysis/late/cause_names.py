@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.late.causes import CAUSES, COMPUTE, RankTimes
+from stashtrace.analysis.late.causes import CAUSES, COMPUTE, PYTHON, RankTimes
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, WaitOp
+from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 
 BETWEEN_PHASES = "between phases"
 #: A file, kernel or call is named if it takes at least this part of the time of its kind.
@@ -56,6 +56,7 @@ class Namer:
             "prep": self._prep,
             "handoff": self._handoff,
             "compute": self._compute,
+            "python": self._python,
             "checkpoint": self._checkpoint,
             "straggler": self._straggler,
             "sync": self._device_call,
@@ -149,6 +150,29 @@ class Namer:
         if len(kernels):
             return Named(process, -1, self._index.trace.text(key), more[key])
         return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
+
+    def _python(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        """Name the annotation, or the file, in which the loop's own code spends longer than that of the other rank."""
+        process = late.times.thread.process_id
+        for names_of in (self._annotations, self._files):
+            apart = names_of(other, other.times.sets[PYTHON] & other.time) if other is not None else {}
+            more = {code: spent - apart.get(code, 0) for code, spent in names_of(late, time).items()}
+            code = max(more, key=lambda key: (more[key], -key), default=-1)
+            if code > 0 and more[code] > 0:
+                return Named(process, -1, self._index.trace.text(code), more[code])
+        return Named(process)
+
+    def _annotations(self, window: Window, time: TimeSet) -> dict[int, int]:
+        """Return how long the annotations of a step thread lie in a time, by name code."""
+        spans, rows = self._index.trace.spans, self._index.spans.rows(window.times.thread.track_id)
+        rows = rows[spans["kind_code"][rows] == SpanKind.USER]
+        return _sums(spans["name_code"][rows], time.within(spans["begin_ns"][rows], spans["end_ns"][rows]))
+
+    def _files(self, window: Window, time: TimeSet) -> dict[int, int]:
+        """Return how long the calls of a step thread on files lie in a time, by path code."""
+        table = self._index.trace.notable_io
+        calls = rows_of(table["track_id"], window.times.thread.track_id)
+        return _sums(table["path_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
 
     def _kernels(self, window: Window) -> dict[int, int]:
         """Return the time of the kernels of a window by name code."""

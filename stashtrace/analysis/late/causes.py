@@ -161,14 +161,14 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
 
 # Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as kinds of their own.
 #
-#     compute = compute + gc + cpu_contention        other = other + sleep        launch = launch + gc + sleep
+#     compute, python: + gc + cpu_contention        other: + sleep        launch: + gc + sleep
 #
 # The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
 #: Kinds of a late rank's time, stall kinds first. ``before``: its window began later than those of the others.
 CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "sleep", "cpu_contention", "before")
-COMPUTE, OTHER, LAUNCH = (CAUSES.index(name) for name in ("compute", "other", "launch"))
+COMPUTE, OTHER, LAUNCH, PYTHON = (CAUSES.index(name) for name in ("compute", "other", "launch", "python"))
 GC, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
 
 
@@ -191,8 +191,12 @@ class RankTimes:
             origin = self.queue_at_ns[0]
             edges = [np.interp(x - origin, self.queue_at_ns - origin, self.queue_ns) for x in (begin, end)]
             queued = np.rint(edges[1] - edges[0]).astype(np.int64)
-            out[:, CONTENTION] = np.clip(queued, 0, out[:, COMPUTE])
-            out[:, COMPUTE] -= out[:, CONTENTION]
+            # The thread waits for a CPU wherever it runs: each of the two has its share of that.
+            ran = out[:, COMPUTE] + out[:, PYTHON]
+            out[:, CONTENTION] = np.clip(queued, 0, ran)
+            of_python = out[:, CONTENTION] * (out[:, PYTHON] / np.maximum(ran, 1))
+            out[:, PYTHON] -= np.rint(of_python).astype(np.int64)
+            out[:, COMPUTE] = ran - out[:, CONTENTION] - out[:, PYTHON]
         return out
 
 
@@ -212,9 +216,10 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     asleep = TimeSet.of_rows(waits, held)
     on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
     # A device continues while its host collects garbage or sleeps; the host is the cause only where the device idles.
-    of_compute, of_launch = sets[COMPUTE] & on_host & collecting, sets[LAUNCH] & collecting
+    of_compute, of_launch = (sets[COMPUTE] | sets[PYTHON]) & on_host & collecting, sets[LAUNCH] & collecting
     slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting)
     sets[COMPUTE], sets[OTHER] = sets[COMPUTE] - of_compute, sets[OTHER] - asleep
+    sets[PYTHON] = sets[PYTHON] - of_compute
     sets[LAUNCH] = sets[LAUNCH] - collecting - asleep
 
     at, queued = (int64([]), int64([])) if made.segments else _queue(index, thread)

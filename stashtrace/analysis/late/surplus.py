@@ -25,8 +25,8 @@ from stashtrace.schema.trace import Trace
 #: Column of the summary, or kind of time of ``late`` that has none -> its kinds of time of ``late``; each kind is in
 #: one group.
 GROUPS: dict[str, tuple[str, ...]] = {
-    **{column: kinds for column, kinds in COLUMNS.items() if column != "other"},
-    **{kind: (kind,) for kind in ("gc", "sleep", "cpu_contention", "other")},
+    **{column: tuple(k for k in kinds if k != "python") for column, kinds in COLUMNS.items() if column != "other"},
+    **{kind: (kind,) for kind in ("python", "gc", "sleep", "cpu_contention", "other")},
 }
 #: A surplus explains a wait if it is at least this share of it.
 EXPLAINS_RATIO = 0.25

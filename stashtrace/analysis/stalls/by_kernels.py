@@ -5,7 +5,8 @@
     copies                     ~~~~~~                      the rest of their time: h2d
     nothing                            ...       ...       idle: why the host gave the device nothing to do
 
-Applies to steps whose kernels were recorded.
+Applies to steps whose kernels were recorded. Idle time says nothing of the host before the first work that another tool
+recorded, and where the next work had been launched already.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collectives import blocked_on_collectives, collective_layers
@@ -23,10 +25,14 @@ from stashtrace.analysis.stalls.index import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.stalls.on_host import standing_of
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import BLOCKING_CALLS, CollectiveSource, CopyDirection, DeviceWork, StallKind
-from stashtrace.schema.trace import HOST_NOT_RECORDED
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED
 
 #: Possible causes of an idle device if its host was not recorded.
 _UNSEEN = (StallKind.STRAGGLER,)
+#: What a device may have done that has no record: before its recording began, or in a form that is not read.
+_UNKNOWN = (StallKind.COMPUTE, StallKind.LAUNCH)
+#: Between two works that are queued a device pauses for less than this; a longer pause waits for something.
+_PAUSE_NS = 20_000
 
 
 def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
@@ -60,19 +66,69 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
     layers.append(Layer(StallKind.FETCH, stood.reading))
     idle = working.gaps(thread.begin_ns, thread.end_ns)
-    layers.append(Layer(StallKind.SYNC, _after_blocking(index, thread, idle)))
-    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
-    layers.append(Layer(StallKind.LAUNCH, idle) if _saw_host(index, thread) else Layer(StallKind.OTHER, idle, _UNSEEN))
+    unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
+    if _saw_host(index, thread):
+        layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
+        layers.append(Layer(StallKind.OTHER, ahead))
+        layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
+        layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+        layers.append(Layer(StallKind.LAUNCH, _launch_unknown(index, thread, idle), (StallKind.OTHER,)))
+        layers.append(Layer(StallKind.LAUNCH, idle))
+    else:
+        layers.append(Layer(StallKind.OTHER, idle, _UNSEEN))
+    if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
+        layers = [x if x.kind == StallKind.COMPUTE else Layer(x.kind, x.time, (*x.doubts, *_UNKNOWN)) for x in layers]
     queued = queued_time(index, DeviceView(index, thread))
-    beside = {"graph_opaque": opaque, "queued": queued, "estimated": divided.estimated}
+    beside = {
+        "graph_opaque": opaque,
+        "queued": queued,
+        "estimated": divided.estimated,
+        "before_first": unseen,
+        "launched_before": ahead,
+        "pauses": pauses,
+    }
     return RankLayers("kernels", layers, divided.late, beside=beside)
+
+
+def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSet:
+    """Return the time before the first work that another tool recorded: the device may have had work from before."""
+    if not len(begin) or not is_imported(index.trace):
+        return TimeSet.empty()
+    return TimeSet.of([thread.begin_ns], [int(begin.min())])
+
+
+def _launched_before(index: TraceIndex, thread: StepThread, idle: TimeSet) -> tuple[TimeSet, TimeSet]:
+    """Return idle stretches before whose begin the next work had been launched, the short ones and the long ones.
+
+    The device did not wait for its host in them.
+    """
+    next_work = _next_work(index, thread, idle)
+    returned = np.append(index.trace.kernels["return_ns"], -1)[next_work]
+    known = (next_work >= 0) & (returned >= 0) & (returned <= idle.begin)
+    is_long = idle.end - idle.begin > _PAUSE_NS
+    short, long = (TimeSet(idle.begin[chosen], idle.end[chosen]) for chosen in (known & ~is_long, known & is_long))
+    return short, long
+
+
+def _launch_unknown(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
+    """Return idle stretches before work of which another tool recorded no launch: whether it came late is not known."""
+    if not is_imported(index.trace):
+        return TimeSet.empty()
+    next_work = _next_work(index, thread, idle)
+    unknown = (next_work >= 0) & (np.append(index.trace.kernels["launch_ns"], -1)[next_work] < 0)
+    return TimeSet(idle.begin[unknown], idle.end[unknown])
+
+
+def _next_work(index: TraceIndex, thread: StepThread, idle: TimeSet) -> Int64:
+    """Return the row of the work that ends each idle stretch; -1 behind the last work."""
+    kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
+    rows = rows[np.argsort(kernels["begin_ns"][rows], kind="stable")]
+    return np.append(rows, -1)[np.searchsorted(kernels["begin_ns"][rows], idle.end)]
 
 
 def _saw_host(index: TraceIndex, thread: StepThread) -> bool:
     """Return True if the host was recorded; else an idle device has no known cause."""
-    facts = index.trace.metadata
-    told = facts["key_code"] == index.trace.strings.find(HOST_NOT_RECORDED)
-    return not (told & (facts["process_id"] == thread.process_id)).any()
+    return not index.has_fact(HOST_NOT_RECORDED, thread.process_id)
 
 
 def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
@@ -84,13 +140,22 @@ def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
     return out or {ANY_STREAM: TimeSet.empty()}
 
 
-def _after_blocking(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
-    """Return idle stretches that begin inside a blocking call: the call drained the device."""
+def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
+    """Return idle stretches that begin inside a blocking call, which drained the device; of others, the part in one.
+
+    Within a stretch only calls of the thread count that launches the work at its end: it came late because of them.
+    """
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
     ran_dry = blocking.within(idle.begin, idle.begin + 1) > 0
-    return TimeSet(idle.begin[ran_dry], idle.end[ran_dry])
+    inside = [TimeSet(idle.begin[ran_dry], idle.end[ran_dry])]
+    launcher = np.append(index.trace.kernels["thread_track_id"], -1)[_next_work(index, thread, idle)]
+    for track in np.unique(launcher[~ran_dry & (launcher >= 0)]).tolist():
+        own = rows[calls["track_id"][rows] == track]
+        late = ~ran_dry & (launcher == track)
+        inside.append(TimeSet.of_rows(calls, own) & TimeSet(idle.begin[late], idle.end[late]))
+    return TimeSet.united(*inside)
 
 
 def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:

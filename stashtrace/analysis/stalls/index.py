@@ -78,7 +78,9 @@ class RankLayers:
     segments : tuple of (str, TimeSet)
         Where another method than ``method`` made the layers.
     beside : dict of str to TimeSet
-        Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``.
+        Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
+        was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
+        had been launched).
     """
 
     method: str
@@ -161,6 +163,12 @@ class TraceIndex:
         """The trace with its collectives in an order of their own content: no result depends on the order of rows."""
         collectives = self.origin.collectives
         return self.origin.replace(collectives=collectives.sort_by(*_COLLECTIVE_ORDER))
+
+    def has_fact(self, key: str, process_id: int) -> bool:
+        """Return True if an importer recorded a fact of this name about a process."""
+        facts = self.trace.metadata
+        named = facts["key_code"] == self.trace.strings.find(key)
+        return bool((named & (facts["process_id"] == process_id)).any())
 
     @cached_property
     def matched(self) -> Matched:

@@ -25,6 +25,7 @@ from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceInd
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
@@ -119,26 +120,61 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
     layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # its work was not recorded
-    beside, waited_for = _beside_collectives(index, thread, stood, TimeSet.united(*(x.time for x in layers)))
+    all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
+    works = _operators(index, thread)
+    works = works if all_operators else works | stood.busy | stood.annotated
+    beside, waited_for = _beside_collectives(index, thread, works, TimeSet.united(*(x.time for x in layers)))
     layers += beside
     late = late if not len(waited_for.begin) else waited_for
 
     explained = TimeSet.united(*(layer.time for layer in layers))
-    beside = beside_workers(index, thread, loads, stood.busy | stood.annotated, explained)
+    beside = beside_workers(index, thread, loads, works, explained)
     explained = TimeSet.united(explained, *(layer.time for layer in beside))
     layers += beside
-    layers += phase_layers(index, thread, stood.busy, explained)
-    layers += gap_layers(gaps_between_phases(index, thread, loads), explained, stood.annotated - stood.busy)
+    if all_operators:
+        layers += operator_layers(index, thread)
+    else:
+        layers += phase_layers(index, thread, stood.busy, explained)
+        gaps = gaps_between_phases(index, thread, loads)
+        has_phases = bool(len(stood.busy))
+        # A tool that records no phases, or the benchmark that it recorded, names its compute so.
+        are_compute = is_imported(index.trace) and not has_phases
+        layers += gap_layers(
+            gaps, explained, stood.annotated - stood.busy, has_phases=has_phases, are_compute=are_compute
+        )
+    if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
+        layers = [_beside_unread_device(layer) for layer in layers]
     return RankLayers("host", layers, late, beside={"estimated": estimated})
 
 
+def _beside_unread_device(layer: Layer) -> Layer:
+    """Return a layer of a rank whose device is not seen: the host does not show whether the device worked or waited."""
+    return Layer(layer.kind, layer.time, (*layer.doubts, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
+
+
+def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
+    """Return layers of a thread whose operators were all recorded: it computes in these and nowhere else.
+
+    While only other threads ran operators, it may have waited for them or for something else. While nothing ran, it was
+    blocked or in Python: the recording does not show which.
+    """
+    own = _operators(index, thread, only_own=True)
+    life = TimeSet.of([thread.begin_ns], [thread.end_ns])
+    return [
+        Layer(_COMPUTE, own),
+        Layer(_COMPUTE, _operators(index, thread), (_PYTHON, _OTHER)),
+        Layer(_OTHER, life, (_PYTHON,)),
+    ]
+
+
 def _beside_collectives(
-    index: TraceIndex, thread: StepThread, stood: Standing, explained: TimeSet
+    index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
 ) -> tuple[list[Layer], Tagged]:
     """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
 
-    It is unknown whether the thread was blocked on it. Nothing shows that it computed, so the point is the link, or the
-    late rank, and any part may be ``compute`` or ``other``. Also return the ranks that it would have waited for.
+    It is unknown whether the thread was blocked on it. Nothing shows that it worked, so the point is the link, or the
+    late rank, and any part may be ``python`` or ``other``, or ``compute`` where operators were not recorded. Also
+    return the ranks that it would have waited for.
     """
     nobody = Tagged(int64([]), int64([]), int64([]))
     rows, call, end = own_collectives(index, thread)
@@ -147,13 +183,14 @@ def _beside_collectives(
         return [], nobody
     rows, call, end = rows[host], call[host], end[host]
     begin, until, position = in_flight_heads(call, end)
-    free = TimeSet.of(begin, until) - explained - stood.busy - stood.annotated - _operators(index, thread)
+    free = TimeSet.of(begin, until) - explained - works
     since, stop, head = free.pieces(begin, until)
     row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
     link = index.in_flight.link[row]
     blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
     layers, late, _ = collective_layers(index, blocked)
-    unsure = (StallKind.COMPUTE, StallKind.OTHER)
+    all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
+    unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
     return [Layer(x.kind, x.time, (*x.doubts, *unsure)) for x in layers], late
 
 
@@ -162,10 +199,10 @@ def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
     return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
 
 
-def _operators(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Return when any thread of the process ran operators; the step thread may wait for that thread."""
+def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False) -> TimeSet:
+    """Return when any thread of the process ran operators, or only this one; it may wait for the other threads."""
     spans, tracks = index.trace.spans, index.trace.tracks
-    own = tracks["track_id"][tracks["process_id"] == thread.process_id]
+    own = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
     chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
     chosen &= np.isin(spans["track_id"], own)
     return TimeSet.of_rows(spans, chosen)
@@ -187,9 +224,10 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> In
 #            end_cpu, end_runqueue         begin_cpu, begin_runqueue
 #     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
 #
-# It is unknown where in the gap the thread ran: pieces are filled in order, first with compute, then with other.
+# What ran there is the loop's own code: Python, or operators that no module calls. It is unknown where in the gap the
+# thread ran: pieces are filled in order, first with that, then with other.
 
-_COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
+_COMPUTE, _OTHER, _PYTHON = StallKind.COMPUTE, StallKind.OTHER, StallKind.PYTHON
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +278,16 @@ def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits
     return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
 
 
-def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer]:
-    """Return layers compute and other of the gaps; blocked time goes to pieces outside annotations first."""
+def gap_layers(
+    gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases: bool, are_compute: bool = False
+) -> list[Layer]:
+    """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
+
+    What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
+    the operators of the step: it is ``compute``, with ``python`` as its doubt, unless annotations
+    ``are_compute``.
+    """
+    ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)
     every = TimeSet(gaps.begin, gaps.end) - explained
     plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
     plain_ns, named_ns = (GroupBy.numbered(row, len(gaps.begin)).sum(end - begin) for begin, end, row in (plain, named))
@@ -251,12 +297,12 @@ def gap_layers(gaps: Gaps, explained: TimeSet, annotated: TimeSet) -> list[Layer
     timed, sure = gaps.timed[plain[2]], gaps.queue_timed[plain[2]]
     named_cut = np.where(gaps.timed[named[2]], _split(named, named_ns - (blocked - other_ns)), named[1])
     return [
-        Layer(_COMPUTE, TimeSet.of(plain[0][timed], cut[timed])),
+        Layer(ran, TimeSet.of(plain[0][timed], cut[timed]), (unsure,)),
         Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
-        Layer(_OTHER, TimeSet.of(cut[timed & ~sure], plain[1][timed & ~sure]), (_COMPUTE,)),
-        Layer(_COMPUTE, TimeSet.of(plain[0][~timed], plain[1][~timed]), (_OTHER,)),
-        Layer(_COMPUTE, TimeSet.of(named[0], named_cut)),
-        Layer(_COMPUTE, TimeSet.of(named_cut, named[1]), (_OTHER,)),
+        Layer(_OTHER, TimeSet.of(cut[timed & ~sure], plain[1][timed & ~sure]), (ran, unsure)),
+        Layer(ran, TimeSet.of(plain[0][~timed], plain[1][~timed]), (unsure, _OTHER)),
+        Layer(ran, TimeSet.of(named[0], named_cut), () if are_compute else (unsure,)),
+        Layer(ran, TimeSet.of(named_cut, named[1]), (_OTHER,) if are_compute else (unsure, _OTHER)),
     ]
 
 

@@ -4,6 +4,7 @@
     DXT_MPIIO            -> spans (the same bytes pass POSIX below, where io has them)
     POSIX, STDIO         -> io_totals: what DXT does not have of them, and as spans from the first to the last call
     MPI-IO               -> io_totals, where the log has no POSIX
+    DFS, DAOS            -> a loss: their calls pass none of these
 
 The page ``docs/importers/darshan.md`` says what cannot be known.
 """
@@ -31,6 +32,7 @@ from stashtrace.importers.context import BLOCKED_FROM, ImportContext, Int64, blo
 from stashtrace.importers.darshan.child import Item, Job, Segments, read_apart
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
+from stashtrace.schema.trace import PROCESSES
 
 #: Follows the version text in the header, in the byte order of the machine that wrote it.
 _MAGIC = 6567223
@@ -39,6 +41,11 @@ _MAGICS = (struct.pack("<q", _MAGIC), struct.pack(">q", _MAGIC))
 _NETWORK = frozenset(
     ("lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "cephfs", "dvs", "panfs", "wekafs")
     + ("pvfs2", "orangefs", "cifs", "smb3", "glusterfs")
+)
+#: Modules that are read, and those whose bytes pass one that is read, or that record no I/O.
+_READ = frozenset(("DXT_POSIX", "DXT_MPIIO", "POSIX", "STDIO", "MPI-IO"))
+_SEEN_BELOW = frozenset(
+    ("H5F", "H5D", "PNETCDF_FILE", "PNETCDF_VAR", "HEATMAP", "LUSTRE", "BG/Q", "MDHIM", "APMPI", "APXC")
 )
 _Columns = dict[str, npt.NDArray[Any]]
 #: Pieces of calls that are collected before they are added.
@@ -62,7 +69,9 @@ def load(source: Source, context: ImportContext) -> None:
     for line in dict.fromkeys(complaints):
         context.lose("log_damaged", advice=f"{source.path.name}: {line}")
     if not log.has_records:
-        reason = complaints[0] if complaints else "it holds no record of POSIX, STDIO or MPI-IO"
+        modules = ", ".join(log.head.modules) if log.head else ""
+        holds = f", only {modules}" if modules else ""
+        reason = complaints[0] if complaints else f"it holds no record of POSIX, STDIO or MPI-IO{holds}"
         raise ImporterError(
             f"{source.path} cannot be used: {reason}", hint="darshan-parser --total shows what it holds"
         )
@@ -112,6 +121,8 @@ class _Log:
     def finish(self) -> None:
         """Add the collected rows, and report what is missing."""
         self._flush()
+        if self.has_records:
+            self._name_job()
         for module, sums in self._sums.items():
             self._add_sums(module, sums)
         info, loss, moved = Severity.INFO, Severity.DATA_LOSS, self.moved
@@ -124,6 +135,20 @@ class _Log:
             if count:
                 self.context.lose(reason, count, severity=severity, advice=f"{self.source.path.name}: {advice}")
 
+    def _name_job(self) -> None:
+        """Name the job, and the run if it had several processes; a process alone may have its pid for a job."""
+        if self.head is None:
+            return
+        job, count = str(self.head.job["jobid"]), int(self.head.job["nprocs"])
+        in_name = _PID_IN_NAME.search(self.source.path.name)
+        pid = in_name[1] if in_name else ""
+        if count > 1:
+            self.context.name_job(
+                f"job {job}", f"job {job}, process {pid}" if pid else f"job {job}, {self.start_ns} ns"
+            )
+        elif pid and job != pid:
+            self.context.name_job(f"job {job}")
+
     def _open(self, head: Job) -> None:
         self.head = head
         self.is_on_network = _network_test(head.mounts)
@@ -133,6 +158,13 @@ class _Log:
             self.start_ns = start_ns
         else:
             self.moved.impossible_count += 1
+        unread = [name for name in head.modules if name not in _READ | _SEEN_BELOW]
+        if unread:
+            calls = " and ".join(unread)
+            advice = (
+                f"{self.source.path.name}: what the job did through {calls} is not read, so this I/O is missing here"
+            )
+            self.context.doubt("module_not_read", advice)
         for name, module in head.modules.items():
             if module.get("partial_flag"):
                 advice = f"{self.source.path.name}: {name} ran out of memory; files are missing"
@@ -141,7 +173,7 @@ class _Log:
             "command_line": head.command.strip(),
             "darshan_modules": ", ".join(f"{name} {module['ver']}" for name, module in head.modules.items()),
             "darshan_job": str(head.job["jobid"]),
-            "darshan_processes": str(head.job["nprocs"]),
+            PROCESSES: str(head.job["nprocs"]),
         }
         for key, value in facts.items():
             if value:

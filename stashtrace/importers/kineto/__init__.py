@@ -18,12 +18,14 @@ import numpy as np
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.context import ImportContext
-from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives, add_operators
-from stashtrace.importers.kineto.device import add_device_work
+from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives
+from stashtrace.importers.kineto.device import DeviceRows, add_device_work
 from stashtrace.importers.kineto.events import FileRows, KinetoFile, extent_of, is_rank, read, read_operators
 from stashtrace.importers.kineto.host import add_host_side
+from stashtrace.importers.kineto.operators import add_functions, add_operators
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import Severity
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
 
 #: Texts that only Kineto writes at the beginning of a JSON file; those from the fifth on are also in bare lists.
 _MARKS = (
@@ -37,6 +39,8 @@ _MARKS = (
     b'"gpu_memcpy"',
     b"PyTorch Profiler",
 )
+#: Work of this part of the launches may be missing: a recording has edges.
+_MATTERS_RATIO = 0.01
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|worker[-_]?(\d+)", re.IGNORECASE)
 #: tensorboard_trace_handler: HOST_PID.MILLISECONDS.pt.trace.json
 _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
@@ -73,9 +77,14 @@ def load(source: Source, context: ImportContext) -> None:
     work = add_device_work(rows)
     steps = add_host_side(rows, work)
     add_collectives(rows, work, steps)
-    if add_host_collectives(rows, steps) and not len(file.rows["kernels"]):
-        add_operators(rows, read_operators(source, file.base_ns), steps)
+    add_host_collectives(rows, steps)
+    if not file.has_device_work:
+        operators, functions = read_operators(source, file.base_ns)
+        add_operators(rows, operators, steps)
+        add_functions(rows, operators, functions)
+        context.say(OPERATORS_RECORDED, "all", process_id)
     _report_losses(file, source.path.name, context, process_id)
+    _report_unread(file, work, source.path.name, context, process_id)
 
 
 def _process(file: KinetoFile, name: str, context: ImportContext) -> int:
@@ -156,6 +165,25 @@ def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> 
 def _has_stacks(file: KinetoFile) -> bool:
     """Return True if the calls of Python functions were recorded too."""
     return bool(file.categories.get("python_function") or file.top.get("with_stack") in (1, True))
+
+
+def _report_unread(file: KinetoFile, work: DeviceRows, name: str, context: ImportContext, process_id: int) -> None:
+    """Report work of devices that the file holds in a form that is not read, or that it should hold and does not."""
+    unread = [f"{count:,} {category or 'without a category'}" for category, count in file.unread.items()]
+    if unread:
+        advice = f"{name}: events that are not read, and may be work of a device: {', '.join(unread)}"
+        context.doubt("device_work_not_read", advice, process_id)
+    if work.without_work_count > _MATTERS_RATIO * work.launches_count:
+        part = f"{work.without_work_count:,} of {work.launches_count:,} launches"
+        advice = f"{name}: what {part} of kernels started on a device is not in the file"
+        context.doubt("device_work_missing", advice, process_id)
+        unread.append(f"kernels of {part}")
+    elif not file.has_device_work and file.described_devices and not unread:
+        advice = f"{name} names GPUs of the machine and holds no work of them: if the job used them, it is not seen"
+        context.doubt("device_not_recorded", advice, process_id)
+        unread.append("work of the GPUs")
+    if unread:
+        context.say(DEVICE_WORK_NOT_READ, ", ".join(unread), process_id)
 
 
 def _report_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:

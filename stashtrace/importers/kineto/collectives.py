@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.collective_names import collective_op, element_bytes
-from stashtrace.importers.context import Int64, stretches
+from stashtrace.importers.context import Int64
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import ABSENT, Codes, EventRows, FileRows, is_rank, ranks_in
 from stashtrace.importers.kineto.host import Steps
 from stashtrace.schema.kernel_names import plain_kernel_name
-from stashtrace.schema.kinds import OPERATORS, CollectiveOp, CollectiveSource, Severity, SpanKind
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, Severity
 
 #: Distance of the numbers of two steps' first collectives; more than any step has.
 PER_STEP = 1 << 20
@@ -324,8 +324,6 @@ def _first_type_bytes(types: str) -> int:
 # Torch records one event for each, on the backend's thread, from the begin of the work to its end. It records neither
 # the caller nor the group. All are taken as of one group: the only one of ``pg_config``, else that of all ranks.
 
-#: Operators less than this apart belong to one stretch of work.
-_SAME_STRETCH_NS = 50_000
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 
 
@@ -358,31 +356,6 @@ def add_host_collectives(rows: FileRows, steps: Steps) -> bool:
     rows.context.number_anew(group.hash)
     add_groups(rows, [group], backend)
     return True
-
-
-def add_operators(rows: FileRows, operators: Mapping[int, tuple[Int64, Int64]], steps: Steps) -> None:
-    """Add annotations where threads ran operators: elsewhere, a thread with a collective in flight may wait for it.
-
-    Operators with little between them form one stretch, which is cut where steps begin and end.
-    """
-    edges = np.union1d(steps.begin_ns, steps.end_ns)
-    borders = np.append(edges, np.iinfo(np.int64).max)
-    for number, (begin, end) in sorted(operators.items()):
-        order = np.argsort(begin, kind="stable")
-        first, end = stretches(begin[order], end[order], _SAME_STRETCH_NS)
-        begin = begin[order][first]
-        after, until = np.searchsorted(edges, begin, "right"), np.searchsorted(edges, end, "left")
-        parts = until - after + 1
-        row = np.repeat(np.arange(len(begin)), parts)
-        nth = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
-        rows.context.add(
-            "spans",
-            begin_ns=np.where(nth == 0, begin[row], borders[after[row] + nth - 1]),
-            end_ns=np.where(nth == parts[row] - 1, end[row], borders[np.minimum(after[row] + nth, len(borders) - 1)]),
-            track_id=np.full(len(row), rows.context.tracks.thread(rows.process_id, number)),
-            kind_code=int(SpanKind.USER),
-            name_code=rows.context.code(OPERATORS),
-        )
 
 
 def _host_group(rows: FileRows) -> Group:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ _CALL_FAMILIES = {
     DeviceCall.FREE: "hostunregister hostfree free memfree",
     DeviceCall.MODULE_LOAD: "moduleload libraryload",
 }
+#: Calls that launch kernels: cudaLaunchKernel, cuLaunchKernelEx, hipModuleLaunchKernel, cudaGraphLaunch.
+_LAUNCHES = re.compile(r"launchkernel|launchcooperativekernel|graphlaunch", re.IGNORECASE)
 _CALLS = [(mark, call) for call, marks in _CALL_FAMILIES.items() for mark in marks.split()]
 #: Copies that return when they are done.
 _BLOCKING_COPIES = frozenset(
@@ -61,12 +64,18 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Kernels that communicate, with their launches and stream tracks, and the threads of all launches."""
+    """Kernels that communicate, with their launches and stream tracks, and the threads of all launches.
+
+    ``launches_count`` are calls that launch kernels, up to the last one whose work is in the file;
+    ``without_work_count`` those of them whose work is not.
+    """
 
     talks: EventRows
     talk_launches: Launches
     talk_streams: Int64
     launch_threads: Int64
+    launches_count: int
+    without_work_count: int
 
 
 class _Calls:
@@ -76,6 +85,7 @@ class _Calls:
         self.rows = rows.file.rows["calls"].timed()
         self.track = rows.threads(self.rows.tid)
         correlation = self.rows.ints["correlation"]
+        self._launch_kernels = rows.file.matching(self.rows.name, _LAUNCHES.search)
         self._order = np.lexsort((self.rows.begin_ns, correlation))
         self._sorted = correlation[self._order]
         self._begin = self.rows.begin_ns[self._order]
@@ -103,6 +113,15 @@ class _Calls:
             np.where(hit, self.rows.end_ns[row], -1),
             np.where(hit, self.track[row], -1),
         )
+
+    def without_work(self, correlations: Int64) -> tuple[int, int]:
+        """Return how many calls launched kernels, up to the last one with work in the file, and how many have none."""
+        own = self.rows.take(self._launch_kernels)
+        has = np.isin(own.ints["correlation"], correlations)
+        if not has.any():
+            return len(own), len(own)
+        early = own.begin_ns <= own.begin_ns[has].max()
+        return int(np.count_nonzero(early)), int(np.count_nonzero(early & ~has))
 
 
 def add_device_work(rows: FileRows) -> DeviceRows:
@@ -156,7 +175,8 @@ def add_device_work(rows: FileRows) -> DeviceRows:
     _add_calls(rows, calls, np.concatenate(pageable))
     _report(rows, timeless, orphans)
     talks, launches, stream = kept["talks"]
-    return DeviceRows(talks, launches, stream, np.concatenate(threads))
+    counts = calls.without_work(np.concatenate([work.ints["correlation"] for work, _, _ in kept.values()]))
+    return DeviceRows(talks, launches, stream, np.concatenate(threads), *counts)
 
 
 def _add_streams(rows: FileRows, seen: dict[int, tuple[int, bool]]) -> None:

@@ -59,19 +59,29 @@ _GRADIENTS = ("autograd::engine::evaluate_function",)
 #: Categories of each kind of event. The files of 2021 write them with capitals.
 _OPERATORS = ("cpu_op", "Operator")
 _ANNOTATIONS = ("user_annotation", "User_annotation")
+_CALLS = (
+    *("cuda_runtime", "Runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver"),
+    *("privateuse1_runtime", "privateuse1_driver", "mtia_runtime", "glow_runtime"),
+)
+#: Categories without work of a device that the tables lack: Python functions, marks, notes on the timeline of a device.
+_WITHOUT_WORK = frozenset(
+    ("python_function", "cpu_instant_event", "overhead", "Trace", "gpu_user_annotation", "external_correlation")
+    + ("cuda_sync", "cuda_event", "xpu_sync", "gpu_pm_counter")
+)
 #: (categories, beginnings of names, table); the first rule that fits an event decides.
 _RULES: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kernel", "Kernel"), _TALKING, "talks"),
     (("kernel", "Kernel"), ("",), "kernels"),
     (("gpu_memcpy", "Memcpy"), ("",), "copies"),
     (("gpu_memset", "Memset"), ("",), "memsets"),
-    (("cuda_runtime", "Runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"), ("",), "calls"),
+    (_CALLS, ("",), "calls"),
     ((*_OPERATORS, *_ANNOTATIONS), _COMMUNICATING, "comms"),
     (_OPERATORS, _GRADIENTS, "gradients"),
     (_OPERATORS, _NOTED, "notes"),
     (_ANNOTATIONS, ("",), "notes"),
     (("Trace",), ("",), "window"),
 )
+_READ = frozenset(category for categories, _, _ in _RULES for category in categories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +211,16 @@ class KinetoFile:
         window = self.rows["window"].end_ns
         return int(window.max()) if len(window) else None
 
+    @property
+    def unread(self) -> dict[str, int]:
+        """Number of events with a duration by category, of those that may be work of a device and are not read."""
+        return {name: n for name, n in sorted(self.categories.items()) if n and name not in _READ | _WITHOUT_WORK}
+
+    @property
+    def has_device_work(self) -> bool:
+        """Whether anything that ran on a device was read."""
+        return any(len(self.rows[name]) for name in ("kernels", "talks", "copies", "memsets"))
+
     def text(self, number: int) -> str:
         """Return the text at a place, empty for -1."""
         return self.texts[number] if number >= 0 else ""
@@ -244,23 +264,40 @@ def read(source: Source) -> KinetoFile:
     return file
 
 
-def read_operators(source: Source, base_ns: int | None) -> dict[int, tuple[Int64, Int64]]:
-    """Return begins and ends of the operators of each thread, by its native id; a second pass over the file.
+@dataclass(frozen=True, slots=True)
+class ThreadEvents:
+    """Events of one thread of a file: times, and the names as places in ``texts``."""
 
-    Operators that only start, carry or await a collective are left out: they are not work of the thread.
+    begin_ns: Int64
+    end_ns: Int64
+    name: Codes
+    texts: Sequence[str]
+
+
+def read_operators(source: Source, base_ns: int | None) -> tuple[dict[int, ThreadEvents], dict[int, ThreadEvents]]:
+    """Return the operators and the Python functions of each thread, by its native id; a second pass over the file.
+
+    Operators that only start, carry or await a collective are left out: they are not work of the thread. So is what
+    stands around others: a step, an update, a wait for a batch.
     """
-    communicating = (*_COMMUNICATING, "c10d::", "_c10d_functional::", "c10d_functional::")
-    rules = [("X", category, start, 1) for category in _OPERATORS for start in communicating]
+    left_out = (*_NOTED, *_COMMUNICATING, "c10d::", "_c10d_functional::", "c10d_functional::")
+    rules = [("X", category, start, 1) for category in _OPERATORS for start in left_out]
     rules += [("X", category, "", 0) for category in _OPERATORS]
-    scanner = _scanned(Source(source.path), [((), ()), ((), ())], rules)
-    texts, (columns, _) = scanner.texts(), scanner.take_tables()
-    begin, duration, tid = columns["begin_ns"], columns["duration_ns"], columns["tid"]
+    rules += [("X", "python_function", "", 2)]
+    scanner = _scanned(Source(source.path), [((), ()), ((), ()), ((), ())], rules)
+    texts, (operators, _, functions) = scanner.texts(), scanner.take_tables()
+    return _by_thread(operators, texts, base_ns or 0), _by_thread(functions, texts, base_ns or 0)
+
+
+def _by_thread(columns: dict[str, Any], texts: Sequence[str], base_ns: int) -> dict[int, ThreadEvents]:
+    """Return the events with a duration by thread."""
+    begin, duration, tid, name = (columns[key] for key in ("begin_ns", "duration_ns", "tid", "name"))
     kept = np.flatnonzero(_is_time(begin) & (duration > 0) & (tid >= 0))
-    begin = begin[kept] + (base_ns or 0)
+    begin, name = begin[kept] + base_ns, name[kept]
     end = begin + np.minimum(duration[kept], HIGHEST)
     numbers, inverse = np.unique(tid[kept], return_inverse=True)
-    by_thread = ((_integer_in(texts[n], 0), inverse == at) for at, n in enumerate(numbers.tolist()))
-    return {number: (begin[rows], end[rows]) for number, rows in by_thread}
+    chosen = ((_integer_in(texts[n], 0), inverse == at) for at, n in enumerate(numbers.tolist()))
+    return {number: ThreadEvents(begin[rows], end[rows], name[rows], texts) for number, rows in chosen}
 
 
 def _scanned(

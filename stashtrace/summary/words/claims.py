@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from stashtrace.summary.words.ending import ENDINGS
@@ -24,9 +25,10 @@ from stashtrace.summary.words.parts import (
     share,
     verb,
 )
-from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.units import duration_text, percent_text, ranks_text, shortened
 
 _ALL_RATIO = 0.95
+_NAME_WIDTH = 40
 #: From this share of the step on, waiting for batches is what bounds a rank.
 _BOUND_RATIO = 0.25
 #: A longer list of missing ranks is replaced by their number.
@@ -35,10 +37,21 @@ _RANKS_WIDTH = 20
 
 def _data(f: Finding) -> str:
     row = f.row
+    if row["cause_kind"] == "reads":
+        return f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)} in reads of files{_mostly(f)}"
     certain = row["low_ns"] * row["share_ratio"] >= _BOUND_RATIO * row["stall_ns"]
     if certain:
         return f"{ranks(row)} {verb(row, 'is', 'are')} input bound: {lost(row)} waiting for batches"
     return f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} for batches"
+
+
+def _mostly(f: Finding) -> str:
+    """Name the file that most of a time went into: ``, mostly in read() of train.bin``; empty if none is known."""
+    file = f.first("file_time")
+    if file is None or file["part_ratio"] < 0.5:
+        return ""
+    most = "" if file["part_ratio"] >= _ALL_RATIO else "mostly "
+    return f", {most}in {file['kind']}() of {os.path.basename(file['name'])}"
 
 
 def _late(f: Finding) -> str:
@@ -180,6 +193,13 @@ def _host(f: Finding) -> str:
             f" ({percent_text(row['least_ratio'])})"
             " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
         )
+    if row["cause_kind"] == "python":
+        return _python(f)
+    if row["cause_kind"] == "pauses":
+        return (
+            f"{_devices(row)} {verb(row, 'pauses', 'pause')} for {lost(row)} between works that were launched already:"
+            " short kernels, not a late host"
+        )
     if row["cause_kind"] != "sync":
         hosts = "its host" if row["items_count"] == 1 else "their hosts"
         return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts} to launch work"
@@ -193,8 +213,35 @@ def _host(f: Finding) -> str:
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)}{why}"
 
 
+def _python(f: Finding) -> str:
+    """Word time outside the phases: that it lies there is certain, that it is Python and no operator is not."""
+    row = f.row
+    point, share = duration_text(row["stall_ns"]), percent_text(row["share_ratio"])
+    if row["items_count"] > 1 and row["least_ns"] < row["stall_ns"]:
+        point, share = f"{duration_text(row['least_ns'])} to {point}", f"{share} on rank {row['rank']}"
+    verb_text = "spends" if row["items_count"] == 1 else "spend"
+    where = f", mostly in {shortened(row['call'], _NAME_WIDTH)}" if row["call"] else _mostly(f)
+    outside = "in code of the loop outside forward, backward and optimizer"
+    if f.first("python_or_blocked") is not None:
+        outside = "outside forward, backward and optimizer, in code of the loop or blocked"
+    return f"{ranks(row)} {verb_text} {point} a step ({share}) {outside}{where}"
+
+
 def _other(f: Finding) -> str:
     row = f.row
+    if row["cause_kind"] == "file":
+        return f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)} in calls on files{_mostly(f)}"
+    if row["cause_kind"] == "no_operator":
+        what = "it waits, or runs Python" if row["items_count"] == 1 else "they wait, or run Python"
+        run = "runs" if row["items_count"] == 1 else "run"
+        where = f", mostly in {shortened(row['call'], _NAME_WIDTH)}" if row["call"] else ""
+        return f"{ranks(row)} {run} no operator for {_whole(f)}{where}: {what}; this recording does not say which"
+    if row["cause_kind"] == "before_first":
+        has = "has" if row["items_count"] == 1 else "have"
+        return f"{_devices(row)} {has} no work in the recording for {_whole(f)} at its begin"
+    if row["cause_kind"] == "launched_before":
+        stand = verb(row, "stands", "stand")
+        return f"{_devices(row)} {stand} idle for {lost(row)} although the next work had been launched"
     if row["cause_kind"] == "asleep":
         return f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} asleep (time.sleep, usleep or the like)"
     if row["cause_kind"] == "gil":
@@ -204,11 +251,16 @@ def _other(f: Finding) -> str:
         return f"the streams of {ranks(row)} {stand} still for {lost(row)} while the host runs functions of the job"
     blocked = f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)}"
     held, part = f.first("held"), f.first("blocked_in")
-    if row["cause_kind"] in ("asleep_partly", "gil_partly") and part is not None:
+    if row["cause_kind"] in ("asleep_partly", "gil_partly", "file_partly") and part is not None:
         return f"{blocked}, {duration_text(part['amount_ns'])} of it {BLOCKED_WORDS[part['kind']]}"
     if row["cause_kind"] == "host_functions_partly" and held is not None:
         return f"{blocked}, up to {duration_text(held['amount_ns'])} of it while the host runs functions of the job"
     return f"{blocked} with no known cause"
+
+
+def _whole(f: Finding) -> str:
+    """Word all of a time of which only the cause is in doubt: ``80.0 ms a step (80 %)``."""
+    return f"{duration_text(f.row['stall_ns'])} a step ({percent_text(f.row['share_ratio'])})"
 
 
 def _compute_bound(f: Finding) -> str:
@@ -222,6 +274,11 @@ def _not_told(f: Finding) -> str:
     low, high = (
         percent_text(f.row[n] / max(f.row["stall_ns"], 1) * f.row["share_ratio"]) for n in ("low_ns", "high_ns")
     )
+    if f.row["cause_kind"] == "python":
+        return (
+            f"no stall above 3 % was seen: the thread of rank {f.row['rank']} ran all the step; no phase is recorded,"
+            " so whether it ran operators or other Python is not known"
+        )
     return (
         f"no stall above 3 % was seen, but there may be some: between {low} and {high} of the step of rank"
         f" {f.row['rank']} is compute, and this recording cannot tell the rest from it"

@@ -39,6 +39,7 @@ BLOCKED_WORDS = {
     "join": "waiting for a thread or a process to end (join, waitpid)",
     "poll": "in poll, select or epoll, as for a socket or a pipe",
     "lock": "waiting for a lock, a condition or a semaphore",
+    "file": "in calls on files",
     "io": "in calls of pipes, sockets or devices",
 }
 _PART_WORDS = {
@@ -67,6 +68,8 @@ _CONDITION_WORDS = {
 def _blocked_in(row: Row, f: Finding) -> str:
     """Say where the thread was blocked; where the claim says so already, only what would help."""
     if f.row["cause_kind"].startswith("asleep"):
+        return ""
+    if f.row["cause_kind"].startswith("file"):
         return ""
     if f.row["cause_kind"].startswith("gil"):
         return "Python code of another thread runs meanwhile; in a process of its own it would not block this one"
@@ -106,6 +109,10 @@ def _batch_time(row: Row, f: Finding) -> str:
     spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
     spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
     return f"{head}: {', '.join(spent)}"
+
+
+def _file_time(row: Row, f: Finding) -> str:
+    return f"{duration_text(row['amount_ns'])} a step in {row['kind']}() of {_path(row['name'])}"
 
 
 def _blocked_reads(row: Row, f: Finding) -> str:
@@ -225,6 +232,8 @@ _SURPLUS_WORDS = {
     "gc": "collects garbage {more} longer than {peers}",
     "cpu_contention": "waits {more} longer than {peers} for a CPU",
     "other": "is blocked {more} longer than {peers}",
+    "python": "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
+    "reads": "is blocked {more} longer than {peers} in reads of files",
     "unrecorded": "has {more} more than {peers} in which nothing was recorded",
 }
 #: More ranks than this are not said one by one.
@@ -236,6 +245,7 @@ _LESS_WORDS = {
     "copy": "wait for copies between host and device",
     "save": "save checkpoints",
     "host": "have their devices idle because of their hosts",
+    "python": "run code of the loop",
     "sleep": "sleep",
     "gc": "collect garbage",
     "cpu_contention": "wait for a CPU",
@@ -249,6 +259,7 @@ _TURNS_WORDS = {
     "copy": "waited for copies between host and device",
     "save": "saved checkpoints",
     "host": "had its device idle because of its host",
+    "python": "ran code of the loop",
     "sleep": "slept",
     "gc": "collected garbage",
     "cpu_contention": "waited for a CPU",
@@ -267,11 +278,13 @@ _LATE_WORDS = {
     "h2d": "copies between host and device took it {ns} longer",
     "sync": "its device was out of work {ns} longer after blocking calls",
     "launch": "its device waited {ns} longer for its host to launch",
+    "python": "it ran code of the loop {ns} longer",
     "straggler": "it waited {ns} longer for others itself",
     "network": "its transfers between hosts took {ns} longer",
     "interconnect": "its transfers inside the host took {ns} longer",
     "before": "it began {ns} later; the cause lies before that",
     "other": "it was blocked {ns} longer with no known cause",
+    "unrecorded": "nothing was recorded of it for {ns} longer",
 }
 
 
@@ -279,12 +292,12 @@ def surplus(row: Row, peers: str) -> str:
     """Say what a rank does longer: ``spends 30.0 ms a step longer than the others reading shard-0017.tar``."""
     more = f"{duration_text(row['amount_ns'])} a step"
     name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
-    if name and kind in ("data", "save"):
-        return f"spends {more} longer than {peers} {'reading' if kind == 'data' else 'saving'} {name}"
+    if name and kind in ("data", "reads", "save"):
+        return f"spends {more} longer than {peers} {'saving' if kind == 'save' else 'reading'} {name}"
     text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
     if name and kind == "compute":
         return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
-    return f"{text} ({name})" if name and kind in ("other", "host", "link") else text
+    return f"{text} ({name})" if name and kind in ("other", "host", "link", "python") else text
 
 
 def peers_of(row: Row) -> str:
@@ -540,8 +553,30 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause; the"
         " timeline shows where"
     ),
+    "file_time": _file_time,
+    "python_in": _filled("{amount_ns:time} a step in {name}"),
+    "python_collects": _filled("{amount_ns:time} a step of it is garbage collection"),
+    "python_unknown": _filled(
+        "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
+        " around parts of the loop would"
+    ),
+    "no_operator": _filled(
+        "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"
+    ),
+    "before_first": _filled(
+        "{amount_ns:time} a step lie before the first work of a device in the file: what ran there before the recording"
+        " began is not in it"
+    ),
+    "launched_before": _filled(
+        "for {amount_ns:time} a step the next work had been launched and did not begin: it waited for another stream or"
+        " device, or for work that is not in the recording"
+    ),
+    "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
     "io_calls": _filled(
         "{items_count:I/O call} of {of_count:process} moved {moved_bytes:bytes} and took {amount_ns:time} in total"
+    ),
+    "metadata_calls": _filled(
+        "{amount_ns:time} of that ({part_ratio:percent}) in opening, closing and looking up files, not in moving bytes"
     ),
     "file_calls": lambda row, f: filled(
         "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])

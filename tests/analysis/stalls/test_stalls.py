@@ -145,7 +145,7 @@ CASES = {
         rank 0 user   : .....aaaa.
         rank 0 wait   : .ss...s...
         """,
-        "0 0: compute 8, other 3",
+        "0 0: compute 5 [5..8], python 3 [0..3], other 3",
     ),
     "checkpoint on the step thread": (
         """
@@ -154,7 +154,7 @@ CASES = {
         """,
         """
         0 0: compute 3
-        0 1: compute 5, checkpoint 3
+        0 1: compute 3 [3..5], checkpoint 3, python 2 [0..2]
         """,
     ),
     "an fsync or rename of a file that the checkpoint wrote belongs to it, other files do not": (
@@ -169,14 +169,14 @@ CASES = {
         0 1: compute 3, checkpoint 5, other 4
         """,
     ),
-    "a gap that ran is compute, one that was blocked is other, run-queue time is not blocked": (
+    "a gap that ran is python, one that was blocked is other, run-queue time is not blocked": (
         """
         rank 0 phase  : F..B....O...FBO
         rank 0 cpu    : xxxxq...xqqqxxx
         """,
         """
-        0 0: compute 6, other 3
-        0 1: compute 6
+        0 0: compute 3 [3..6], python 3 [0..3], other 3
+        0 1: compute 3 [3..6], python 3 [0..3]
         """,
     ),
     "off the CPU in a phase, the thread may wait for others that compute for it, or for a lock": (
@@ -195,11 +195,11 @@ CASES = {
         """,
         "0 0: compute 5, other 5",
     ),
-    "a gap without clocks is compute, with a doubt": (
+    "a gap without clocks is python, with doubts": (
         """
         rank 0 phase  : F..BO
         """,
-        "0 0: compute 5 [3..5], other 0 [0..2]",
+        "0 0: compute 3 [3..5], python 2 [0..2], other 0 [0..2]",
     ),
     "the CPU time of a batch wait does not excuse the rest of its gap": (
         """
@@ -216,7 +216,7 @@ CASES = {
         rank 0 io     : .bb.w..
         rank 0 cpu    : x..x.xx
         """,
-        "0 0: compute 4, fetch 2, other 1",
+        "0 0: compute 3 [3..4], fetch 2, python 1 [0..1], other 1",
     ),
     "broadcast: receivers wait for the root, the root for nobody": (
         """
@@ -231,7 +231,7 @@ CASES = {
         rank 2 block  : ......00.
         """,
         """
-        0 0: compute 9
+        0 0: compute 7 [7..9], python 2 [0..2]
         1 0: compute 6, straggler 2 <0, interconnect 1
         2 0: compute 7, interconnect 2
         """,
@@ -347,7 +347,7 @@ def test_collective_never_entered_by_a_rank() -> None:
         rank 1 life   : xxxxxxxxxx
     """
     text = stall_text(trace_from_text(drawing), outside=True)
-    assert "0 -1: compute 1 [0..1], straggler 6 [0..6] <1, other 0 [0..7]" in text.splitlines()
+    assert "0 -1: compute 0 [0..1], straggler 6 [0..6] <1, python 1 [0..1], other 0 [0..7]" in text.splitlines()
 
 
 def test_missing_rank_widens_the_link() -> None:
@@ -376,7 +376,7 @@ def test_time_outside_steps_is_a_row_of_its_own() -> None:
         rank 0 life   : xxxxxxxxxxx
     """
     assert stall_text(trace_from_text(drawing), outside=True) == expected("""
-        0 -1: compute 4 [2..4], checkpoint 4, other 0 [0..2]
+        0 -1: compute 0 [0..4], checkpoint 4, python 4 [0..4], other 0 [0..2]
         0 0: compute 3
     """)
 
@@ -446,7 +446,7 @@ def test_creating_an_iterator_is_the_step_threads_own_work() -> None:
     rank = build.rank(0).batch_wait(-1, 0, 4 * MS, worker=-1).io(1 * MS, 2 * MS, blocked=True)
     rank.batch_wait(0, 5 * MS, 6 * MS, worker=0).phase("optimizer", 6 * MS, 7 * MS)
     rank.worker(0).fetch(0, 2 * MS, 6 * MS)
-    assert stall_text(build.trace()) == "0 0: compute 2 [1..2], fetch 1, prep 4, other 0 [0..1]"
+    assert stall_text(build.trace()) == "0 0: compute 1 [1..2], fetch 1, prep 4, python 1 [0..1], other 0 [0..1]"
 
 
 def test_annotation_around_the_loop_does_not_vouch_for_what_a_step_did() -> None:
@@ -457,8 +457,8 @@ def test_annotation_around_the_loop_does_not_vouch_for_what_a_step_did() -> None
             begin = step * 10 * MS
             rank.phase("forward", begin, begin + 6 * MS).phase("optimizer", begin + 9 * MS, begin + 10 * MS)
         found = stalls(build.trace()).to_pandas()
-        row = found[(found["step"] == 1) & (found["kind"] == "compute")].iloc[0]
-        return int(row["low_ns"]), int(row["stall_ns"])
+        python, other = (found[(found["step"] == 1) & (found["kind"] == kind)].iloc[0] for kind in ("python", "other"))
+        return int(python["stall_ns"]), int(other["high_ns"])
 
-    assert gap((16, 19)) == (10 * MS, 10 * MS)
-    assert gap((1, 29)) == (7 * MS, 10 * MS)
+    assert gap((16, 19)) == (3 * MS, 0)
+    assert gap((1, 29)) == (3 * MS, 3 * MS)

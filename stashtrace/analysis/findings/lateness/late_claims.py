@@ -26,7 +26,7 @@ from stashtrace.analysis.findings.lateness.staging import pipeline_claims
 from stashtrace.analysis.findings.lateness.unlike import Unlike, unlike_ranks
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.late.surplus import EXPLAINS_RATIO
-from stashtrace.schema.trace import HOST_NOT_RECORDED
+from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.units import ranks_text
 
 #: Largest number of claims about late ranks.
@@ -117,7 +117,6 @@ def _root_rows(facts: RunFacts, culprit: Culprit, worst: RankFacts) -> list[Evid
 
 def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
     """Return what a root does longer than the only other rank, or than the median of the others."""
-    silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
     others = [rank.rank for rank in facts.ranks if rank.rank != culprit.rank]
     row = Evidence("late_surplus_before") if culprit.before_waits else Evidence("late_surplus")
     return replace(
@@ -128,9 +127,24 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
         worker_id=culprit.named.worker,
         amount_ns=culprit.longer_ns,
         low_ns=culprit.named.name_ns,
-        kind="unrecorded" if culprit.group == "other" and silent else culprit.group,
+        kind=_kind_in_words(facts, culprit),
         name=culprit.named.name,
     )
+
+
+def _kind_in_words(facts: RunFacts, culprit: Culprit) -> str:
+    """Return what a root does longer, as the recording allows to say it."""
+    if culprit.group == "other" and shows_no_waits(facts.trace):
+        return "unrecorded"
+    if culprit.group == "data" and not (facts.trace.batches["rank"] == culprit.rank).any():
+        return "reads"  # without a loader there are no batches to wait for
+    return culprit.group
+
+
+def shows_no_waits(trace: Trace) -> bool:
+    """Return True if time without a record need not be a wait: a host was not recorded, or only its operators were."""
+    codes = [trace.strings.find(key) for key in (HOST_NOT_RECORDED, OPERATORS_RECORDED)]
+    return bool(np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0]).any())
 
 
 def _also_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:
