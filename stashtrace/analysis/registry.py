@@ -65,6 +65,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late_ranks", "stashtrace.analysis.late.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.late.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
+    ("first_changes", "stashtrace.replay.first_changes:first_changes", "what to change first, and what that saves"),
     (
         "critical_path",
         "stashtrace.analysis.graph.path:critical_path",
