@@ -126,7 +126,10 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Where does the time of a step go?",
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
-    ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
+    (
+        "What sets the length of the run, and what to change?",
+        ("critical_path", "critical_share", "slack", "first_changes"),
+    ),
     (
         "Who waits for whom?",
         ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline", "slowdown"),

@@ -110,7 +110,8 @@ def first_changes(trace: Trace) -> Table:
     if rows > MOST_ROWS:
         return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
     try:
-        graph = build(trace)
+        # A pass over very many reads would only make answers about storage narrower.
+        graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
         run = what_if(graph, [])
     except MissingDataError as error:
         return _because(f"nothing can be predicted: {error}")
@@ -133,7 +134,7 @@ def summary(trace: Trace) -> str:
 def _rows_count(trace: Trace) -> int:
     """Return how many rows a graph of this trace would be made of."""
     tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
-    return sum(map(len, tables)) + trace.io_rows_count
+    return sum(map(len, tables))
 
 
 def _because(reason: str) -> Table:
