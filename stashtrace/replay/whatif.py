@@ -23,7 +23,7 @@ from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns
+from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
 from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
@@ -482,8 +482,8 @@ class _Run:
     def _saving_noise_ns(self, unchanged: Replayed, runs: Sequence[tuple[Graph, Replayed]]) -> float:
         """Return by how much another recording may save more or less, by the scatter of what the steps save."""
         steps, before = self.graph.ends_step[self.counted], self.graph.step_ns(unchanged)[self.counted]
-        saved = [before - graph.step_ns(replayed)[self.counted] for graph, replayed in runs]
-        return float(np.mean([noise_ns(steps, step_ns.astype(np.float64)) for step_ns in saved]))
+        saved = [(before - graph.step_ns(replayed)[self.counted]).astype(np.float64) for graph, replayed in runs]
+        return float(np.mean([noise_ns(steps, step_ns, period_of(steps, step_ns)) for step_ns in saved]))
 
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
         """Return how much longer steps are if storage is slower in another recording."""
