@@ -122,7 +122,7 @@ def first_changes(trace: Trace) -> Table:
         buckets = gradient_buckets(trace, graph)
     chosen = _chosen(graph, single_changes(graph, buckets=buckets), buckets)
     if not chosen:
-        return _because("no single change of what was recorded is predicted to save 3 % of a step or more")
+        return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 
 

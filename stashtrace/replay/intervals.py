@@ -14,7 +14,7 @@ from stashtrace.replay.scenario import Floats
 from stashtrace.schema.groupby import GroupBy
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
-_BETWEEN_RUNS = 0.03
+BETWEEN_RUNS = 0.03
 #: Their waits for storage differ by this: in six recordings of two jobs by 6 % and 12 % (standard deviation).
 STORAGE_BETWEEN = 0.1
 #: Neighbouring steps are alike: up to this many in a row count as one, if this many groups of them are left.
@@ -58,7 +58,7 @@ def noise_ns(step: Int64, length: Floats, period: int = 0) -> float:
         error = student * float(of_blocks.std(ddof=1)) / math.sqrt(blocks)
         if period:  # a part of a period is more or less than its share
             error += abs(float(of_blocks.mean()) - mean)
-    return math.hypot(_BETWEEN_RUNS * mean, error)
+    return math.hypot(BETWEEN_RUNS * mean, error)
 
 
 def period_of(step: Int64, length: Floats) -> int:
@@ -109,4 +109,6 @@ class Contention:
         growth = 1.0 if now <= 0 else then / now if then <= now else 2 - now / then
         ends = (shared_ns - missed, shared_ns - growth * missed)
         doubt = _CONTENTION_DOUBT * abs(then - now)
-        return max(min(ends) - doubt, 0.0), max(max(ends) + doubt, 0.0)
+        # Without any wait for a CPU a step still takes its work, of which a part of what looks like such waits may be.
+        floor = max(free_ns - _CONTENTION_DOUBT * max(self.measured_ns - self.free_ns, 0.0), 0.0)
+        return max(min(ends) - doubt, floor), max(max(ends) + doubt, floor)

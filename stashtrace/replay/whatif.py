@@ -23,7 +23,7 @@ from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns, period_of
+from stashtrace.replay.intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
 from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
@@ -81,8 +81,8 @@ class Answer:
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
     saving_noise_ns : float
-        The same of what the changes save: it has the scatter of the steps that they make shorter, too. Rare long steps
-        come more or less often in another recording.
+        By how much another recording may save more or less: the difference of long recordings, and the scatter of what
+        steps save. Rare long steps come more or less often in another recording.
     before_ns, after_ns : dict of str to float
         Mean time of a step by column of the summary, in the replay of the run and with the changes. They add up to
         ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change without effect
@@ -340,7 +340,7 @@ class _Run:
             self._now_ns,
             self._then(unchanged, *runs[times.index(max(times))], high),
             len(self.steps),
-            math.hypot(noise_ns, self._saving_noise_ns(unchanged, runs)) if changes else 0.0,
+            self._saving_noise_ns(unchanged, runs) if changes else 0.0,
         )
 
     def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:
@@ -483,7 +483,8 @@ class _Run:
         """Return by how much another recording may save more or less, by the scatter of what the steps save."""
         steps, before = self.graph.ends_step[self.counted], self.graph.step_ns(unchanged)[self.counted]
         saved = [(before - graph.step_ns(replayed)[self.counted]).astype(np.float64) for graph, replayed in runs]
-        return float(np.mean([noise_ns(steps, step_ns, period_of(steps, step_ns)) for step_ns in saved]))
+        scatter_ns = np.mean([noise_ns(steps, step_ns, period_of(steps, step_ns)) for step_ns in saved])
+        return math.hypot(BETWEEN_RUNS * self.measured_ns, float(scatter_ns))
 
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
         """Return how much longer steps are if storage is slower in another recording."""
