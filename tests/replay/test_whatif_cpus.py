@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import build
 from stashtrace.replay import Answer, Change, what_if
@@ -196,3 +197,11 @@ def test_what_a_delay_that_comes_at_random_costs_is_less_sure() -> None:
     assert period_of(steps, np.where(np.isin(steps, (3, 5, 31)), 100.0, 0.0)) == 0
     assert period_of(steps, np.where(steps % 20 == 7, 100.0, 0.0)) == 0, "twice is no period"
     assert regular.saving_noise_ns < noise_ns(steps, np.where(np.isin(steps, (3, 5, 31, 32)), 100.0, 0.0) * MS)
+
+
+def test_other_programs_leave_a_thread_its_share() -> None:
+    """They use 1.9 of 2 CPUs, as two threads would: a thread of the job that needs a CPU gets two thirds of one."""
+    trace = Job(1, batch_ns=9 * MS, step_ns=4 * MS, steps=60, cpus=2.0).run().trace(elsewhere=1.9 - 13 / 9)
+    graph = build(trace)
+    assert graph.facts is not None
+    assert graph.facts.cpus["node00"] >= 2 / 3

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
+#: Other programs are taken for threads that compete with the job if they use this part of the CPUs.
+_NOTABLE_OTHERS = 0.1
 #: What a step thread does itself.
 _ON_HOST = (Resource.STEP_THREAD, Resource.HOST)
 _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
@@ -158,7 +161,10 @@ def _free_cpus(
     for host, cpu in host_cpus(index.trace, (begin, end)).items():
         busy = cpu.count * cpu.busy_ratio
         of_nodes = min(known.get(host, 0.0), busy)
-        free[host] = max(cpu.count - busy + of_nodes, 0.0)
+        # Other programs do not keep the CPUs from a thread of the job: a fair scheduler gives it its share.
+        others = math.ceil(cpu.others_count) if cpu.others_count > _NOTABLE_OTHERS * cpu.count else 0
+        share = min(cpu.count / (1 + others), 1.0) if others else 0.0
+        free[host] = max(cpu.count - busy + of_nodes, share, 0.0)
         beside[host] = max(busy - cpu.others_count - of_nodes, 0.0)
     return free, beside
 
