@@ -25,7 +25,7 @@ from generated_files import write_or_compare
 import stashtrace
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.rows import BUDGETS, Claim, Evidence, tables_of
-from stashtrace.replay.first_changes import FIRST_CHANGES, first_changes
+from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
 from stashtrace.schema.table import Table
 from stashtrace.summary.text import Look, render
 

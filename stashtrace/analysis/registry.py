@@ -65,7 +65,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late_ranks", "stashtrace.analysis.late.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.late.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
-    ("first_changes", "stashtrace.replay.first_changes:first_changes", "what to change first, and what that saves"),
+    (
+        "first_changes",
+        "stashtrace.replay.advice.first_changes:first_changes",
+        "what to change first, and what it saves",
+    ),
     (
         "critical_path",
         "stashtrace.analysis.graph.path:critical_path",
@@ -127,7 +131,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
     (
-        "What sets the length of the run, and what to change?",
+        "What sets the length of the run?",
         ("critical_path", "critical_share", "slack", "first_changes"),
     ),
     (

@@ -55,7 +55,7 @@ def merge_and_report(
     """
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
-    from stashtrace.replay.first_changes import first_changes
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import Look, render
 
     with screen.progress("merging") as progress, warnings.catch_warnings():
@@ -71,7 +71,7 @@ def merge_and_report(
         progress.step(0.0, "summary")
         tables = summarize(trace)
         progress.step(0.5, "what to do first")
-        first = first_changes(trace)
+        first = what_to_do_first(trace)
     try:
         _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown, first))
     except OSError as error:
@@ -85,10 +85,10 @@ def merge_and_report(
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
-    from stashtrace.replay.first_changes import first_changes
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import summary
 
-    _write_words(path, summary(trace, shown=shown, first=first_changes(trace)))
+    _write_words(path, summary(trace, shown=shown, first=what_to_do_first(trace)))
 
 
 def _write_words(path: Path, text: str) -> None:

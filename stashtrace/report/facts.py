@@ -14,7 +14,7 @@ from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
-from stashtrace.replay.first_changes import first_changes
+from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.heat import heat_maps
 from stashtrace.report.links import link_facts
@@ -120,7 +120,7 @@ def report_facts(
     facts = gather(trace)
     tables = Summary.of(facts)
     commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns, run_id or "")
-    said = document(tables, first_changes(trace), " ".join(map(shlex.quote, commands.shown)))
+    said = document(tables, what_to_do_first(trace), " ".join(map(shlex.quote, commands.shown)))
     findings = said["findings"]
     made: dict[str, Any] = {
         "stashtrace_report": VERSION,

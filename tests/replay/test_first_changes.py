@@ -17,7 +17,7 @@ from stashtrace.cli import main
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import export
 from stashtrace.replay import Change, best_workers, what_if
-from stashtrace.replay.first_changes import first_changes
+from stashtrace.replay.advice.first_changes import first_changes, what_to_do_first
 from stashtrace.schema.trace import Trace
 
 #: Workers of a job, and what it does: all of these wait for batches, and more workers would help.
@@ -161,14 +161,16 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
 def test_a_run_without_steps_says_why() -> None:
     build_ = TraceBuilder()
     build_.rank(0).io(0, MS)
-    (row,) = first_changes(build_.trace()).rows()
+    with pytest.raises(MissingDataError):
+        first_changes(build_.trace())
+    (row,) = what_to_do_first(build_.trace()).rows()
     assert (row["change"], row["saved_high_ns"], row["sure"]) == ("", -1, "")
     assert row["reason"].startswith("nothing can be predicted: ")
 
 
 def test_a_large_run_is_left_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stashtrace.replay.first_changes.MOST_ROWS", 100)
-    (row,) = first_changes(job(1).trace()).rows()
+    monkeypatch.setattr("stashtrace.replay.advice.first_changes.MOST_ROWS", 100)
+    (row,) = what_to_do_first(job(1).trace()).rows()
     assert "`stashtrace whatif` does it" in row["reason"]
 
 

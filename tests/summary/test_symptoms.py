@@ -19,8 +19,8 @@ from test_progress import hanging
 
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli import COMMANDS
+from stashtrace.replay.advice.first_changes import summary as with_first_changes
 from stashtrace.replay.changes import Change
-from stashtrace.replay.first_changes import summary as with_first_changes
 from stashtrace.summary.text import summary
 
 ROOT = Path(__file__).resolve().parents[2]

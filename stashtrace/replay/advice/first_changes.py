@@ -95,7 +95,7 @@ def first_changes(trace: Trace) -> Table:
     """Predict what a person should change first about a job: at most three changes, the one that saves most first.
 
     Savings are those of `stashtrace whatif`, with the difference of recordings, and none exceeds the work that it comes
-    from. Where nothing can be predicted, or no change saves 3 % of a step, one row says why.
+    from. Where no change saves 3 % of a step, one row says so.
 
     Parameters
     ----------
@@ -105,18 +105,19 @@ def first_changes(trace: Trace) -> Table:
     Columns
     -------
     change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, reason
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has two steps, or the replay of the unchanged run is not like the run.
     """
-    rows = _rows_count(trace)
-    if rows > MOST_ROWS:
-        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
-    try:
-        # A pass over very many reads would only make answers about storage narrower.
-        graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
-        run = what_if(graph, [])
-    except MissingDataError as error:
-        return _because(f"nothing can be predicted: {error}")
+    # A pass over very many reads would only make answers about storage narrower.
+    graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
+    run = what_if(graph, [])
     if not run.is_reliable:
-        return _because(f"nothing can be predicted: {unreliable(run)}")
+        raise MissingDataError(
+            unreliable(run), hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
+        )
     buckets = None
     with contextlib.suppress(MissingDataError):  # a job without such buckets
         buckets = gradient_buckets(trace, graph)
@@ -126,9 +127,20 @@ def first_changes(trace: Trace) -> Table:
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 
 
+def what_to_do_first(trace: Trace) -> Table:
+    """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
+    rows = _rows_count(trace)
+    if rows > MOST_ROWS:
+        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
+    try:
+        return first_changes(trace)
+    except MissingDataError as error:
+        return _because(f"nothing can be predicted: {error}")
+
+
 def summary(trace: Trace) -> str:
     """Return the summary of a run as text, with what to change first."""
-    return text_of(trace, first=first_changes(trace))
+    return text_of(trace, first=what_to_do_first(trace))
 
 
 def _rows_count(trace: Trace) -> int:
@@ -218,7 +230,8 @@ def _without_lateness(graph: Graph) -> Floats:
 
 def _removed_ns(graph: Graph) -> float:
     """Return the mean over the counted steps of the work of late ranks that goes."""
-    steps = np.unique(graph.ends_step[graph.ends_counted])
+    counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
+    steps = np.unique(graph.ends_step[counted])
     removed = _without_lateness(graph)
     inside = np.isin(graph.step, steps) | graph.is_batch
     return float(removed[inside].sum()) / max(len(steps), 1)
