@@ -125,15 +125,12 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed")),
+    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed", "first_changes")),
     (
         "Where does the time of a step go?",
         ("steps", "step_kinds", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
-    (
-        "What sets the length of the run?",
-        ("critical_path", "critical_share", "slack", "first_changes"),
-    ),
+    ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
     (
         "Who waits for whom?",
         ("stragglers", "straggler_causes", "straggler_roots", "late", "late_ranks", "pipeline", "slowdown"),
