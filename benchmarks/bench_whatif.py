@@ -25,7 +25,7 @@ sys.path.insert(0, str(harness.ROOT))
 
 from whatif import page
 from whatif.judging import as_row, predictions, replay_of, spreads, without_faults
-from whatif.pairs import QUESTIONS, SETUPS, SHAPES
+from whatif.pairs import HELD_APART, QUESTIONS, SETUPS, SHAPES
 from whatif.recording import prepare, recording
 
 
@@ -53,6 +53,7 @@ def main() -> int:
     options = parser.parse_args()
     folders = recorded(options.runs.absolute(), options.repeat, options.only)
     rows = predictions(folders, QUESTIONS)
+    apart = predictions(folders, HELD_APART)
     differ = spreads(folders)
     faults = without_faults(options.faults) if options.faults else []
     replays = {
@@ -62,12 +63,13 @@ def main() -> int:
     }
     typical, most = float(np.median(list(differ.values()))), max(differ, key=differ.__getitem__)
     noise = f"recordings of one job differ by {typical:.1%} in the median, by {differ[most]:.1%} at most ({most})"
-    for line in (page.totals(rows), noise, *([page.totals(faults)] if faults else [])):
+    for line in (*(page.totals(own) for own in (rows, apart, faults) if own), noise):
         print(line)
     command = f"python benchmarks/bench_whatif.py --runs DIR --repeat {options.repeat}"
     command += " --faults DIR2" if options.faults else ""
     figures = {
         "predictions": [as_row(row) for row in rows],
+        "held_apart": [as_row(row) for row in apart],
         "straggler_predictions": [as_row(row) for row in faults],
         "replays": {shape: [as_row(row) for row in own] for shape, own in replays.items()},
         "spread_ratio": differ,
@@ -98,6 +100,18 @@ def main() -> int:
         "",
         *page.all_rows(rows, differ),
     ]
+    if apart:
+        lines += [
+            "",
+            "## Jobs that were held apart",
+            "",
+            "No constant of the replay was chosen by these: bursts, passes that start their workers anew, ranks that"
+            " are late in turn or once in 30 steps, and a late rank on CPUs that the others need.",
+            "",
+            f"**{page.totals(apart)}.**",
+            "",
+            *page.all_rows(apart, differ),
+        ]
     if faults:
         lines += [
             "",

@@ -4,7 +4,7 @@ python docs/generate_gallery.py                  # write the pages from docs/gal
 python docs/generate_gallery.py --check          # exit 1 if a page is stale
 python docs/generate_gallery.py --take NAME RUN  # keep the facts of a recording as docs/gallery/NAME.json
 
-A summary is made of three small tables (docs/reference/findings.md). These are what is kept of each recording, so the
+A summary is made of four small tables (docs/reference/findings.md). These are what is kept of each recording, so the
 words on the page are those of today's templates, and no recording has to be kept for them.
 """
 
@@ -25,6 +25,7 @@ from generated_files import write_or_compare
 import stashtrace
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.rows import BUDGETS, Claim, Evidence, tables_of
+from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
 from stashtrace.schema.table import Table
 from stashtrace.summary.text import Look, render
 
@@ -70,8 +71,7 @@ GALLERY = (
         "own/decoding",
         "Batches wait for CPUs",
         "The example again, with `--inject-prep-ms 10`: each image takes 10 ms more of CPU time",
-        "More workers are the usual advice, and here it would be wrong: the two CPUs are busy, and the summary says how"
-        " long they need for the work of a step.",
+        "More workers are the usual advice, and here it would be wrong: the two CPUs are busy.",
     ),
     Shown(
         "own/handing_over",
@@ -201,8 +201,8 @@ def kept(row: Claim | Evidence) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def facts_of(tables: Summary) -> dict[str, Any]:
-    """The three tables as plain lists, each claim with its evidence."""
+def facts_of(tables: Summary, first: Table | None = None) -> dict[str, Any]:
+    """The tables as plain lists, each claim with its evidence; ``first`` is what to change first, if that is known."""
     evidence: dict[int, list[dict[str, Any]]] = {}
     for row in tables.evidence.sort_by("finding_id", "order").rows():
         fields = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
@@ -211,7 +211,8 @@ def facts_of(tables: Summary) -> dict[str, Any]:
     for row in tables.findings.sort_by("order").rows():
         fields = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
         claims.append(kept(Claim(**fields)) | {"evidence": evidence.get(row["finding_id"], [])})
-    return {"budgets": [list(row.values()) for row in tables.budgets.rows()], "findings": claims}
+    facts = {"budgets": [list(row.values()) for row in tables.budgets.rows()], "findings": claims}
+    return facts if first is None else facts | {"first_changes": [list(row.values()) for row in first.rows()]}
 
 
 def tables_from(facts: dict[str, Any]) -> Summary:
@@ -224,10 +225,16 @@ def tables_from(facts: dict[str, Any]) -> Summary:
     return Summary(budgets, *tables_of(claims))
 
 
+def first_from(facts: dict[str, Any]) -> Table | None:
+    """What to change first, as ``facts_of`` was given it."""
+    rows = facts.get("first_changes")
+    return None if rows is None else Table.from_rows(FIRST_CHANGES, [tuple(row) for row in rows])
+
+
 def facts_text(facts: dict[str, Any]) -> str:
     """JSON with one row a line, so that a change of a figure is a change of a line."""
     parts = []
-    for name in ("budgets", "findings"):
+    for name in facts:
         rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in facts[name])
         parts.append(f'"{name}": [\n{rows}\n]')
     return "{" + ",\n".join(parts) + "}\n"
@@ -236,7 +243,7 @@ def facts_text(facts: dict[str, Any]) -> str:
 def summary_of(name: str, run: str = "./run") -> str:
     """The summary of the recording whose facts were kept under this name; it names ``run`` in its last lines."""
     facts = json.loads((FACTS / f"{name}.json").read_text(encoding="utf-8"))
-    return render(tables_from(facts), Look(), run)
+    return render(tables_from(facts), Look(), run, first_from(facts))
 
 
 def page() -> str:
@@ -260,7 +267,8 @@ def take(name: str, run: str) -> None:
     """Keep the facts of a recording, under a name such as own/storage or others/dlrm."""
     path = FACTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(facts_text(facts_of(summarize(stashtrace.load(run)))), encoding="utf-8")
+    trace = stashtrace.load(run)
+    path.write_text(facts_text(facts_of(summarize(trace), first_changes(trace))), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:

@@ -180,3 +180,11 @@ def _whole_number(value: float, stated: object, subject: str, forms: str) -> int
 
 def _not_understood(stated: object, subject: str, forms: str) -> UsageError:
     return UsageError(f"{subject} {stated!r} is not understood", hint=f"as in {forms}")
+
+
+def range_text(low: str, high: str) -> str:
+    """Write a range as in ``2 to 3 ms``; a unit that both ends have stands once."""
+    if low == high:
+        return high
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -42,8 +43,13 @@ class Config:
         A batch: CPU, waiting, and pieces that are read of ``file``, each batch others.
     compute_ms, device_ms
         The step thread: CPU, and asleep as if a device worked.
-    late_ms, late_rank, late_every
+    burst_ms, burst_every
+        One of so many batches waits so much longer.
+    passes
+        Passes over ``steps / passes`` batches; each starts its workers anew.
+    late_ms, late_rank, late_every, late_turns
         What one rank sleeps beside that, in each step, or in one of so many; of ``groups``, before its last launch.
+        With ``late_turns`` the ranks take turns.
     between_ms, between_wait_ms
         Of ``groups``, between two launches: CPU, and asleep as if a device worked; steps take the latter in turn.
     """
@@ -61,6 +67,10 @@ class Config:
     late_ms: float = 0.0
     late_rank: int = -1
     late_every: int = 1
+    late_turns: bool = False
+    burst_ms: float = 0.0
+    burst_every: int = 1
+    passes: int = 1
     between_ms: float = 0.0
     between_wait_ms: tuple[float, ...] = (0.0,)
     compress: bool = False
@@ -88,15 +98,16 @@ class Samples(Dataset[torch.Tensor]):
         self.config = config
 
     def __len__(self) -> int:
-        return self.config.steps
+        return self.config.steps // self.config.passes
 
     def __getitem__(self, index: int) -> torch.Tensor:
         config = self.config
         if config.reads:
             read_pieces(config.file, places(config.file)[index * config.reads : (index + 1) * config.reads])
         decode(config.prep_ms)
-        if config.prep_wait_ms:
-            time.sleep(config.prep_wait_ms / 1e3)
+        burst_ms = config.burst_ms if index % config.burst_every == config.burst_every - 1 else 0.0
+        if config.prep_wait_ms + burst_ms:
+            time.sleep((config.prep_wait_ms + burst_ms) / 1e3)
         return torch.ones(8, 16)
 
 
@@ -161,11 +172,12 @@ def main() -> None:
     loader = DataLoader(Samples(config), batch_size=None, num_workers=config.workers)
     groups = [dist.new_group() for _ in config.gradient_kib] if config.loop == "groups" else []
     dist.barrier()
-    for step, batch in enumerate(loader):
+    for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader, config.passes))):
         loss = model(batch)
         if config.device_ms:
             time.sleep(config.device_ms / 1e3)
-        late_ms = config.late_ms if rank == config.late_rank and step % config.late_every == 0 else 0.0
+        late_rank = step // config.late_every % config.ranks if config.late_turns else config.late_rank
+        late_ms = config.late_ms if rank == late_rank and step % config.late_every == 0 else 0.0
         if config.loop != "groups":
             time.sleep(late_ms / 1e3)
         loss.backward()

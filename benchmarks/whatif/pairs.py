@@ -54,6 +54,10 @@ _WAITING = {**_SMALL, "prep_ms": 2.0, "prep_wait_ms": 20.0, "compute_ms": 2.0, "
 _CROWDED = {**_SMALL, "prep_ms": 16.0, "compute_ms": 4.0, "device_ms": 2.0}
 _COMPUTING = {**_SMALL, "prep_ms": 1.0, "device_ms": 3.0}
 _READING = {**_SMALL, "ranks": 1, "prep_ms": 6.0, "compute_ms": 1.0, "device_ms": 0.5, "reads": 60}
+#: Jobs that are held apart: no constant of the replay was chosen by them.
+_BURSTS = {**_SMALL, "ranks": 1, "prep_ms": 1.0, "burst_ms": 120.0, "burst_every": 8, "device_ms": 14.0, "steps": 80}
+_PASSES = {**_WAITING, "ranks": 1, "prep_wait_ms": 30.0, "device_ms": 20.0, "passes": 4, "steps": 80}
+_BUSY = {**_SMALL, "prep_ms": 12.0, "compute_ms": 7.0, "device_ms": 0.0, "steps": 80}
 #: Two groups whose transfers take 42 ms each at 100 Mbit/s if they are alone.
 _GROUPS = {"loop": "groups", "gradient_kib": (512, 512), "prep_ms": 1.0, "steps": 40}
 
@@ -95,6 +99,15 @@ SETUPS = {
     "cold-none": _job(**_READING),
     "late-15": _job(**_SMALL, late_ms=15.0, late_rank=1),
     "late-0": _job(**_SMALL),
+    "apart-burst": _job(**_BURSTS),
+    "apart-burst-w2": _job(**_BURSTS, workers=2),
+    "apart-passes": _job(**_PASSES),
+    "apart-passes-w2": _job(**_PASSES, workers=2),
+    "apart-turns": _job(**_SMALL, steps=80, late_ms=18.0, late_turns=True),
+    "apart-collects": _job(**_SMALL, steps=155, late_ms=200.0, late_rank=1, late_every=30),
+    "apart-even": _job(**_SMALL, steps=80),
+    "apart-busy-late": _job(**_BUSY, late_ms=90.0, late_rank=1),
+    "apart-busy": _job(**_BUSY),
     "example-w1": _example("--batch-size 48 --workers 1"),
     "example-w2": _example("--batch-size 48 --workers 2"),
     "example-100": _example("--batch-size 8", 100),
@@ -150,6 +163,17 @@ QUESTIONS = (
     ("cold-half", "fetch=0", "cold-none"),
     ("late-15", "straggler=0", "late-0"),
     ("example-late", "straggler=0", "example-balanced"),
+)
+
+#: The same of jobs that are held apart; they are counted by themselves.
+HELD_APART = (
+    ("apart-burst", "workers=2", "apart-burst-w2"),
+    ("apart-burst-w2", "workers=1", "apart-burst"),
+    ("apart-passes", "workers=2", "apart-passes-w2"),
+    ("apart-passes-w2", "workers=1", "apart-passes"),
+    ("apart-turns", "straggler=0", "apart-even"),
+    ("apart-collects", "straggler=0", "apart-even"),
+    ("apart-busy-late", "straggler=0", "apart-busy"),
 )
 
 #: What each shape of the example is called.

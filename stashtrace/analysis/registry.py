@@ -71,6 +71,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("pipeline", "stashtrace.analysis.late.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
     (
+        "first_changes",
+        "stashtrace.replay.advice.first_changes:first_changes",
+        "what to change first, and what it saves",
+    ),
+    (
         "critical_path",
         "stashtrace.analysis.graph.path:critical_path",
         "what the length of the run was made of, over all ranks",
@@ -130,7 +135,10 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed", "endings")),
+    (
+        "What slows the run down?",
+        ("findings", "finding_evidence", "budgets", "killed", "endings", "first_changes"),
+    ),
     (
         "Where does the time of a step go?",
         ("steps", "step_kinds", "over_time", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),

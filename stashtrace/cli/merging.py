@@ -55,6 +55,7 @@ def merge_and_report(
     """
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import Look, render
 
     with screen.progress("merging") as progress, warnings.catch_warnings():
@@ -69,11 +70,13 @@ def merge_and_report(
         progress.stage(0.95, 1.0)
         progress.step(0.0, "summary")
         tables = summarize(trace)
+        progress.step(0.5, "what to do first")
+        first = what_to_do_first(trace)
     try:
-        _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown))
+        _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown, first))
     except OSError as error:
         troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
-    screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown))
+    screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown, first))
     for trouble in [*troubles, *no_timeline]:
         screen.say(f"warning: {trouble}")
     if no_timeline:
@@ -82,9 +85,10 @@ def merge_and_report(
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import summary
 
-    _write_words(path, summary(trace, shown=shown))
+    _write_words(path, summary(trace, shown=shown, first=what_to_do_first(trace)))
 
 
 def _write_words(path: Path, text: str) -> None:

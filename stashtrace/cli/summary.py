@@ -45,11 +45,12 @@ def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: 
 
 def _text(trace: Trace, shown: str) -> str:
     """Return the summary in the characters and colours that the screen can show."""
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import Look, summary
 
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    return summary(trace, look=look, shown=shown)
+    return summary(trace, look=look, shown=shown, first=what_to_do_first(trace))
 
 
 def _json(trace: Trace, shown: str) -> str:
@@ -57,9 +58,10 @@ def _json(trace: Trace, shown: str) -> str:
     import json
 
     from stashtrace.analysis.findings import summarize
+    from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.document import document
 
-    return json.dumps(document(summarize(trace)), ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(document(summarize(trace), what_to_do_first(trace), shown), ensure_ascii=False, indent=1) + "\n"
 
 
 #: Name of a format -> function of the trace and of its path as typed, which returns the text for stdout.

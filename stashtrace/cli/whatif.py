@@ -166,7 +166,7 @@ def _is_change(word: str) -> bool:
 
 def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:
     """Predict the changes asked for; without any, those of the best size of buckets, or a ranking of single changes."""
-    from stashtrace.replay import BUCKET, advised_workers, gradient_buckets, single_changes, what_if
+    from stashtrace.replay import BUCKET, gradient_buckets, single_changes, what_if
 
     if changes:
         asked = any(change.quantity == BUCKET for change in changes)
@@ -176,7 +176,7 @@ def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buck
     buckets = None
     with contextlib.suppress(MissingDataError):  # a job without such buckets: nothing to rank
         buckets = gradient_buckets(trace, graph)
-    return single_changes(graph, buckets=buckets, advised=advised_workers(trace))
+    return single_changes(graph, buckets=buckets)
 
 
 def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
-from stashtrace.replay.loaders import advised_workers
 from stashtrace.replay.slowdown import Ideal, slowdown_of
-from stashtrace.replay.whatif import Answer, best_buckets, known_changes, single_changes, what_if
+from stashtrace.replay.whatif import Answer, best_buckets, best_workers, known_changes, single_changes, what_if
 
 __all__ = [
     "BUCKET",
@@ -15,8 +14,8 @@ __all__ = [
     "Buckets",
     "Change",
     "Ideal",
-    "advised_workers",
     "best_buckets",
+    "best_workers",
     "gradient_buckets",
     "known_changes",
     "single_changes",

@@ -5,8 +5,7 @@
                                                     w2 [ 2 ][ 5 ]
 
 The length of a batch is kept here; ``sharing`` makes it longer where processes share CPUs. Batches that a step thread
-made itself (num_workers=0) move to workers: what their hand-over would cost is not known and left out, as in the advice
-of the summary.
+made itself (num_workers=0) move to workers: what their hand-over would cost is not known and left out.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.findings import finding_evidence
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.sharing import workers_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.trace import Trace
 
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
 _PREFETCH = 2
@@ -34,8 +32,6 @@ _PREFETCH = 2
 _ASKED_NS = 5_000_000
 #: Workers that wait this long before this part of their batches were not asked for them.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
-#: Evidence that names a number of workers that would help.
-_ADVICE = ("more_workers", "use_workers")
 
 
 def known_loaders(graph: Graph, change: Change) -> Facts:
@@ -59,10 +55,18 @@ def known_loaders(graph: Graph, change: Change) -> Facts:
     return graph.facts
 
 
-def advised_workers(trace: Trace) -> list[Change]:
-    """Return the numbers of workers that the summary of a run advises, as changes that can be asked for."""
-    counts = {row["items_count"] for row in finding_evidence(trace).rows() if row["code"] in _ADVICE}
-    return [Change.parse(f"workers={count}") for count in sorted(counts) if count > 0]
+def workers_to_try(graph: Graph) -> list[Change]:
+    """Return numbers of workers that are worth a replay, ascending; empty for a run without batches.
+
+    All of them are more than the run had, and none is more than the longest pass over the data has batches.
+    """
+    facts = graph.facts
+    if facts is None or not (facts.batch >= 0).any():
+        return []
+    present = _Passes.of(graph, facts).workers if graph.is_batch.any() else 0
+    most = int(facts.batch.max()) + 1
+    counts = sorted({present + 1, present + 2, *(factor * max(present, 1) for factor in (2, 3, 4, 8))})
+    return [Change.parse(f"workers={count}") for count in counts if present < count <= most]
 
 
 def with_own_batches_apart(graph: Graph) -> Graph:
@@ -187,9 +191,9 @@ class _Passes:
         nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
         passes = GroupBy.runs(graph.rank[nodes], facts.loader[nodes])
         first = nodes[passes.argmin(graph.begin_ns[nodes])]
-        workers = GroupBy(GroupBy(passes.number, graph.process_id[nodes]).keys[0]).sizes
+        workers = max(workers_of(graph, facts, rank) for rank in np.unique(graph.rank[nodes]).tolist())
         start = passes.first[passes.number]
-        return cls(nodes, start, passes.position, first[passes.number], int(workers.max()))
+        return cls(nodes, start, passes.position, first[passes.number], workers)
 
     def before(self, distance: int) -> tuple[Int64, Int64]:
         """Return the batches that have another one this far before them in their pass, and those others."""

@@ -16,7 +16,7 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.parts import findings_of
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import duration_text, percent_text, range_text
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
@@ -203,23 +203,15 @@ def slowdown_lines(table: Table, run: Answer) -> list[str]:
 
 def _cells(answer: Answer) -> tuple[str, ...]:
     saved = (_saving(1 - ns / max(answer.replayed_ns, 1.0)) for ns in (answer.high_ns, answer.low_ns))
-    step = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    step = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
     change = ", ".join(map(str, answer.changes))
     noise = percent_text(answer.noise_ns / max(answer.middle_ns, 1.0))
-    return change, step, noise, _range(*saved), _NAMES[answer.bottleneck]
+    return change, step, noise, range_text(*saved), _NAMES[answer.bottleneck]
 
 
 def _saving(ratio: float) -> str:
     """Write a share; one that rounds to 0 has no sign."""
     return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
-
-
-def _range(low: str, high: str) -> str:
-    """Write a range as in ``2 to 3 ms``; a unit that both ends have stands once."""
-    if low == high:
-        return high
-    number, _, unit = low.rpartition(" ")
-    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
 def _budget(answer: Answer) -> list[str]:
@@ -249,10 +241,10 @@ def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
     measured_ns : float
         Mean step of the job with the change.
     """
-    predicted = _range(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    predicted = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
     rows = [
         ("as recorded", duration_text(run.measured_ns), ""),
-        ("predicted", predicted, _range(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
+        ("predicted", predicted, range_text(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
         ("measured", duration_text(measured_ns), _saved(run, measured_ns)),
     ]
     lines = ["", f"{', '.join(map(str, answer.changes))} in a second run of the job:"]

@@ -89,6 +89,15 @@ class Scenario:
         on_thread = ~graph.is_batch & (graph.kind == StallKind.FETCH)
         return self.with_work(self.work + (factor - 1) * np.where(on_thread, self.work, self.fetch))
 
+    @property
+    def tendency(self) -> int:
+        """-1 if this is the recorded run with some work or delays shorter and nothing longer, 1 if longer, else 0."""
+        run = self.run
+        if self.graph is not run or self.links is not None:
+            return 0
+        longer = np.concatenate([self.work - run.work_ns, self.lag - run.lag_ns])
+        return -1 if (longer <= 0).all() else int((longer >= 0).all())
+
     def replay(self) -> Replayed:
         """Replay without shared CPUs and links."""
         return self.graph.replay(whole_ns(np.maximum(self.work, 0)), whole_ns(self.lag))

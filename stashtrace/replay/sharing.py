@@ -8,15 +8,19 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.graph import Graph, Replayed
+from stashtrace.analysis.graph.model import Facts
 from stashtrace.replay.links import moving_ns
 from stashtrace.replay.scenario import Scenario, whole_ns
+from stashtrace.schema.groupby import GroupBy
 
 #: Other processes that use less than this of a CPU slow nothing down.
 _USED_BY_OTHERS = 0.25
+#: What a job does beside its nodes never takes more of the CPUs that are left for these.
+_LEAST_LEFT = 0.25
 
 
 def crowded_hosts(
-    graph: Graph, workers: Callable[[int], float] = float, *, transfers: bool = False
+    graph: Graph, workers: Callable[[int], float] = float, *, transfers: bool = False, pace: float = 1.0
 ) -> dict[str, float]:
     """Return the CPUs of each host on which more threads of the job may want a CPU than there are.
 
@@ -27,15 +31,26 @@ def crowded_hosts(
         Maps the recorded number of workers of a rank to the number that counts.
     transfers : bool
         Count the thread of each rank that moves its messages as well.
+    pace : float
+        Steps in the time of one: what the job does in each step beside the nodes of the graph takes so many times as
+        much of the CPUs.
     """
     facts = graph.facts
     if facts is None:
         return {}
     wanted: dict[str, float] = {}
     for rank, host in facts.host_of.items():
-        makers = len(np.unique(graph.process_id[graph.is_batch & (graph.rank == rank)]))
-        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(makers)
-    return {host: cpus for host, cpus in facts.cpus.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
+        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(workers_of(graph, facts, rank))
+    left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in facts.cpus.items()}
+    left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
+    return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
+
+
+def workers_of(graph: Graph, facts: Facts, rank: int) -> int:
+    """Return how many workers a rank had at a time: the most that made batches for one iterator."""
+    made = np.flatnonzero(graph.is_batch & (graph.rank == rank))
+    makers = GroupBy(facts.loader[made], graph.process_id[made])
+    return int(GroupBy(makers.keys[0]).sizes.max(initial=0))
 
 
 def replayed(scenario: Scenario) -> Replayed:

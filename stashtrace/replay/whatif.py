@@ -23,9 +23,9 @@ from stashtrace.replay.budget import step_budget
 from stashtrace.replay.changes import BUCKET, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.intervals import STORAGE_BETWEEN, Contention, noise_ns
+from stashtrace.replay.intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
-from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers
+from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
@@ -47,8 +47,10 @@ _SINGLE = (
     "prep=x0.5",
     "fetch=0",
     "checkpoint=0",
-    "workers=x2",
 )
+#: Of several numbers of workers the least is taken whose step is at most this part of the run's step longer than that
+#: of the best number.
+_ALIKE_RATIO = 0.02
 #: Columns of the budget in which a rank waits for others; its own work is known better.
 _WAITS = ("data", "link", "late", "copy", "host")
 #: Stalls below this part of the step are not a bottleneck.
@@ -78,6 +80,9 @@ class Answer:
         Steps in the mean. The scatter of fewer than four is unknown, which makes ``noise_ns`` wider.
     gap_ratio : float
         Part of the step time that no edge explains; it is taken to stay as it was.
+    saving_noise_ns : float
+        By how much another recording may save more or less: the difference of long recordings, and the scatter of what
+        steps save. Rare long steps come more or less often in another recording.
     before_ns, after_ns : dict of str to float
         Mean time of a step by column of the summary, in the replay of the run and with the changes. They add up to
         ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change without effect
@@ -94,6 +99,7 @@ class Answer:
     before_ns: dict[str, float]
     after_ns: dict[str, float]
     steps_count: int = 0
+    saving_noise_ns: float = 0.0
 
     @property
     def is_reliable(self) -> bool:
@@ -109,6 +115,12 @@ class Answer:
     def interval_ns(self) -> tuple[float, float]:
         """Interval of the mean step of the changed job, with noise."""
         return self.low_ns - self.noise_ns, self.high_ns + self.noise_ns
+
+    @property
+    def saved_ns(self) -> tuple[float, float]:
+        """Interval of what a recorded step saves, with noise."""
+        low, high = self.replayed_ns - self.high_ns, self.replayed_ns - self.low_ns
+        return low - self.saving_noise_ns, high + self.saving_noise_ns
 
     @property
     def bottleneck(self) -> str:
@@ -153,7 +165,7 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     return _Run(graph, buckets).answer(changes)
 
 
-def single_changes(graph: Graph, *, buckets: Buckets | None = None, advised: Sequence[Change] = ()) -> list[Answer]:
+def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
     """Predict single changes of what the run has; those that save most come first.
 
     Parameters
@@ -161,21 +173,17 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, advised: Seq
     graph : Graph
     buckets : Buckets, optional
         Of the gradients, to rank sizes too.
-    advised : sequence of Change
-        Changes that the summary advises; they stand in place of our own of these quantities.
     """
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
-    asked = [change for change in asked if change.quantity not in {more.quantity for more in advised}]
-    asked += advised
     asked += [
         Change(f"{link}.{quantity}", factor)
         for link in LINKS
         for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
-    best = best_buckets(graph, buckets) if buckets is not None else None
-    answers += [best] if best is not None else []
+    best = [best_buckets(graph, buckets) if buckets is not None else None, best_workers(graph)]
+    answers += [answer for answer in best if answer is not None]
     worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
@@ -253,6 +261,21 @@ def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
     return best if worth else None
 
 
+def best_workers(graph: Graph) -> Answer | None:
+    """Return the least number of workers whose steps are as short as those of any larger number, by the replay.
+
+    None if the run made no batches, or its passes have no batches for more workers.
+    """
+    run, best = _Run(graph, None), None
+    for change in workers_to_try(graph):
+        with contextlib.suppress(MissingDataError):
+            answer = run.answer((change,))
+            if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
+                break  # still more workers do what these do
+            best = answer
+    return best
+
+
 class _Run:
     """A run that is replayed with changes."""
 
@@ -269,7 +292,7 @@ class _Run:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         self.unchanged = graph.replay()
-        self._shared: dict[tuple[str, ...], tuple[Replayed, Contention]] = {}
+        self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
         self._missed: dict[tuple[frozenset[StallKind], float], float] = {}
 
@@ -284,31 +307,59 @@ class _Run:
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
         company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
-        cpus = crowded_hosts(graph, lambda present: _workers(changes, present)) if changes else {}
+        cpus = self._crowded(changes) if changes else {}
         if cpus:
-            unchanged, contention = self._contention(cpus)
-            runs = [(scenario.graph, shared(scenario, cpus)) for scenario in scenarios]
-            times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
-            free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
-            free = [ns + more for ns, more in zip(free, missed, strict=True)]
-            bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
-            low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
-            high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
+            crowd = self._with_cpus(scenarios, cpus, missed, company)
+            unchanged, runs, times = crowd.unchanged, crowd.runs, crowd.times
+            low, high = crowd.low_ns, crowd.high_ns
+        # Shorter steps have the job do all else more often, too: messages, hand-overs, the interpreter's own threads.
+        pace = 2 * self.measured_ns / max(low + high, 1.0)
+        fewer = self._crowded(changes, pace) if changes and pace > 1 else {}
+        if fewer and fewer != cpus:
+            high = max(high, self._with_cpus(scenarios, fewer, missed, company).high_ns)
+        # Less work delays nothing, and more of it hurries nothing. A mean over the counted steps may say otherwise:
+        # what the warm-up hid in the run, such as batches made ahead, a shorter warm-up does not hide.
+        tendencies = {scenario.tendency for scenario in scenarios}
+        replayed_ns = self._mean(graph, self.unchanged)
+        if changes and (tendencies == {-1} or all(change.quantity == "straggler" for change in changes)):
+            low, high = min(low, replayed_ns), min(high, replayed_ns)
+        elif changes and tendencies == {1}:
+            low, high = max(low, replayed_ns), max(high, replayed_ns)
+        noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone))
         present = len(np.unique(graph.ends_rank))
         if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
             low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more waiting
         return Answer(
             changes,
             self.measured_ns,
-            self._mean(graph, self.unchanged),
+            replayed_ns,
             low,
             high,
-            math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)),
+            noise_ns,
             _gap_ratio(graph, self.unchanged, self.counted),
             self._now_ns,
             self._then(unchanged, *runs[times.index(max(times))], high),
             len(self.steps),
+            self._saving_noise_ns(unchanged, runs) if changes else 0.0,
         )
+
+    def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:
+        """Return the CPUs of the hosts on which threads compete for them, with changes, at so many times the pace."""
+        return crowded_hosts(self.graph, lambda present: _workers(changes, present), pace=pace)
+
+    def _with_cpus(
+        self, scenarios: Sequence[Scenario], cpus: dict[str, float], missed: Sequence[float], company: Sequence[float]
+    ) -> _Crowd:
+        """Replay scenarios whose work shares so many CPUs."""
+        unchanged, contention = self._contention(frozenset(cpus))
+        runs = [(scenario.graph, shared(scenario, cpus)) for scenario in scenarios]
+        times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
+        free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
+        free = [ns + more for ns, more in zip(free, missed, strict=True)]
+        bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
+        low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
+        high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
+        return _Crowd(unchanged, runs, times, low, high)
 
     @cached_property
     def _now_ns(self) -> dict[str, float]:
@@ -403,10 +454,11 @@ class _Run:
             raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
         return regrouped(run, self.buckets, sizes[-1], latency=latency)
 
-    def _contention(self, cpus: dict[str, float]) -> tuple[Replayed, Contention]:
-        """Replay the unchanged run with shared CPUs; return that, and how long its work waits for them."""
-        hosts = tuple(sorted(cpus))
+    def _contention(self, hosts: frozenset[str]) -> tuple[Replayed, Contention]:
+        """Replay the unchanged run with the shared CPUs of hosts; return that, and how long its work waits for them."""
         if hosts not in self._shared:
+            assert self.graph.facts is not None
+            cpus = {host: cpus for host, cpus in self.graph.facts.cpus.items() if host in hosts}
             unchanged = Scenario.of(self.graph, Unknowns())
             replayed, free = shared(unchanged, cpus), shared(unchanged, _endless(cpus))
             means = self._mean(self.graph, replayed), self._mean(self.graph, free)
@@ -427,6 +479,13 @@ class _Run:
         lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
         return float(np.mean([noise_ns(steps, step_ns) for step_ns in lengths]))
 
+    def _saving_noise_ns(self, unchanged: Replayed, runs: Sequence[tuple[Graph, Replayed]]) -> float:
+        """Return by how much another recording may save more or less, by the scatter of what the steps save."""
+        steps, before = self.graph.ends_step[self.counted], self.graph.step_ns(unchanged)[self.counted]
+        saved = [(before - graph.step_ns(replayed)[self.counted]).astype(np.float64) for graph, replayed in runs]
+        scatter_ns = np.mean([noise_ns(steps, step_ns, period_of(steps, step_ns)) for step_ns in saved])
+        return math.hypot(BETWEEN_RUNS * self.measured_ns, float(scatter_ns))
+
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
         """Return how much longer steps are if storage is slower in another recording."""
         longest = 0.0
@@ -435,6 +494,17 @@ class _Run:
             if (slower.work != scenario.work).any():
                 longest = max(longest, self._mean(scenario.graph, replayed(slower)) - now_ns)
         return longest
+
+
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """Replays of scenarios whose work shares CPUs, that of the unchanged run beside them, and the bounds of both."""
+
+    unchanged: Replayed
+    runs: list[tuple[Graph, Replayed]]
+    times: list[float]
+    low_ns: float
+    high_ns: float
 
 
 def _endless(cpus: dict[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.heat import heat_maps
 from stashtrace.report.links import link_facts
@@ -112,20 +113,23 @@ def report_facts(
     Returns
     -------
     dict
-        Plain values alone: ``version``, ``path``, ``ending`` (how the job failed or stood still), ``headline``
-        (sentences), ``findings`` (those of
+        Plain values alone: ``version``, ``path``, ``ending`` (how the job failed or stood still), ``verdict`` (one
+        sentence), ``headline`` (sentences), ``do_first`` and ``findings`` (those of
         :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``, ``losses``,
         ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
     """
     facts = gather(trace)
     tables = Summary.of(facts)
     commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns, run_id or "")
-    findings = document(tables)["findings"]
+    said = document(tables, what_to_do_first(trace), " ".join(map(shlex.quote, commands.shown)))
+    findings = said["findings"]
     made: dict[str, Any] = {
         "stashtrace_report": VERSION,
         "path": " ".join(commands.shown),
         "ending": [{n: f[n] for n in ("text", "evidence_text")} for f in findings if f["kind"] in ENDINGS],
+        "verdict": said["headline"],
         "headline": _headline(tables, findings),
+        "do_first": said["do_first"],
         "findings": findings,
         "budget": _budget(facts, tables),
         "heat": None,

@@ -19,6 +19,8 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.claims import steps_text
 from stashtrace.summary.words.ending import ENDINGS
+from stashtrace.summary.words.first import first_texts
+from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.parts import Finding, findings_of
 from stashtrace.units import duration_text, percent_text, ranks_text
 from stashtrace.visible import visible_line
@@ -31,6 +33,8 @@ _OUTLIERS_AT_MOST = 6
 #: Smaller shares are printed with a decimal.
 _SMALL_RATIO = 0.00995
 _INDENT = "  "
+#: Claims of the first line that put all figures in doubt.
+_WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class _Budget:
         return self.shares.get(column, 0.0)
 
 
-def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
+def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None) -> str:
     """Return the summary of a run as text.
 
     Parameters
@@ -57,15 +61,17 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "") -> str:
         What the screen can show; by default 80 columns of UTF-8 without colour.
     shown : str
         The run directory as a person would type it; by default the path of the trace.
+    first : Table, optional
+        What to change first: rows of the analysis ``first_changes``. Without, the summary does not say.
     """
-    return render(summarize(trace), look or Look(), shown or trace.path or "DIR")
+    return render(summarize(trace), look or Look(), shown or trace.path or "DIR", first)
 
 
-def render(tables: Summary, look: Look, path: str) -> str:
+def render(tables: Summary, look: Look, path: str, first: Table | None = None) -> str:
     """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
-    lines = [*_ending(_of(found, "headline"), look), *_headline(_of(found, "headline"), look), ""]
+    lines = [*_ending(_of(found, "headline"), look), *_top(found, look), ""]
     if ranks:
         sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
         lines += [*_table(ranks, look, sources), ""]
@@ -83,6 +89,7 @@ def render(tables: Summary, look: Look, path: str) -> str:
         *_losses(_of(found, "loss"), look),
         "",
         *_next(found, bool(ranks), path),
+        *(_do_first(first, look, path) if first is not None else ()),
     ]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
@@ -112,12 +119,25 @@ def _ending(found: Sequence[Finding], look: Look) -> list[str]:
     return [*lines, ""] if lines else []
 
 
+def _top(found: Sequence[Finding], look: Look) -> list[str]:
+    """Return the headline, then the lines about the run; warnings about all figures go before it."""
+    about = _headline(_of(found, "headline"), look)
+    if any(f.row["kind"] in ENDINGS for f in found):
+        return about  # it has been said how the job ended
+    said = headline_text(found)
+    if said in " ".join(about):
+        return about
+    line = [look.paint(words, "strong") for words in look.wrap(said)]
+    warned = any(f.row["kind"] in _WARNINGS for f in found)
+    return [*about, *line] if warned else [*line, *about]
+
+
 def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     """Return the lines of warnings, then of ranks, hosts and steps."""
     by_kind: dict[str, list[Finding]] = {}
     for finding in found:
         by_kind.setdefault(finding.row["kind"], []).append(finding)
-    warnings = [claim_text(f) for f in found if f.row["kind"] in ("records_lost", "low_confidence", "host_timed_steps")]
+    warnings = [claim_text(f) for f in found if f.row["kind"] in _WARNINGS]
     ranks = by_kind["ranks"][0]
     line = f"{ranks.row['items_count']} rank{_s(ranks.row['items_count'])}"
     hosts = ranks.evidence[0]["items_count"]
@@ -282,6 +302,15 @@ def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     if missing is not None and missing["name"] != "imported":
         lines.append(f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})")
     return [_INDENT + line for line in lines]
+
+
+def _do_first(first: Table, look: Look, path: str) -> list[str]:
+    """Return what to change first, or why that is not known."""
+    lines = [""]
+    for text in first_texts(first, path):
+        head = "do first:  " if len(lines) == 1 else "then:      "
+        lines += look.wrap(text, _INDENT + head, _INDENT + " " * len(head))
+    return lines
 
 
 def _s(count: int) -> str:

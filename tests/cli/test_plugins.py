@@ -159,7 +159,7 @@ def test_a_near_name_is_suggested(site: Path, traces: Path) -> None:
 
 def test_every_command_that_takes_paths_reads_its_files(site: Path, traces: Path, tmp_path: Path) -> None:
     summary = with_site("summary", traces, site=site)
-    assert summary.out.startswith("stashtrace  2 ranks, 1 host, 3 steps of ")
+    assert "\nstashtrace  2 ranks, 1 host, 3 steps of " in summary.out
     assert with_site("analyze", "summary", traces, site=site).out == summary.out
     facts = json.loads(with_site("info", traces, "--format", "json", site=site).out)
     assert (facts["importers"], facts["ranks"], facts["records"]) == ("2 stopwatch", [0, 1], {"phases": 18})

@@ -3,10 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from builders import MS, TraceBuilder
 
+from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
 TICK_NS = 20_000
@@ -34,6 +36,10 @@ class Job:
         CPU time of a batch, and what its worker sleeps before it.
     step_ns
         CPU time of a step beside the wait for its batch.
+    uneven
+        Factor of the CPU time and the sleep of a batch, by its number.
+    epochs
+        So many passes are recorded, one like the other; each starts its workers anew.
     """
 
     workers: int
@@ -43,6 +49,8 @@ class Job:
     steps: int = 60
     prefetch: int = 2
     cpus: float = 64.0
+    uneven: Callable[[int], float] = lambda batch: 1.0
+    epochs: int = 1
     fetches: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     waits: list[tuple[int, int, int]] = field(default_factory=list)
     spans: list[tuple[int, int, int]] = field(default_factory=list)
@@ -60,8 +68,9 @@ class Job:
         while True:
             for worker, queue in asked.items():
                 if worker not in making and queue:
-                    making[worker] = Making(queue.pop(0), float(self.batch_ns), now)
-                    asleep[worker] = now + self.wait_ns
+                    batch = queue.pop(0)
+                    making[worker] = Making(batch, self.uneven(batch) * self.batch_ns, now)
+                    asleep[worker] = now + round(self.uneven(batch) * self.wait_ns)
             if not computing and taken in made:
                 self.waits.append((taken, waiting_since, now))
                 ahead = taken + self.prefetch * self.workers
@@ -108,24 +117,31 @@ class Job:
         """What would be recorded of it; CPUs that something else used all the time."""
         build = TraceBuilder()
         rank = build.rank(0)
-        for worker, batch, begin, end, cpu in self.fetches:
-            queued = max(end - begin - self.wait_ns - cpu, 0)
-            maker = rank.worker(worker) if worker >= 0 else rank
-            maker.fetch(batch, begin, end, cpu=cpu, runqueue=queued, worker=worker)
-        for batch, begin, end in self.waits:
-            worker, ran = (batch % self.workers, 0) if self.workers else (-1, self.batch_ns)
-            rank.batch_wait(batch, begin, max(end, begin + 1000), worker=worker, cpu=ran, runqueue=0)
-        cpu, queue = 0, 0
-        for begin, end, ran in self.spans:
-            begin += 1000
-            waited = max(end - begin - ran, 0)
-            middle = (begin + end) // 2
-            half = (cpu + ran // 2, queue + waited // 2)
-            rank.phase("forward", begin, middle, cpu=(cpu, half[0]), runqueue=(queue, half[1]))
-            cpu, queue = cpu + ran, queue + waited
-            rank.phase("optimizer", middle, end, cpu=(half[0], cpu), runqueue=(half[1], queue))
-        last = self.spans[-1][1]
-        worked = sum(ran for *_, ran in self.spans) + sum(cpu for *_, cpu in self.fetches)
+        cpu, queue, length = 0, 0, self.spans[-1][1]
+        for epoch in range(self.epochs):
+            since, loader = epoch * length, 1 + epoch
+            makers = {-1: rank}
+            for worker in range(self.workers):
+                role = ProcessRole.WORKER
+                makers[worker] = build.process(rank=0, role=role, worker=worker, parent=rank.process_id)
+            for worker, batch, begin, end, made_ns in self.fetches:
+                queued = max(end - begin - round(self.uneven(batch) * self.wait_ns) - made_ns, 0)
+                times = {"cpu": made_ns, "runqueue": queued, "worker": worker, "loader": loader}
+                makers[worker].fetch(batch, since + begin, since + end, **times)
+            for batch, begin, end in self.waits:
+                worker, ran = (batch % self.workers, 0) if self.workers else (-1, self.batch_ns)
+                waited = (since + begin, since + max(end, begin + 1000))
+                rank.batch_wait(batch, *waited, worker=worker, cpu=ran, runqueue=0, loader=loader)
+            for begin, end, ran in self.spans:
+                begin += 1000
+                waited_ns = max(end - begin - ran, 0)
+                middle = (begin + end) // 2
+                half = (cpu + ran // 2, queue + waited_ns // 2)
+                rank.phase("forward", since + begin, since + middle, cpu=(cpu, half[0]), runqueue=(queue, half[1]))
+                cpu, queue = cpu + ran, queue + waited_ns
+                rank.phase("optimizer", since + middle, since + end, cpu=(half[0], cpu), runqueue=(half[1], queue))
+        last = self.epochs * length
+        worked = self.epochs * (sum(ran for *_, ran in self.spans) + sum(made_ns for *_, made_ns in self.fetches))
         user = elsewhere + worked / last
         for name, rate in (("user", user), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", self.cpus - user)):
             build.counter(0, f"host_{name}_ns_total", {0: 0.0, last: rate * last}, unit="ns")

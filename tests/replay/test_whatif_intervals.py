@@ -82,11 +82,17 @@ def test_contention_that_stays_is_not_doubtful() -> None:
 
 
 def test_contention_that_goes_takes_between_all_and_its_part_of_the_miss_along() -> None:
-    """Nobody waits any more: 10 ms are left, or what the replay is wrong by has another cause and stays: 8 ms."""
+    """Nobody waits any more: 10 ms of work are left, less a part of the 2 ms that may be no waits for a CPU."""
     run = Contention(measured_ns=12 * MS, shared_ns=14 * MS, free_ns=10 * MS)
     low, high = run.bounds_ns(10 * MS, 10 * MS)
-    doubt = 0.25 * 4
-    assert (low / MS, high / MS) == pytest.approx((8 - doubt, 10 + doubt))
+    assert (low / MS, high / MS) == pytest.approx((10 - 0.25 * 2, 10 + 0.25 * 4))
+
+
+def test_a_step_is_not_shorter_than_its_work() -> None:
+    """The replay of a run whose CPUs others use has 200 ms of waits that were 2: its error says nothing of 48 ms."""
+    run = Contention(measured_ns=50 * MS, shared_ns=250 * MS, free_ns=48 * MS)
+    low, _ = run.bounds_ns(240 * MS, 47 * MS)
+    assert low >= (47 - 0.5) * MS
 
 
 def test_contention_that_was_not_there_is_taken_as_the_replay_has_it() -> None:

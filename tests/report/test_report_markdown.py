@@ -20,7 +20,9 @@ def made() -> str:
 
 
 def test_the_verdict_is_first_and_the_parts_follow(made: str) -> None:
-    assert made.startswith("## Where the time of run `./stash-0412` went\n\n3 ranks on 1 host")
+    said = "rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches"
+    assert made.startswith(f"## Where the time of run `./stash-0412` went\n\n{said}\n\n3 ranks on 1 host")
+    assert "\n- do first: " in made
     assert made.index("- **rank 0 is input bound") < made.index("### Where the time of a step goes")
     assert re.findall(r"^### (.*)$", made, re.M) == [
         "Where the time of a step goes",

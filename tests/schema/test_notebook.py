@@ -115,10 +115,11 @@ def test_every_table_and_answer_is_shown() -> None:
 
 
 def test_the_summary_is_shown_as_lines() -> None:
-    from stashtrace.summary.text import summary
+    from stashtrace.replay.advice.first_changes import summary
 
     words = two_ranks().summary()
     assert words == summary(two_ranks())
     assert repr(words) == str(words)
-    assert words.splitlines()[0].startswith("stashtrace  2 ranks, ")
+    assert "\nstashtrace  2 ranks, " in words
+    assert "\n  do first:  " in words
     assert texts(parsed(words._repr_html_()), "pre") == [str(words)]

@@ -31,6 +31,7 @@ SCENES: dict[str, dict[str, Any]] = {
 }
 
 PREP = """\
+rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
 stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
 
   rank     step   compute      data             link    late             other
@@ -42,7 +43,6 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
         (decoding, transforming, collating), 13.0 ms blocked in storage
       blocked reads moved 40.0 MB/s, mostly from train-0117.tar; the median one
         took 13.0 ms
-      2 workers would keep up with the rest of a step (33.0 ms), given free CPUs
   ▶ rank 0 waits 57.0 ms a step longer than rank 1 for batches; rank 1 waits
     57.0 ms a step (63 %) for it in all-reduce
       rank 0 makes most of the waiting in 7 of 7 steps
@@ -52,6 +52,7 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
 """
 
 QUIET = """\
+no stall above 3 %: compute bound
 stashtrace  2 ranks, 1 host, 7 steps of 31.1 ms (first 5 left out)
 
   rank     step   compute                    data    link   late   other
@@ -98,7 +99,7 @@ def test_a_few_long_steps_are_told_in_the_first_line() -> None:
     kinds = facts.tables["step_kinds"]
     skewed = replace(facts, tables={**facts.tables, "step_kinds": kinds.replace(mean_ns=kinds["mean_ns"] + 57 * MS)})
     first = " ".join(render(Summary.of(skewed), Look(), "x").split("\n\n")[0].split())
-    assert first == "stashtrace 2 ranks, 1 host, 7 steps, mean 90.1 ms, median 33.1 ms (first 5 left out)"
+    assert first.endswith("stashtrace 2 ranks, 1 host, 7 steps, mean 90.1 ms, median 33.1 ms (first 5 left out)")
 
 
 def test_batches_before_the_counted_steps_do_not_count() -> None:
@@ -229,7 +230,7 @@ def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
     ]
     mixed = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
     first = " ".join(render(Summary.of(mixed), Look(), "x").partition("\n\n")[0].split())
-    assert first == (
+    assert first.endswith(
         "stashtrace 2 ranks, 1 host, 56 training steps of 215 ms, 1 skipped (by the scaler) step of 33.0 ms,"
         " 40 validation steps of 59.0 ms (first 5 left out)"
     )
@@ -250,11 +251,11 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
     assert found.kind == "data"
     assert found.evidence[0].startswith("all of that is hand-off of batches that were ready")
     assert found.evidence[1].startswith(
-        "making a batch takes 1.00 ms, its hand-off 3.00 ms, 4 times a step: more workers"
+        "making a batch takes 1.00 ms, its hand-off 3.00 ms, 4 times a step: larger batches"
     )
 
 
-def test_micro_batches_count_when_workers_are_advised() -> None:
+def test_micro_batches_are_told() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     for step in range(12):
@@ -266,10 +267,7 @@ def test_micro_batches_count_when_workers_are_advised() -> None:
             rank.phase("forward", at + 20 * MS, at + 21 * MS).phase("backward", at + 21 * MS, at + 24 * MS)
         rank.phase("optimizer", now + 96 * MS, now + 100 * MS)
     (found,) = verdicts(build.trace())
-    assert found.evidence == (
-        "its worker takes 20.0 ms to make a batch (a step uses 4 batches)",
-        "4 workers would keep up with the rest of a step (20.0 ms), given free CPUs",
-    )
+    assert found.evidence == ("its worker takes 20.0 ms to make a batch (a step uses 4 batches)",)
 
 
 def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> None:
@@ -318,11 +316,12 @@ def test_findings_come_worst_first() -> None:
 
 
 def test_many_ranks_are_folded_and_outliers_named() -> None:
-    rows = text("many").splitlines()[3:6]
+    rows = text("many").split("\n\n")[1].splitlines()[1:4]
     assert [row.split()[0] for row in rows] == ["0-2,4-6,8-11", "3", "7"]
     shown = text("very_many").splitlines()
-    assert shown[3].split()[:2] == ["58", "others"]
-    assert len([line for line in shown[3:] if re.match(r"  \d", line)]) == 7
+    table = shown[shown.index("") + 2 :]
+    assert table[0].split()[:2] == ["58", "others"]
+    assert len([line for line in table if re.match(r"  \d", line)]) == 7
 
 
 def test_low_confidence_stands_in_the_first_line() -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from builders import MS, TraceBuilder
+from replay.loader_jobs import Job
 from scenes import verdicts
 from test_device_summary import job as device_job
 from test_progress import hanging
 
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli import COMMANDS
+from stashtrace.replay.advice.first_changes import summary as with_first_changes
 from stashtrace.replay.changes import Change
 from stashtrace.summary.text import summary
 
@@ -43,7 +45,7 @@ def words(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    """What summaries say of the recordings of the gallery, of devices made up, and of a job that hangs."""
+    """What summaries say of the recordings of the gallery, of devices and loaders made up, and of a job that hangs."""
     gallery = docs_script("generate_gallery")
     shown = [gallery.summary_of(one.name) for one in gallery.GALLERY]
     build = hanging((2,))
@@ -61,6 +63,8 @@ def printed() -> str:
         slower.rank(0).phase("optimizer", end - MS, end)
         at = end
     shown.append(summary(slower.trace("./run")))
+    loaders = Job(1, 2 * MS, 22 * MS, 58 * MS, steps=90), Job(2, 40 * MS, 10 * MS, steps=90, cpus=2.0)
+    shown += [with_first_changes(job.run().trace()) for job in loaders]
     for trace in (device_job(starved=True, sync=True), device_job(copy_ms=20)):
         shown += [sentence for found in verdicts(trace) for sentence in (found.text, *found.evidence)]
     return words(" ".join(shown))
@@ -79,7 +83,8 @@ def test_facts_are_kept_whole_and_shown() -> None:
     assert kept == {one.name for one in gallery.GALLERY} | in_tutorial
     for name in kept:
         text = (gallery.FACTS / f"{name}.json").read_text(encoding="utf-8")
-        facts = gallery.facts_of(gallery.tables_from(gallery.json.loads(text)))
+        read = gallery.json.loads(text)
+        facts = gallery.facts_of(gallery.tables_from(read), gallery.first_from(read))
         assert gallery.facts_text(facts) == text
 
 

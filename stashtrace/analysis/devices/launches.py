@@ -9,7 +9,7 @@ empty    L0: latency not hidden; L1, L2: hidden behind 0; L3: not hidden
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,15 @@ from stashtrace.schema.trace import Trace
 
 #: Launches that CUDA and HIP take before the next one blocks its thread.
 FULL_QUEUE = 1024
+#: A queue may be full with fewer launches, where events and other entries that are not seen take places of it. It is
+#: taken to be full where at least so many launches were waiting, as many as this part of the most that ever were...
+FEWEST_WAITING, _FULL_RATIO = 256, 0.98
+#: ... if the calls that found it so were held: took so many times as long as those that found it this far from full.
+_HELD_TIMES, _FAR_RATIO = 1.5, 0.9
+#: At least so many of them, and at least this part.
+_FEWEST_HELD, _HELD_RATIO = 3, 0.5
+#: A call may return this long before the end that the device notes.
+_CLOCKS_AGREE_NS = 2_000
 _LATE = 95
 
 
@@ -91,6 +100,49 @@ def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
     return np.asarray(done <= launch)
 
 
+@dataclass(frozen=True, slots=True)
+class FullQueue:
+    """Calls that wait for a place in the queue of a stream.
+
+    Attributes
+    ----------
+    ahead_count : int
+        A launch waits for the end of the work that was launched so many launches before it.
+    held : int array
+        Launches whose calls were held up, as places in the order of launches.
+    usual_ns : int
+        What a call takes that is not held.
+    """
+
+    ahead_count: int
+    held: Int64
+    usual_ns: int
+
+
+def full_queue(launch: Int64, returned: Int64, begin: Int64, end: Int64) -> FullQueue | None:
+    """Find the calls that waited because their stream's queue was full; None if there are none.
+
+    Takes the launches of one stream in their order, and when the work of each began and ended.
+    """
+    call = returned - launch
+    known = call >= 0
+    if len(launch) < FEWEST_WAITING or not known.any():
+        return None
+    place = np.arange(len(launch))
+    waiting = place + 1 - np.searchsorted(np.sort(begin), returned, side="right")
+    most = int(waiting[known].max())
+    full = known & (waiting >= max(FEWEST_WAITING, _FULL_RATIO * most))
+    far = known & (waiting < _FAR_RATIO * most)
+    if not full.any() or not far.any():
+        return None
+    usual = float(np.median(call[far]))
+    held = np.flatnonzero(full & (call > _HELD_TIMES * usual))
+    if len(held) < max(_FEWEST_HELD, _HELD_RATIO * np.count_nonzero(full)):
+        return None
+    ahead = place[held] + 1 - np.searchsorted(np.sort(end), returned[held] + _CLOCKS_AGREE_NS, side="right")
+    return FullQueue(int(np.median(ahead)), held, round(usual))
+
+
 def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
     count = len(windows.begin)
     columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
@@ -101,7 +153,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     orphans = GroupBy.numbered(at, count).count(launch < 0)
     known = (at >= 0) & (launch >= 0) & first_of_each(launch)
     by_window, empty = GroupBy.numbered(at[known], count), empty[known]
-    begin, launch, returned = begin[known], launch[known], returned[known]
+    begin, launch, returned, end = begin[known], launch[known], returned[known], end[known]
     latency = np.maximum(begin - launch, 0)
     call = np.where(returned >= launch, returned - launch, -1)
     moments, depth = waiting(launch, begin)
@@ -116,7 +168,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
         "launch_bound_ratio": by_window.count(empty) / np.maximum(by_window.sizes, 1),
         "mean_queue_count": _area(moments, depth, windows) / np.maximum(windows.end - windows.begin, 1),
         "longest_queue_count": _most(moments, depth, windows),
-        "full_queue_ns": _full(moments, depth).within(windows.begin, windows.end),
+        "full_queue_ns": _full(moments, depth, (launch, returned, begin, end)).within(windows.begin, windows.end),
         "orphans_count": orphans,
     }
 
@@ -152,6 +204,17 @@ def _most(moments: Int64, depth: Int64, windows: Windows) -> Int64:
     return out
 
 
-def _full(moments: Int64, depth: Int64) -> TimeSet:
+def _full(moments: Int64, depth: Int64, times: tuple[Int64, Int64, Int64, Int64]) -> TimeSet:
+    """Return when a queue was full: by its length, or by the calls that were held where it is shorter.
+
+    ``times`` are those of launches: when each was called and returned, and when its work began and ended.
+    """
     full = depth[:-1] >= FULL_QUEUE if len(depth) else np.zeros(0, dtype=bool)
-    return TimeSet.of(moments[:-1][full], moments[1:][full])
+    if full.any():
+        return TimeSet.of(moments[:-1][full], moments[1:][full])
+    order = order_by(times[0])
+    launch, returned, begin, end = (column[order] for column in times)
+    queue = full_queue(launch, returned, begin, end)
+    if queue is None:
+        return TimeSet.empty()
+    return TimeSet.of(launch[queue.held] + queue.usual_ns, returned[queue.held])

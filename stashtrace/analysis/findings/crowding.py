@@ -16,6 +16,8 @@ from stashtrace.analysis.findings.making import OTHERS_RATIO
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.stalls.cpus import HostCpu, thread_demand
+from stashtrace.analysis.steps.epochs import workers_count
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.units import ranks_text
 
@@ -41,8 +43,10 @@ class _Demand:
         Of all processes, and of loader workers.
     busy_count : int
         Threads of the rank that could run for a good part of the time.
-    ranks_count, workers_count : int
+    ranks_count : int
         Processes of the host.
+    workers_count : int
+        Of the host; workers that were started again with each epoch count once.
     """
 
     whole: float
@@ -172,6 +176,7 @@ def _demand(facts: RunFacts, rank: RankFacts) -> _Demand | None:
             processes["process_id"][mine], processes["role_code"][mine], processes["rank"][mine], strict=True
         )
     }
+    workers = processes.take(mine & (processes["role_code"] == ProcessRole.WORKER))
     wanted = thread_demand(trace, (int(steps["begin_ns"].min()), int(steps["end_ns"].max())))
     here = [(*roles[process], part) for (process, _), part in wanted.items() if process in roles]
     if not here:
@@ -181,5 +186,5 @@ def _demand(facts: RunFacts, rank: RankFacts) -> _Demand | None:
         sum(part for role, _, part in here if role == ProcessRole.WORKER),
         sum(role == ProcessRole.RANK and of == rank.rank and part >= _BUSY_RATIO for role, of, part in here),
         sum(role == ProcessRole.RANK for role, _ in roles.values()),
-        sum(role == ProcessRole.WORKER for role, _ in roles.values()),
+        sum(workers_count(workers["worker_id"][rows]) for rows in GroupBy(workers["rank"])),
     )

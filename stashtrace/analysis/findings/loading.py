@@ -1,4 +1,7 @@
-"""Evidence about waits for batches: the work of their makers, the slowest file, the begin of epochs, advice."""
+"""Evidence about waits for batches: the work of their makers, the slowest file, the begin of epochs.
+
+How many workers would help is no closed formula: ``replay.advice.first_changes`` answers that.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
-from stashtrace.analysis.findings.making import DATA_KINDS, Making, advice_of, handoff_code, making_of
+from stashtrace.analysis.findings.making import DATA_KINDS, Making, is_starved, making_of
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
-from stashtrace.analysis.stalls.cpus import HostCpu
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.schema.groupby import GroupBy
@@ -27,12 +29,12 @@ _WORTH_NAMING = 0.05
 _EPOCHS_MATTER, _EPOCHS_RULE = 0.25, 0.5
 #: Blocked reads explain the time in storage if they are at least this share of it.
 _WORTH_BLAMING = 0.25
-#: If more than this share of a wait is hand-over, more workers do not help.
+#: If more than this share of a wait is hand-over, that is its cause.
 _HANDED_RATIO = 0.5
+#: The mean batch says little of most batches if it takes this many times as long as the median one.
+_SKEWED_RATIO = 1.5
 #: Workers that make batches for this part of the time do nothing else.
 _ALWAYS_RATIO = 0.9
-#: Shorter waits are about as long as the hand-over of a batch from a worker, which would replace them.
-_HANDING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         )
     parts = _parts(making)
     if handed < 1 - _WORTH_NAMING:
-        rows += parts
+        rows += [*parts, *_spread(making)]
     if blocked_by_guess(trace):
         rows.append(Evidence("blocked_by_guess", "io"))
     if slow:
@@ -100,16 +102,14 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     # Workers that always make batches limit the step: the hand-over of a batch is then hidden behind the next batch.
     busy = making.workers > 0 and making.needs * making.batch_ns >= _ALWAYS_RATIO * making.workers * rank.step_ns
     if handed > _HANDED_RATIO and not busy:
-        cpu = facts.trust.hosts.get(rank.host)
-        code = handoff_code(making, cpu)
-        if code == "fewer_larger_batches":
-            return Loading("handoff", evidence=rows + _handed_over(rank, making), advice_code=code)
-        full = [Evidence(code, "batches", rank=rank.rank, of_count=making.workers), *_cpus(facts, rank, cpu, -1)]
-        return Loading("handoff", advice_code=code, evidence=rows + full)
+        if is_starved(making):
+            queued_ns = making.parts_ns["queue"]
+            starved = Evidence("handoff_starved", "batches", amount_ns=queued_ns, high_ns=making.batch_ns)
+            return Loading("handoff", evidence=[*rows, starved])
+        return Loading("handoff", evidence=rows + _handed_over(rank, making), advice_code="fewer_larger_batches")
     cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
     cause = "handoff" if handed > _HANDED_RATIO else cause
-    code, advice_rows = _advice(facts, rank, making)
-    return Loading(cause, file=slow.name if slow else "", advice_code=code, evidence=rows + advice_rows)
+    return Loading(cause, file=slow.name if slow else "", evidence=rows)
 
 
 def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
@@ -124,7 +124,18 @@ def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
 def _parts(making: Making) -> list[Evidence]:
     """Return how long a batch takes to make, and the parts of that time, longest first."""
     several = making.needs if making.needs > 1.05 else -1
-    head = Evidence("batch_time", "batches", items_count=making.workers, amount_ns=making.batch_ns, part_ratio=several)
+    means_ns = list(making.by_worker_ns.values()) or [-1.0]
+    slowest = max(making.by_worker_ns, key=making.by_worker_ns.__getitem__, default=-1)
+    head = Evidence(
+        "batch_time",
+        "batches",
+        worker_id=slowest,
+        items_count=making.workers,
+        amount_ns=making.batch_ns,
+        low_ns=min(means_ns),
+        high_ns=max(means_ns),
+        part_ratio=several,
+    )
     named = sorted(making.parts_ns.items(), key=lambda item: -item[1])
     return [head] + [
         Evidence("batch_part", "batches", kind=part, amount_ns=ns, part_ratio=ns / making.batch_ns)
@@ -133,51 +144,18 @@ def _parts(making: Making) -> list[Evidence]:
     ]
 
 
+def _spread(making: Making) -> list[Evidence]:
+    """Return how far batches differ where the mean says little of most of them."""
+    if making.median_ns * _SKEWED_RATIO > making.batch_ns:
+        return []
+    return [Evidence("batch_spread", "batches", amount_ns=making.median_ns, high_ns=making.longest_ns)]
+
+
 def _handed_over(rank: RankFacts, making: Making) -> list[Evidence]:
     handed_ns = rank.per_step_ns("handoff") / making.needs
     return [
         Evidence(
             "fewer_larger_batches", "batches", amount_ns=handed_ns, part_ratio=making.needs, low_ns=making.batch_ns
-        )
-    ]
-
-
-def _advice(facts: RunFacts, rank: RankFacts, making: Making) -> tuple[str, list[Evidence]]:
-    cpu = facts.trust.hosts.get(rank.host)
-    together = sum(r.host == rank.host for r in facts.ranks)
-    advice = advice_of(rank, making, cpu, together, training=not facts.step_kind)
-    if advice is None or (advice.code == "use_workers" and rank.per_step_ns(*DATA_KINDS) < _HANDING_NS):
-        return "", []
-    rest_ns = rank.step_ns - rank.per_step_ns(*DATA_KINDS)
-    rows = [
-        Evidence(
-            advice.code,
-            "batches",
-            rank=rank.rank,
-            items_count=advice.workers,
-            of_count=making.workers,
-            kind=advice.condition,
-            amount_ns=rest_ns,
-            low_ns=advice.floor_ns if advice.condition == "pass" else -1,
-        )
-    ]
-    rows += _cpus(facts, rank, cpu, -1 if advice.condition == "pass" else advice.floor_ns)
-    return advice.code, rows
-
-
-def _cpus(facts: RunFacts, rank: RankFacts, cpu: HostCpu | None, floor_ns: float) -> list[Evidence]:
-    """Return the CPUs of a rank's host, and the shortest step that they allow."""
-    if cpu is None:
-        return []
-    return [
-        Evidence(
-            "cpus",
-            "counters",
-            part_ratio=cpu.count,
-            amount_ns=floor_ns,
-            items_count=sum(r.host == rank.host for r in facts.ranks),
-            low_ns=round(1e9 * cpu.others_count),
-            name=rank.host,
         )
     ]
 

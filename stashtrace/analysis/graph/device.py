@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.devices.launches import full_queue
 from stashtrace.analysis.graph.batches import add_batches, arrived_ns, made_by_workers
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Painted, Parts, step_of
@@ -28,14 +29,14 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import RowsBy
+from stashtrace.analysis.steps.updates import update_windows
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,
     CopyDirection,
     DeviceCall,
     DeviceWork,
-    Phase,
     StallKind,
 )
 from stashtrace.schema.table import Table
@@ -106,6 +107,28 @@ class _DeviceWaits:
     for_all: Bools
 
 
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """Launches on a stream whose queue was full, in their order.
+
+    Attributes
+    ----------
+    launch_ns, return_ns : int array
+    source : int array
+        Work whose end makes the place for each launch, -1 for the first launches.
+    held : bool array
+        Launches that waited for their place in the recording.
+    usual_ns : int
+        What a launch takes that is not held.
+    """
+
+    launch_ns: Int64
+    return_ns: Int64
+    source: Int64
+    held: Bools
+    usual_ns: int
+
+
 def add_rank(
     index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, origin_ns: int, parts: Parts
 ) -> None:
@@ -121,6 +144,7 @@ def add_rank(
     rank.add_streams()
     rank.add_collectives(transfers)
     rank.add_device_waits()
+    rank.add_queues()
     rank.add_ends()
 
 
@@ -182,11 +206,45 @@ class _Rank:
         code = calls["call_code"][rows]
         waited &= drained | np.isin(code, SYNCHRONISING_CALLS)
         begin, end, piece = begin[waited], end[waited], order[last[waited]]
+        for_all = code[waited] == DeviceCall.DEVICE_SYNCHRONIZE
+        # A launch that finds the queue full waits for a place, after the time that any launch takes.
+        held = [(q.launch_ns[q.held] + q.usual_ns, q.return_ns[q.held], q.source[q.held]) for q in self._queues]
+        columns = [np.concatenate(column) for column in zip((begin, end, piece), *held, strict=True)]
+        begin, end, piece = columns
+        for_all = np.append(for_all, np.zeros(len(begin) - len(for_all), dtype=bool))
         # A launch by another thread meanwhile shows that the host went on until then.
         before = np.searchsorted(self.launches_ns, end, side="left") - 1
         latest = np.where(before >= 0, np.append(self.launches_ns, 0)[before], -1)
-        for_all = code[waited] == DeviceCall.DEVICE_SYNCHRONIZE
         return _DeviceWaits(begin, np.maximum(begin, np.minimum(latest, end)), end, piece, for_all)
+
+    @cached_property
+    def _queues(self) -> list[_Queue]:
+        """Queues of the streams that held up launches."""
+        pieces, kernels = self.pieces, self.index.trace.kernels
+        returned, found = kernels["return_ns"][pieces.kernel], []
+        launches = np.flatnonzero((pieces.launch_ns >= 0) & ~pieces.leaves)
+        for mine in GroupBy(pieces.stream[launches]):
+            rows = launches[mine]
+            rows = rows[order_by(pieces.launch_ns[rows], pieces.begin_ns[rows])]
+            rows = rows[GroupBy.runs(pieces.launch_ns[rows]).first]  # a graph is one launch
+            queue = full_queue(pieces.launch_ns[rows], returned[rows], pieces.begin_ns[rows], pieces.end_ns[rows])
+            if queue is None:
+                continue
+            place = np.arange(len(rows))
+            source = np.where(place >= queue.ahead_count, rows[np.maximum(place - queue.ahead_count, 0)], -1)
+            held = np.zeros(len(rows), dtype=bool)
+            held[queue.held] = True
+            held &= source >= 0
+            found.append(_Queue(pieces.launch_ns[rows], returned[rows], source, held, queue.usual_ns))
+        return found
+
+    def add_queues(self) -> None:
+        """No launch returns before there is a place in its queue, also one that was not held in the recording."""
+        for queue in self._queues:
+            known = ~queue.held & (queue.source >= 0) & (queue.return_ns >= queue.launch_ns)
+            known &= self.pieces.end_ns[queue.source] <= queue.return_ns
+            resumed, _ = self.host.next_begun(queue.return_ns[known])
+            self.parts.edge(self.nodes[queue.source[known]], resumed, EdgeKind.SYNC)
 
     def add_streams(self) -> None:
         """Add pieces in the order of their streams, after their launches and after the work of other streams."""
@@ -284,13 +342,12 @@ class _Rank:
 
     def _before_updates(self, computes: Int64, done: Int64) -> None:
         """An update waits for the collectives launched before it, even if they were hidden and never delayed it."""
-        pieces, phases = self.pieces, self.index.trace.phases
-        rows = self.index.phases.rows(self.thread.track_id)
-        rows = rows[phases["phase_code"][rows] == Phase.OPTIMIZER]
-        at = np.searchsorted(pieces.launch_ns[computes], phases["begin_ns"][rows], side="left")
+        pieces = self.pieces
+        begin, end = update_windows(self.index.trace, self.thread.process_id)
+        at = np.searchsorted(pieces.launch_ns[computes], begin, side="left")
         known = at < len(computes)
         first = computes[at[known]]
-        first = first[pieces.launch_ns[first] < phases["end_ns"][rows[known]]]
+        first = first[pieces.launch_ns[first] < end[known]]
         for source in self._last_launched(done, pieces.launch_ns[first], pieces.begin_ns[first]):
             self.parts.edge(source, self.nodes[first], EdgeKind.ORDER)
 

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
+#: Other programs are taken for threads that compete with the job if they use this part of the CPUs.
+_NOTABLE_OTHERS = 0.1
 #: What a step thread does itself.
 _ON_HOST = (Resource.STEP_THREAD, Resource.HOST)
 _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
@@ -66,6 +69,7 @@ def facts_of(
     operations = trace.collectives.take(graph.row[moved])
     queues = GroupBy(operations["group_hash"])
     members, hosts, ring = (column[queues.number] for column in _groups(index, queues.values))
+    cpus, beside = _free_cpus(index, ranks, graph, cpu, host_of)
     memory = np.zeros(count), np.full(count, np.inf)
     if reads:
         bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
@@ -82,7 +86,8 @@ def facts_of(
         is_ring=_column(count, moved, ring) > 0,
         queue=_column(count, moved, queues.number),
         host_of=host_of,
-        cpus=_free_cpus(index, ranks, graph, cpu, host_of),
+        cpus=cpus,
+        beside=beside,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
@@ -143,8 +148,8 @@ def _free_cpus(
     graph: Graph,
     cpu_ns: Int64,
     host_of: Mapping[int, str],
-) -> dict[str, float]:
-    """Return the CPUs of each host, less those that anything but nodes used in the steps."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the CPUs of each host less those used by anything but nodes in the steps, and the job's part of these."""
     begin = min(int(steps["begin_ns"].min()) for _, steps in ranks)
     end = max(int(steps["end_ns"].max()) for _, steps in ranks)
     inside = (graph.begin_ns >= begin) & (graph.end_ns <= end) & (cpu_ns > 0)
@@ -152,10 +157,16 @@ def _free_cpus(
     for rank, host in host_of.items():
         spent = float(cpu_ns[inside & (graph.rank == rank)].sum())
         known[host] = known.get(host, 0.0) + spent / max(end - begin, 1)
-    return {
-        host: max(cpu.count * (1 - cpu.busy_ratio) + min(known.get(host, 0.0), cpu.count * cpu.busy_ratio), 0.0)
-        for host, cpu in host_cpus(index.trace, (begin, end)).items()
-    }
+    free, beside = {}, {}
+    for host, cpu in host_cpus(index.trace, (begin, end)).items():
+        busy = cpu.count * cpu.busy_ratio
+        of_nodes = min(known.get(host, 0.0), busy)
+        # Other programs do not keep the CPUs from a thread of the job: a fair scheduler gives it its share.
+        others = math.ceil(cpu.others_count) if cpu.others_count > _NOTABLE_OTHERS * cpu.count else 0
+        share = min(cpu.count / (1 + others), 1.0) if others else 0.0
+        free[host] = max(cpu.count - busy + of_nodes, share, 0.0)
+        beside[host] = max(busy - cpu.others_count - of_nodes, 0.0)
+    return free, beside
 
 
 def _compute(index: TraceIndex, thread: StepThread, graph: Graph, cpu: Int64, queued: Int64) -> None:

@@ -269,6 +269,8 @@ class Facts:
     cpus : dict of str to float
         By host, CPUs that are left for the work of the graph: without those of other processes, of threads that move
         messages and batches, and of the recorder.
+    beside : dict of str to float
+        By host, CPUs that the processes of the job used for anything but nodes: with shorter steps they use more.
     memory_low_ns, memory_high_ns : float array
         For batches: bounds of the time that their reads that waited for storage would have taken from memory; 0 and
         infinity if unknown.
@@ -287,6 +289,7 @@ class Facts:
     queue: Int64
     host_of: dict[int, str]
     cpus: dict[str, float]
+    beside: dict[str, float]
     memory_low_ns: np.ndarray
     memory_high_ns: np.ndarray
     samples: np.ndarray

@@ -21,6 +21,7 @@ from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
+from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -148,12 +149,11 @@ def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
     made = made.take(order_by(made["track_id"], made["begin_ns"]))
     owner = int(made["process_id"][0])
     reads = _reads(trace, made, wanted)
-    main = np.unique(made["worker_id"])
     return _Batches(
         made["begin_ns"],
         made["end_ns"],
         np.maximum(made["runqueue_ns"], 0),
-        0 if main.tolist() == [-1] else len(main),
+        workers_count(made["worker_id"]),
         int(trace.processes["host_code"][owner]),
         *reads,
     )

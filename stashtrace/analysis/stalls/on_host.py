@@ -23,6 +23,7 @@ from stashtrace.analysis.stalls.collectives import (
 )
 from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.steps.updates import runs_closure
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
@@ -250,10 +251,15 @@ class Gaps:
 
 
 def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
-    """Return the rows of the thread's outermost phases, in order."""
+    """Return the rows of the thread's outermost phases, in order.
+
+    An optimizer that runs the whole step as its closure stands aside: what runs inside belongs to itself, and the
+    update that follows is time of the loop.
+    """
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
+    rows = rows[~runs_closure(phases.take(rows))]
     columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
     outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
     return outer

@@ -34,6 +34,14 @@ EPOCH_BEGINS = schema(
 SERVES = ("training", *QUIET_KINDS)
 
 
+def workers_count(worker_ids: Int64) -> int:
+    """Return how many workers a loader had at a time, by the ids of the workers that made its batches; 0 without any.
+
+    DataLoader numbers the workers of every iterator from 0, so those that start anew with each epoch count once.
+    """
+    return len(np.unique(worker_ids[worker_ids >= 0]))
+
+
 def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     """Begins of epochs within the given steps of a rank: a row for the loaders that serve training, and so on.
 
@@ -72,7 +80,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
         of_mine = ends.take(np.isin(ends["loader_id"], mine))
         ending = TimeSet.of_rows(of_mine) & window
         own_made = made.take(np.isin(made["loader_id"], mine))
-        per_loader = [len(np.unique(own_made["worker_id"][own_made["loader_id"] == one])) for one in begun.tolist()]
+        per_loader = [workers_count(own_made["worker_id"][own_made["loader_id"] == one]) for one in begun.tolist()]
         rows.append(
             (
                 rank,

@@ -22,6 +22,7 @@ from stashtrace.analysis.stalls.collectives import blocked_on_collectives
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.steps.updates import update_times
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
@@ -60,7 +61,7 @@ class RankWork:
     step : int64 array
         Numbers of the counted steps, ascending.
     forward, backward, update : TimeSet
-        Phases, on the host's clock.
+        Phases, on the host's clock; an update is without the closure that it runs.
     computing : TimeSet
         When its device computed, or its step thread was blocked neither on a collective nor on a batch.
     kernels : int64 array
@@ -211,7 +212,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankW
         own,
         of(Phase.FORWARD),
         of(Phase.BACKWARD),
-        of(Phase.OPTIMIZER),
+        update_times(trace, thread.process_id),
         computing,
         kernels,
     )

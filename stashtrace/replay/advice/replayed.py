@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import Graph, Resource
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.updates import update_times
 from stashtrace.replay.advice.named import Advice
-from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
+from stashtrace.replay.scenario import Floats
+from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.trace import Trace
 
 Bools = npt.NDArray[np.bool_]
@@ -47,13 +49,13 @@ class ReplayedAdvice:
         Then overlapped and sliced messages take no time, a sharded update takes one N-th, on the host as well, and a
         fused update takes none. Where that saves much less, ``limits`` has ``pace``.
         """
-        if advice.transformation in ("overlap", "sliced_p2p"):
-            chosen, factor = self._transfers(advice), 0.0
-        else:
-            chosen = self._in_update
-            factor = 1 / advice.ranks_count if advice.transformation == "split_reorder" else 0.0
         work = self._graph.work_ns
-        shorter = np.where(chosen, np.rint(work * factor), work).astype(np.int64)
+        if advice.transformation in ("overlap", "sliced_p2p"):
+            goes = np.where(self._transfers(advice), work, 0.0)
+        else:
+            stays = 1 / advice.ranks_count if advice.transformation == "split_reorder" else 0.0
+            goes = (1 - stays) * self._in_update * work
+        shorter = np.rint(work - goes).astype(np.int64)
         most = max(self._step_ns - self._mean_step(shorter), 0.0)
         if most >= advice.saving_high_ns:
             return advice
@@ -82,18 +84,17 @@ class ReplayedAdvice:
         return float(graph.step_ns(graph.replay(work_ns=work_ns))[self._counted].mean())
 
 
-def _in_update(graph: Graph, trace: Trace) -> Bools:
-    """Return the nodes of threads inside optimizer phases, and work on devices that was launched there."""
-    inside = np.zeros(len(graph), dtype=bool)
+def _in_update(graph: Graph, trace: Trace) -> Floats:
+    """Return the part of each node that is an update: time of threads, and work on devices that was launched there."""
+    inside = np.zeros(len(graph))
     phases, kernels = trace.phases, trace.kernels
-    updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
     ran = (graph.resource == Resource.STREAM) & (graph.row >= 0)
-    for process in np.unique(phases["process_id"][updates]).tolist():
-        own = updates & (phases["process_id"] == process)
-        time = TimeSet.of(phases["begin_ns"][own], phases["end_ns"][own])
+    for process in np.unique(phases["process_id"][phases["phase_code"] == Phase.OPTIMIZER]).tolist():
+        time = update_times(trace, process)
         mine = graph.process_id == process
         threads = np.flatnonzero(mine & np.isin(graph.resource, _THREADS))
-        inside[threads] = time.within(graph.begin_ns[threads], graph.begin_ns[threads] + 1) > 0
+        begin, end = graph.begin_ns[threads], graph.end_ns[threads]
+        inside[threads] = time.within(begin, end) / np.maximum(end - begin, 1)
         device = np.flatnonzero(mine & ran)
         launch = kernels["launch_ns"][graph.row[device]]
         inside[device] = (launch >= 0) & (time.within(launch, launch + 1) > 0)

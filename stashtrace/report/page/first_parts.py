@@ -52,6 +52,7 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     if more := verdicts[_OPEN:]:
         listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
         content.append(unfolding(f"{len(more)} smaller finding{'s' * (len(more) > 1)}", listed))
+    content += [tag("h3", "Do first"), listing([sentence(one["text"]) for one in facts["do_first"]])]
     beside = claims_of(facts, "time", "files", "machine", "beside")
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]

@@ -30,6 +30,7 @@ def markdown(facts: dict[str, Any]) -> str:
     blocks = [
         "## " + code(facts["path"]).join(title_around(facts)),
         *_ending(facts),
+        *([] if facts["ending"] else [plain(facts["verdict"])]),
         plain(", ".join(facts["headline"])),
         *_verdicts(facts),
         *_budget(facts["budget"], facts["commands"]["budget"]),
@@ -74,6 +75,7 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
         lines += [f"  - {plain(said)}" for said in each["evidence_text"]]
     if len(verdicts) > _OPEN:
         lines.append(f"- {len(verdicts) - _OPEN} smaller: {code(facts['commands']['findings'])}")
+    lines += [f"- do first: {plain(one['text'])}" for one in facts["do_first"]]
     beside = claims_of(facts, "time", "files", "machine", "beside")
     for each in beside:
         lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]

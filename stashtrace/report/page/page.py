@@ -15,7 +15,7 @@ from typing import Any
 from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, paragraph, section, tag, text
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
-from stashtrace.report.page.words import title_around
+from stashtrace.report.page.words import sentence, title_around
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -50,6 +50,7 @@ def page(facts: dict[str, Any]) -> str:
         "<header>",
         tag("h1", tag("code", text(facts["path"])).join(map(text, title_around(facts)))),
         *ending_part(facts),
+        *([paragraph(sentence(facts["verdict"]), "claim")] if facts["verdict"] and not facts["ending"] else []),
         paragraph(", ".join(facts["headline"]), "soft"),
         tag("nav", tag("ul", contents), aria_label="Parts of the report"),
         "</header>",

@@ -28,6 +28,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: Workers differ if the mean batch of one takes this many times as long as that of another.
+_UNEVEN_RATIO = 1.5
 #: Other programs are named from this part of the CPUs on.
 _OTHERS_TOLD = 0.05
 #: How a sentence about a wait in a collective begins; a list of several leaves it out (``words.wait_text``).
@@ -52,16 +54,6 @@ _PART_WORDS = {
     "gil": "waiting for the GIL, which another thread holds",
     "blocked": "blocked (a lock, a pipe, another thread)",
     "unknown": "off the CPU for no recorded reason",
-}
-_CONDITION_WORDS = {
-    "": "given free CPUs",
-    "asleep": "as they wait rather than compute",
-    "storage": "if the storage serves them as fast",
-    "page_faults": "if the storage serves them as fast",
-    "network": "if the other end answers them as fast",
-    "gil": "as each has a GIL of its own",
-    "blocked": "unless they block each other",
-    "unknown": "unless they wait for each other",
 }
 
 
@@ -98,10 +90,16 @@ def _part(ratio: float) -> str:
 def _batch_time(row: Row, f: Finding) -> str:
     several = f" (a step uses {row['part_ratio']:.3g} batches)" if row["part_ratio"] > 0 else ""
     whose = f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
-    who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
-        row["items_count"], f"each of its {row['items_count']} workers"
-    )
-    head = f"{whose}{who} takes {duration_text(row['amount_ns'])} to make a batch{several}"
+    length = duration_text(row["amount_ns"])
+    if row["items_count"] > 1 and row["high_ns"] > _UNEVEN_RATIO * row["low_ns"] > 0:
+        low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
+        uneven = f"its {row['items_count']} workers take {low} to {high} to make a batch{several}"
+        head = f"{whose}{uneven}, worker {row['worker_id']} longest; the mean batch takes {length}"
+    else:
+        who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
+            row["items_count"], f"each of its {row['items_count']} workers"
+        )
+        head = f"{whose}{who} takes {length} to make a batch{several}"
     parts = f.all("batch_part")
     if not parts:
         return head
@@ -125,42 +123,9 @@ def _blocked_reads(row: Row, f: Finding) -> str:
     return f"blocked reads moved {rate}/s, {where}; the median one took {typical}"
 
 
-def _more_workers(row: Row, f: Finding) -> str:
-    many = counted(row["items_count"], "worker")
-    if row["kind"] == "pass":
-        length = duration_text(row["low_ns"])
-        return f"{many}, one for each batch of a pass, would bring a step to about {length}; a pass begins with a wait"
-    condition = f", {_CONDITION_WORDS[row['kind']]}" if row["items_count"] > 1 or row["kind"] == "" else ""
-    cpus = f.first("cpus")
-    if cpus is not None and cpus["amount_ns"] > 0:
-        return f"{many} would bring a step to about {duration_text(cpus['amount_ns'])}, where the CPUs are the limit"
-    if row["of_count"] > 0 and row["items_count"] > 4 * row["of_count"]:
-        return f"more workers would shorten each step in proportion; {row['items_count']} would keep up{condition}"
-    return f"{many} would keep up with the rest of a step ({duration_text(row['amount_ns'])}){condition}"
-
-
-def _workers_keep_up(row: Row, f: Finding) -> str:
-    keep = "its worker keeps" if row["of_count"] == 1 else "its workers keep"
-    return (
-        f"on average {keep} up with the {duration_text(row['amount_ns'])} that the rest of a step takes: the waits come"
-        " from uneven batches"
-    )
-
-
-def _cpus_are_full(row: Row, f: Finding) -> str:
-    cpus = f.first("cpus")
-    if f.row.get("cause_kind") == "handoff":
-        return "the hand-off waits for a CPU: more workers would not help, fewer might"
-    if cpus is not None and row["code"] == "others_use_cpus":
-        used, count = number(cpus["low_ns"] / 1e9), number(cpus["part_ratio"])
-        return f"more workers would not help while other processes use {used} of the {count} CPUs"
-    if cpus is None or cpus["amount_ns"] < 0:
-        return "more workers would not help: the CPUs are full"
-    count = number(cpus["part_ratio"])
-    return (
-        f"more workers would not help: {count} CPUs need {duration_text(cpus['amount_ns'])} for the work of a step;"
-        " cheaper decoding or more CPUs would"
-    )
+def _handoff_starved(row: Row, f: Finding) -> str:
+    part, whole = duration_text(row["amount_ns"]), duration_text(row["high_ns"])
+    return f"the hand-off waits for a CPU, as the workers do: {part} of the {whole} that a batch takes"
 
 
 def _cpu_demand(row: Row, f: Finding) -> str:
@@ -195,8 +160,7 @@ def _fewer_batches(row: Row, f: Finding) -> str:
     often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
     return (
         f"making a batch takes {duration_text(row['low_ns'])}, its hand-off {duration_text(row['amount_ns'])}{often}:"
-        " more workers would not help; larger batches would where they are small, and less to pickle where they hold"
-        " many Python objects"
+        " larger batches help where they are small, and less to pickle where they hold many Python objects"
     )
 
 
@@ -486,6 +450,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
     ),
     "batch_time": _batch_time,
+    "batch_spread": _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}"),
     "blocked_by_guess": _filled(
         "storage and memory are told apart by how long calls took, so part of one may be the other"
     ),
@@ -493,11 +458,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "page_faults": _filled(
         "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
     ),
-    "more_workers": _more_workers,
-    "use_workers": _more_workers,
-    "workers_keep_up": _workers_keep_up,
-    "cpus_are_full": _cpus_are_full,
-    "others_use_cpus": _cpus_are_full,
+    "handoff_starved": _handoff_starved,
     "cpu_demand": _cpu_demand,
     "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
     "fewer_threads": _fewer_threads,

@@ -1,82 +1,78 @@
-"""What would hide the making of batches: a loader that waits needs few CPUs, whoever uses them."""
+"""What is said of the making of batches: how many workers at a time, how they differ, and why a hand-off takes long."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.facts import RankFacts
-from stashtrace.analysis.findings.making import PARTS, Making, advice_of, handoff_code
-from stashtrace.analysis.stalls.cpus import HostCpu
+from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.findings.making import PARTS, Making, is_starved
+from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.schema.events import BATCHES
+from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
-
-MS = 1_000_000
-
-
-def rank(step_ms: int, waits_ms: int) -> RankFacts:
-    kinds = {"prep": 20 * waits_ms * MS, "compute": 20 * (step_ms - waits_ms) * MS}
-    return RankFacts(0, "node", 20, step_ms * MS, step_ms * MS, 20 * step_ms * MS, kinds, kinds, kinds, {})
+from stashtrace.summary.words import evidence_texts
+from stashtrace.summary.words.parts import findings_of
 
 
-def making(workers: int, *, pass_count: int = 0, **parts_ms: int) -> Making:
-    parts = {part: float(parts_ms.get(part, 0) * MS) for part in PARTS}
-    return Making(Table.from_rows(BATCHES, []), workers, sum(parts.values()), parts, 0.0, 1.0, pass_count)
+def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:
+    """Sentences below the verdict about a rank that waits for each of its batches and computes for 2 ms."""
+    trace, clock = TraceBuilder(), 0
+    rank = trace.rank(0)
+    for epoch in range(epochs):
+        makers = [
+            trace.process(rank=0, role=ProcessRole.WORKER, worker=w, parent=rank.process_id) for w in range(workers)
+        ]
+        for batch in range(24):
+            worker, made = batch % workers, clock + batch_ms(batch) * MS
+            makers[worker].fetch(batch, clock, made, cpu=made - clock, runqueue=0, loader=1 + epoch)
+            rank.batch_wait(batch, clock, made, worker=worker, cpu=0, runqueue=0, loader=1 + epoch)
+            rank.phase("forward", made + 1000, made + MS).phase("optimizer", made + MS, made + 2 * MS)
+            clock = made + 2 * MS
+    tables = summarize(trace.trace())
+    (data,) = [f for f in findings_of(tables.findings, tables.evidence) if f.row["kind"] == "data"]
+    return evidence_texts(data)
 
 
-def cpus(others: float, *, main_ms_per_s: float = 300) -> HostCpu:
-    return HostCpu(2.0, others, 0.99, 0.0, {0: main_ms_per_s * MS})
+def test_workers_of_epochs_count_once() -> None:
+    assert told(lambda batch: 20, epochs=4)[0].startswith("its worker takes 20.0 ms to make a batch: ")
+    assert told(lambda batch: 20, workers=2, epochs=3)[0].startswith("each of its 2 workers takes 20.0 ms to make")
 
 
-@pytest.mark.parametrize("part", ["asleep", "network", "storage", "blocked"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_more_workers_help_a_loader_that_waits_though_others_use_all_cpus(part: str, workers: int) -> None:
-    advice = advice_of(rank(90, 60), making(workers, cpu=3, queue=12, **{part: 45}), cpus(1.9), 1)
-    assert advice is not None
-    assert advice.code == ("more_workers" if workers else "use_workers")
-    assert advice.condition == part
-    assert advice.workers == 2
+def test_workers_that_differ_are_not_one_figure() -> None:
+    """Worker 0 takes 100 ms for each of its batches, worker 1 takes 1 ms."""
+    said = told(lambda batch: 1 if batch % 2 else 100, workers=2)[0]
+    assert said.startswith(
+        "its 2 workers take 1.00 ms to 100 ms to make a batch, worker 0 longest; the mean batch takes"
+    )
+    assert "each of" not in said
 
 
-def test_more_workers_do_not_help_a_loader_that_computes_while_others_use_the_cpus() -> None:
-    advice = advice_of(rank(90, 60), making(1, cpu=40, queue=20), cpus(1.9), 1)
-    assert advice is not None
-    assert advice.code == "others_use_cpus"
+def test_bursts_are_told() -> None:
+    """Every eighth batch takes 200 ms, the others take 5."""
+    assert "half of the batches take 5.00 ms or less, the longest takes 200 ms" in told(
+        lambda batch: 200 if batch % 8 == 7 else 5
+    )
+    assert not any("half of the batches" in said for said in told(lambda batch: 5))
 
 
-def test_more_workers_do_not_help_where_the_job_itself_fills_the_cpus() -> None:
-    advice = advice_of(rank(90, 60), making(2, cpu=150, queue=2), cpus(0.0, main_ms_per_s=600), 1)
-    assert advice is not None
-    assert advice.code == "cpus_are_full"
+def test_no_sentence_says_how_many_workers_would_help() -> None:
+    """That is the answer of a replay, and of no other formula."""
+    assert not any("would" in said for said in told(lambda batch: 20))
 
 
-def test_the_limit_of_the_cpus_is_never_above_the_step_that_they_allow_now() -> None:
-    advice = advice_of(rank(90, 60), making(0, cpu=8, queue=7, asleep=45), cpus(1.9), 1)
-    assert advice is not None
-    assert advice.floor_ns < 90 * MS
+@pytest.mark.parametrize(("ids", "count"), [([], 0), ([-1, -1], 0), ([0, 0, 0], 1), ([0, 1, 0, 1], 2)])
+def test_workers_are_counted_by_their_ids(ids: list[int], count: int) -> None:
+    import numpy as np
+
+    assert workers_count(np.array(ids, dtype=np.int64)) == count
 
 
-@pytest.mark.parametrize(
-    ("queue", "others", "code"),
-    [
-        (2, 1.9, "fewer_larger_batches"),
-        (30, 1.9, "others_use_cpus"),
-        (30, 0.0, "cpus_are_full"),
-    ],
-)
-def test_hand_over_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, others: float, code: str) -> None:
-    assert handoff_code(making(2, cpu=8, queue=queue), cpus(others)) == code
-
-
-def test_the_cpu_time_of_training_is_no_limit_of_validation() -> None:
-    """A short step that waits most of its time, beside training that computes."""
-    advice = advice_of(rank(18, 13), making(0, asleep=12, cpu=1), cpus(0.0, main_ms_per_s=620), 1, training=False)
-    assert advice is not None
-    assert (advice.code, advice.workers, advice.floor_ns) == ("use_workers", 3, -1)
-
-
-def test_no_more_workers_than_a_pass_has_batches() -> None:
-    advice = advice_of(rank(30, 29), making(2, asleep=60, pass_count=8), cpus(0.0), 1, training=False)
-    assert advice is not None
-    assert (advice.code, advice.workers, advice.condition) == ("more_workers", 8, "pass")
-    assert advice.floor_ns == 60 * MS / 8
+@pytest.mark.parametrize(("queue", "starved"), [(2, False), (30, True)])
+def test_hand_off_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, starved: bool) -> None:
+    parts = {part: float({"cpu": 8, "queue": queue}.get(part, 0) * MS) for part in PARTS}
+    making = Making(Table.from_rows(BATCHES, []), 2, sum(parts.values()), parts, 0.0, 1.0)
+    assert is_starved(making) is starved

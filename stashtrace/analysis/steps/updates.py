@@ -1,0 +1,55 @@
+"""When optimizers updated parameters: their phases, without the closures that run in them.
+
+    optimizer.step(closure)  [ forward ][ sleep ][ backward ][ update ]
+                             closure: work of the step......  ^ this is the update
+
+Lightning, and L-BFGS, hand the whole training step to ``optimizer.step`` as a closure.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.schema.kinds import Phase, PhaseFlag
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+Bools = npt.NDArray[np.bool_]
+
+_OF_CLOSURES = (Phase.FORWARD, Phase.BACKWARD)
+
+
+def runs_closure(phases: Table) -> Bools:
+    """Return the mask of the phases of optimizers in which a forward or a backward of these phases ran."""
+    begin, ended = _closures(phases, np.arange(len(phases)))
+    return np.asarray((phases["phase_code"] == Phase.OPTIMIZER) & (ended > begin))
+
+
+def update_times(trace: Trace, process_id: int) -> TimeSet:
+    """Return when a process updated parameters.
+
+    What an optimizer does before the last forward or backward inside its step has ended is its closure's, whatever it
+    is: a closure that sleeps between both leaves no other mark.
+    """
+    begin, end = update_windows(trace, process_id)
+    return TimeSet.of(begin, end)
+
+
+def update_windows(trace: Trace, process_id: int) -> tuple[Int64, Int64]:
+    """Return begin and end of each update of a process, in the order of their phases; see :func:`update_times`."""
+    phases = trace.phases
+    mine = (phases["process_id"] == process_id) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
+    own = phases.take(mine)
+    updates = np.flatnonzero(own["phase_code"] == Phase.OPTIMIZER)
+    begin, ended = _closures(own, updates)
+    return np.maximum(begin, ended), own["end_ns"][updates]
+
+
+def _closures(phases: Table, updates: Int64) -> tuple[Int64, Int64]:
+    """Return begin of these rows, and when the last forward or backward before the end of each had ended."""
+    ends = np.sort(phases["end_ns"][np.isin(phases["phase_code"], _OF_CLOSURES)])
+    last = np.searchsorted(ends, phases["end_ns"][updates], side="right") - 1
+    return phases["begin_ns"][updates], np.append(ends, np.iinfo(np.int64).min)[last]

@@ -1,0 +1,274 @@
+"""first_changes: what to change first about a job, and what that saves, by replays of the run.
+
+The changes are those that `stashtrace whatif` ranks. Of several that shorten one wait, such as more workers and quicker
+batches, one stands for all; a second change must save more together with the first than that one alone.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.intervals import Int64
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay.changes import BUCKET, Change
+from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
+from stashtrace.replay.loaders import known_loaders
+from stashtrace.replay.report import unreliable
+from stashtrace.replay.scenario import Floats, Scenario, Unknowns
+from stashtrace.replay.sharing import workers_of
+from stashtrace.replay.straggler import without_lateness
+from stashtrace.replay.transfers import LINKS
+from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
+from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary as text_of
+
+FIRST_CHANGES = schema(
+    "first_changes",
+    "What to change first about a job, the change that saves most first, or one row that says why none is predicted",
+    ("change", "U16", "", "QUANTITY=VALUE as `stashtrace whatif` takes it; empty in a row with a reason"),
+    Column("saved_low_ns", "i8", "ns", "a step gets shorter by at least this; 0 if it may not; -1 unknown", missing=-1),
+    Column("saved_high_ns", "i8", "ns", "by at most this; -1 unknown", missing=-1),
+    Column("low_ratio", "f8", "", "saved_low_ns of the recorded step; -1 unknown", missing=-1),
+    Column("high_ratio", "f8", "", "saved_high_ns of it; -1 unknown", missing=-1),
+    ("sure", "U12", "", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason"),
+    Column("present_count", "i8", "", "of a number to change, such as workers: the present one, else -1", missing=-1),
+    Column("rank", "i8", "", "rank whose work the change is mostly about, -1 if several", role="rank", missing=-1),
+    ("kind", "U16", "", "kind of that work, a StallKind; empty if several"),
+    ("reason", "U64", "", "why no change is predicted; empty in a row with a change"),
+)
+
+#: Changes that save less than this part of the step are not worth a line.
+_WORTH_RATIO = 0.03
+#: Lines at most.
+_MOST_LINES = 3
+#: More rows than this are not replayed for a summary, which would take several times as long for it.
+MOST_ROWS = 400_000
+#: A change of a setting goes before one of the code or the machine that saves little more: that times this part.
+_NEARLY_RATIO = 0.8
+_SETTINGS = ("workers", BUCKET)
+#: Nobody changes the links inside a host.
+_FIXED = "interconnect."
+#: A saving is sure if it is at least this part of what it may be at most.
+_SURE_RATIO = 0.5
+#: A rank, or a kind of work, is named if it is this part of what a change takes away.
+_MOSTLY_RATIO = 0.6
+#: A rate that makes all but the latency of a transfer vanish, and one that makes that vanish.
+_ENDLESS, _NONE = 1e9, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class FirstChange:
+    """One change, with the bounds of what it saves of a step."""
+
+    answer: Answer
+    low_ns: float
+    high_ns: float
+    present_count: int = -1
+    rank: int = -1
+    kind: str = ""
+
+    @property
+    def change(self) -> Change:
+        """The change that was replayed."""
+        return self.answer.changes[0]
+
+    @property
+    def sure(self) -> str:
+        """How sure it is that the step gets shorter: ``sure``, ``likely`` or ``perhaps``."""
+        if self.low_ns <= 0:
+            return "perhaps"
+        return "sure" if self.low_ns >= _SURE_RATIO * self.high_ns else "likely"
+
+
+def first_changes(trace: Trace) -> Table:
+    """Predict what a person should change first about a job: at most three changes, the one that saves most first.
+
+    Savings are those of `stashtrace whatif`, with the difference of recordings, and none exceeds the work that it comes
+    from. Where no change saves 3 % of a step, one row says so.
+
+    Parameters
+    ----------
+    trace : Trace
+        Anything that loads.
+
+    Columns
+    -------
+    change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, reason
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has two steps, or the replay of the unchanged run is not like the run.
+    """
+    # A pass over very many reads would only make answers about storage narrower.
+    graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
+    run = what_if(graph, [])
+    if not run.is_reliable:
+        raise MissingDataError(
+            unreliable(run), hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
+        )
+    buckets = None
+    with contextlib.suppress(MissingDataError):  # a job without such buckets
+        buckets = gradient_buckets(trace, graph)
+    chosen = _chosen(graph, single_changes(graph, buckets=buckets), buckets)
+    if not chosen:
+        return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
+    return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
+
+
+def what_to_do_first(trace: Trace) -> Table:
+    """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
+    rows = _rows_count(trace)
+    if rows > MOST_ROWS:
+        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
+    try:
+        return first_changes(trace)
+    except MissingDataError as error:
+        return _because(f"nothing can be predicted: {error}")
+
+
+def summary(trace: Trace) -> str:
+    """Return the summary of a run as text, with what to change first."""
+    return text_of(trace, first=what_to_do_first(trace))
+
+
+def _rows_count(trace: Trace) -> int:
+    """Return how many rows a graph of this trace would be made of."""
+    tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
+    return sum(map(len, tables))
+
+
+def _because(reason: str) -> Table:
+    return Table.from_rows(FIRST_CHANGES, [("", -1, -1, -1.0, -1.0, "", -1, -1, "", reason)])
+
+
+def _row(one: FirstChange, run: Answer) -> tuple[object, ...]:
+    low, high = max(one.low_ns, 0.0), one.high_ns
+    whole = max(run.replayed_ns, 1.0)
+    shares = low / whole, high / whole
+    return str(one.change), round(low), round(high), *shares, one.sure, one.present_count, one.rank, one.kind, ""
+
+
+def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) -> list[FirstChange]:
+    """Choose among single changes, which come with those that save most first."""
+    found: dict[str, FirstChange] = {}
+    for answer in answers:
+        if answer.changes[0].quantity.startswith(_FIXED):
+            continue
+        column, one = _column_of(answer.changes[0]), FirstChange(answer, *answer.saved_ns)
+        best = found.get(column)
+        if best is None or (
+            one.change.quantity in _SETTINGS
+            and best.change.quantity not in _SETTINGS
+            and _middle(one) >= _NEARLY_RATIO * _middle(best)
+        ):
+            found[column] = one
+    worth = [one for one in found.values() if _middle(one) >= _WORTH_RATIO * one.answer.replayed_ns]
+    worth.sort(key=lambda one: -_middle(one))
+    # Less computation always helps, so it is named only where nothing else does; then what perhaps saves nothing.
+    others = [one for one in worth if one.change.quantity != "compute"]
+    sound = [one for one in others if one.sure != "perhaps"]
+    chosen: list[FirstChange] = []
+    for one in sound or [one for one in worth if one not in others] or others[:1]:
+        if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
+            bounded = _bounded(graph, one)
+            if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
+                chosen.append(_named(graph, bounded))
+    return chosen
+
+
+def _column_of(change: Change) -> str:
+    quantity = change.quantity.partition(".")[0]
+    return {"workers": "data", BUCKET: "link"}.get(quantity, COLUMN_OF.get(quantity, quantity))
+
+
+def _middle(one: FirstChange) -> float:
+    return (max(one.low_ns, 0.0) + one.high_ns) / 2
+
+
+def _bounded(graph: Graph, one: FirstChange) -> FirstChange:
+    """Return a change whose saving does not exceed what is saved where the work that it is about takes no time."""
+    most = _most_saved_ns(graph, one.answer)
+    return replace(one, low_ns=min(one.low_ns, most), high_ns=min(one.high_ns, most))
+
+
+def _most_saved_ns(graph: Graph, answer: Answer) -> float:
+    """Return what is saved if the work that a change is about takes no time."""
+    change = answer.changes[0]
+    link, _, of_link = change.quantity.partition(".")
+    if change.quantity == "straggler":
+        return _removed_ns(graph)
+    if of_link or change.quantity == BUCKET:
+        links = (link,) if of_link else tuple(LINKS)
+        gone = [c for name in links for c in (Change(f"{name}.bandwidth", _ENDLESS), Change(f"{name}.latency", _NONE))]
+    elif _column_of(change) == "data":
+        gone = [Change("prep", 0.0), Change("fetch", 0.0)]
+    else:
+        gone = [Change(change.quantity, 0.0)]
+    try:
+        return answer.replayed_ns - what_if(graph, known_changes(graph, gone)).low_ns
+    except (MissingDataError, UsageError):  # time that the replay cannot take away
+        return answer.replayed_ns
+
+
+def _without_lateness(graph: Graph) -> Floats:
+    """Return by how much each node is shorter where no rank is ever late."""
+    scenario = Scenario.of(graph, Unknowns(luck=0.0))
+    return np.maximum(scenario.work - without_lateness(scenario).work, 0.0)
+
+
+def _removed_ns(graph: Graph) -> float:
+    """Return the mean over the counted steps of the work of late ranks that goes."""
+    counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
+    steps = np.unique(graph.ends_step[counted])
+    removed = _without_lateness(graph)
+    inside = np.isin(graph.step, steps) | graph.is_batch
+    return float(removed[inside].sum()) / max(len(steps), 1)
+
+
+def _adds(graph: Graph, first: FirstChange, other: FirstChange, buckets: Buckets | None) -> bool:
+    """Return True if two changes together save clearly more than the first alone."""
+    try:
+        both = what_if(graph, (*first.answer.changes, *other.answer.changes), buckets=buckets)
+    except (MissingDataError, UsageError):
+        return False
+    return first.answer.middle_ns - both.middle_ns >= _WORTH_RATIO * both.replayed_ns
+
+
+def _named(graph: Graph, one: FirstChange) -> FirstChange:
+    """Return a change with the rank and the kind of work that it is mostly about."""
+    quantity = one.change.quantity
+    if quantity == "workers":
+        facts = known_loaders(graph, one.change)
+        present = max(workers_of(graph, facts, rank) for rank in np.unique(graph.ends_rank).tolist())
+        return replace(one, present_count=present)
+    if quantity != "straggler":
+        return one
+    removed = _without_lateness(graph)
+    nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
+    rank = _mostly(graph.rank[nodes], removed[nodes])
+    nodes = nodes[graph.rank[nodes] == rank] if rank >= 0 else nodes
+    kind = _mostly(graph.kind[nodes], removed[nodes])
+    name = StallKind(kind).name.lower() if kind >= 0 else ""
+    return replace(one, rank=rank, kind=name)
+
+
+def _mostly(keys: Int64, amounts: Floats) -> int:
+    """Return the key with most of the amounts, -1 if none has."""
+    if not len(keys):
+        return -1
+    groups = GroupBy(keys)
+    sums = groups.sum(amounts)
+    largest = int(sums.argmax())
+    return int(groups.values[largest]) if sums[largest] >= _MOSTLY_RATIO * sums.sum() else -1
