@@ -1,0 +1,283 @@
+"""Read a summary as a person would: which cause does its first verdict name, whose is it, and how long does it take?
+
+A verdict is a paragraph that begins with the mark of a verdict; its head is its first sentence. Blamed is who is said
+to do something that takes time: the subject of the head, or, if that one waits for a rank, the rank that it waits for.
+Transfers and ranks that take turns blame nobody, and neither does a head about all ranks of the job.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from causes.plan import Cause, Plan, Truth
+from causes.words import NOT_COMPUTE, WORDS
+
+MARK = "▶"
+#: A figure is right within this part of the true one.
+AMOUNT_RATIO = 0.15
+#: An interval that is wider than this says no amount.
+WIDE_RATIO = 1.5
+#: A wait below this part of the step, or this long, is the noise of a busy machine: naming a rank for it is no blame.
+NOISE_RATIO, NOISE_MS = 0.05, 3.0
+#: Beside a planted cause, smaller waits are beside the point.
+BESIDE_RATIO = 0.1
+#: The stopwatches agree with a blame if they see at least this part of the waiting behind that rank.
+SEEN_RATIO = 0.5
+
+RIGHT, READER = "right", "needs a reader"
+NO_VERDICT, WRONG_CAUSE, WRONG_RANK, WRONG_AMOUNT = "no verdict", "wrong cause", "wrong rank", "wrong amount"
+NO_SHAPE, MISSED, WRONG_BLAME, FALSE = "shape not said", "second cause missed", "blames another", "false sentence"
+
+_RANKS = r"\branks?\s+(\d+(?:\s*[-–]\s*\d+)?(?:\s*(?:,|and)\s*\d+(?:\s*[-–]\s*\d+)?)*)"
+_AWAITED = re.compile(r"\bwait(?:s|ing|ed)?\b.*?\bfor\b.*?" + _RANKS + r"|\btraces? back to " + _RANKS)
+_LENGTH = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s*(us|µs|ms|s)\b")
+_UNIT_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+_NOBODY = re.compile(r"\balternat|\bin turns?\b|\btransfers?\b|\bcompute bound\b|\bbubble\b(?!.*\bstage \d)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A paragraph of a summary."""
+
+    head: str
+    details: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Return the whole paragraph as one line."""
+        return " / ".join([self.head, *self.details])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is right and wrong about a summary."""
+
+    faults: tuple[str, ...]
+    first: str
+    wrong: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> str:
+        """Return the one word that counts."""
+        return self.faults[0] if self.faults else RIGHT
+
+
+def verdicts(text: str) -> list[Verdict]:
+    """Return the verdicts of a rendered summary in their order."""
+    found: list[list[str]] = []
+    inside = False
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith(MARK):
+            found.append([stripped.removeprefix(MARK).strip()])
+            inside = True
+        elif inside and stripped and line.startswith("    "):
+            indent = len(line) - len(line.lstrip())
+            if indent == 6:
+                found[-1].append(stripped)
+            else:
+                found[-1][-1] += " " + stripped
+        else:
+            inside = False
+    return [Verdict(paragraph[0], tuple(paragraph[1:])) for paragraph in found]
+
+
+def opening(text: str) -> str:
+    """Return what stands above the first verdict, as one line."""
+    return re.sub(r"\s+", " ", text.partition(MARK)[0])
+
+
+def numbers(text: str) -> set[int]:
+    """Read a list of ranks such as ``0-3,7`` or ``2 and 3``."""
+    found: set[int] = set()
+    for part in re.split(r",|\band\b", text):
+        first, _, last = part.replace("–", "-").partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def blamed(head: str, ranks_count: int) -> set[int] | None:
+    """Return whom a head blames; None if that cannot be decided."""
+    clause = re.split(r"[;:]\s", head)[0]
+    if _NOBODY.search(clause):
+        return set()
+    awaited = _AWAITED.search(clause)
+    if awaited:
+        begin = awaited.start(1) if awaited.group(1) else awaited.start(2)
+        tail = re.split(r"\b(?:which|that|who) (?:itself )?waits?\b", clause[max(clause.rfind("rank", 0, begin), 0) :])[
+            -1
+        ]
+        found = {rank for match in re.finditer(_RANKS, tail) for rank in numbers(match.group(1))}
+    else:
+        match = re.search(_RANKS, clause)
+        if match is None:
+            return {0} if ranks_count == 1 else None
+        if re.search(r"\bfor (the )?others\b", clause):
+            return set()
+        found = numbers(match.group(1))
+    return set() if len(found) >= ranks_count > 1 else found
+
+
+def lengths_ms(head: str) -> list[tuple[float, float]]:
+    """Return the lengths of time that a head says, each with its bounds."""
+    found: list[tuple[float, float]] = []
+    matches = list(_LENGTH.finditer(head))
+    number = 0
+    while number < len(matches):
+        low = high = _as_ms(matches[number])
+        if number + 1 < len(matches):
+            between = head[matches[number].end() : matches[number + 1].start()]
+            if re.fullmatch(r"\s*(to|and|[-–])\s*", between):
+                number += 1
+                high = _as_ms(matches[number])
+        found.append((low, high))
+        number += 1
+    return found
+
+
+def _as_ms(match: re.Match[str]) -> float:
+    return float(match.group(1).replace(",", "")) * _UNIT_MS[match.group(2)]
+
+
+def is_true(length: tuple[float, float], amounts: Mapping[str, float]) -> bool:
+    """Return whether a length is one of the true ones."""
+    low, high = length
+    if high > WIDE_RATIO * low:
+        return False
+    return any(low * (1 - AMOUNT_RATIO) <= true <= high * (1 + AMOUNT_RATIO) for true in amounts.values())
+
+
+def names_cause(cause: Cause, verdict: Verdict) -> bool:
+    """Return whether a verdict has the words of a cause and the name that belongs to it."""
+    return bool(re.search(WORDS[cause.kind], verdict.text) and re.search(cause.named, verdict.text))
+
+
+def judge(text: str, plan: Plan, truth: Truth) -> Outcome:
+    """Judge a rendered summary."""
+    found = verdicts(text)
+    first = found[0].text if found else opening(text)
+    false = [*_false_sentences(text, plan), *_false_blames(found, plan, truth)]
+    if not plan.causes:
+        return _balanced(found, first, false, truth)
+    if plan.ending:
+        faults = _ending(text, found, plan)
+    elif not found:
+        faults = [NO_VERDICT]
+    else:
+        faults = _planted(found, plan, truth)
+    if false and FALSE not in faults:
+        faults.append(WRONG_BLAME if all(kind == WRONG_BLAME for kind, _ in false) else FALSE)
+    return Outcome(tuple(faults), first, tuple(sentence for _, sentence in false))
+
+
+def _planted(found: list[Verdict], plan: Plan, truth: Truth) -> list[str]:
+    """Return what is wrong about the verdicts of a member with causes."""
+    first = found[0]
+    who = blamed(first.head, truth.ranks_count)
+    named = [number for number, cause in enumerate(plan.causes) if names_cause(cause, first)]
+    everybody = set(range(truth.ranks_count))
+    faults = []
+    if not named:
+        faults.append(WRONG_CAUSE)
+    right_rank = [n for n, c in enumerate(plan.causes) if who is not None and _same(who, set(c.ranks), everybody)]
+    if who is None:
+        faults.append(READER)
+    elif not right_rank:
+        faults.append(WRONG_RANK)
+    matched = [number for number in named if number in right_rank]
+    if named and right_rank and not matched:
+        faults.append(WRONG_CAUSE)
+    if matched:
+        said = lengths_ms(first.head)
+        wrong = [length for length in said if not any(is_true(length, truth.amounts[n]) for n in matched)]
+        if wrong and any(truth.amounts[n] for n in matched):
+            faults.append(WRONG_AMOUNT)
+        if plan.shape and not re.search(plan.shape, first.text):
+            faults.append(NO_SHAPE)
+        rest = [cause for number, cause in enumerate(plan.causes) if number != matched[0]]
+        if not all(any(_says(v, cause, truth) for v in found) for cause in rest):
+            faults.append(MISSED)
+    return faults
+
+
+def _same(who: set[int], culprits: set[int], everybody: set[int]) -> bool:
+    """Return whether the blamed are the culprits; a cause that all ranks share blames nobody."""
+    return who == culprits or (culprits == everybody and not who)
+
+
+def _says(verdict: Verdict, cause: Cause, truth: Truth) -> bool:
+    who = blamed(verdict.head, truth.ranks_count)
+    everybody = set(range(truth.ranks_count))
+    return names_cause(cause, verdict) and who is not None and _same(who, set(cause.ranks), everybody)
+
+
+def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
+    """Return what is wrong about how a job is said to have ended: above the verdicts or in the first."""
+    said = [opening(text), *(v.text for v in found[:1])]
+    cause = plan.causes[0]
+    naming = [part for part in said if re.search(WORDS[cause.kind], part) and re.search(cause.named, part)]
+    if not naming:
+        ends = any(re.search(WORDS[kind], part) for kind in ("died", "hung", "mismatch") for part in said)
+        return [WRONG_CAUSE if ends else NO_VERDICT]
+    culprits = set(cause.ranks)
+    around = [
+        numbers(match.group(1))
+        for part in naming
+        for sentence in re.split(r"[;.]\s| / ", part)
+        if re.search(WORDS[cause.kind], sentence)
+        for match in re.finditer(_RANKS, sentence)
+    ]
+    return [] if culprits in around else [WRONG_RANK]
+
+
+def _balanced(found: list[Verdict], first: str, false: list[tuple[str, str]], truth: Truth) -> Outcome:
+    """Judge the summary of a member in which nothing is planted."""
+    kinds = [kind for kind, _ in false]
+    unclear = [
+        v.head for v in found if blamed(v.head, truth.ranks_count) is None and _largest(v.head) >= _noise_ms(truth)
+    ]
+    faults = list(dict.fromkeys(kinds)) + ([READER] if unclear else [])
+    return Outcome(tuple(faults), first, tuple(sentence for _, sentence in false) + tuple(unclear))
+
+
+def _noise_ms(truth: Truth) -> float:
+    return max(NOISE_RATIO * truth.step_ms, NOISE_MS)
+
+
+def _largest(head: str) -> float:
+    return max((high for _, high in lengths_ms(head)), default=0.0)
+
+
+def _false_sentences(text: str, plan: Plan) -> list[tuple[str, str]]:
+    """Return the sentences that are known to be false of this member."""
+    flat = re.sub(r"\s+", " ", text)
+    patterns = [*plan.false]
+    if plan.causes and not any(cause.kind in ("compute", "skew", "stage") for cause in plan.causes):
+        patterns += NOT_COMPUTE
+    found = []
+    for pattern in patterns:
+        match = re.search(pattern, flat)
+        if match:
+            found.append((FALSE, "..." + flat[max(match.start() - 60, 0) : match.end() + 60] + "..."))
+    return found
+
+
+def _false_blames(found: list[Verdict], plan: Plan, truth: Truth) -> list[tuple[str, str]]:
+    """Return the heads that blame a rank which did nothing."""
+    culprits = {rank for cause in plan.causes for rank in cause.ranks}
+    noise = max(_noise_ms(truth), BESIDE_RATIO * truth.step_ms if plan.causes else 0.0)
+    result = []
+    for verdict in found:
+        who = (blamed(verdict.head, truth.ranks_count) or set()) - culprits
+        if not who or _largest(verdict.head) < noise:
+            continue
+        if truth.ranks_count == 1 and not plan.causes:
+            continue
+        seen = max(truth.caused.get(rank, 0.0) for rank in who)
+        # By the stopwatches this rank was last: on a busy machine that may be so without anything planted.
+        backed = not plan.causes and seen >= SEEN_RATIO * _largest(verdict.head)
+        result.append((READER if backed else WRONG_BLAME, verdict.head))
+    return result
