@@ -9,7 +9,7 @@ WORDS = {
     "read": r"\breads?\b|\breading\b",
     "write": r"\bwrit(e|es|ing|ten)\b|\bfsync\b",
     "garbage": r"\bgarbage\b|\bgc\b",
-    "python": r"\bPython\b|between operators|outside (of )?(its |the )?operators|\b(own|user) code\b",
+    "python": r"\bPython\b|between operators|outside (of )?(its |the )?operators|\b(own|user) code\b|tokenize_text",
     "compute": r"\bcomput(e|es|ing|ation)\b|\bforward\b|\bbackward\b|\bkernels?\b|\boperators?\b",
     "batches": r"\bbatch(es)?\b|\binput[- ]bound\b|\bDataLoader\b",
     "workers": r"\bworkers?\b",
