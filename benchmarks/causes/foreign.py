@@ -76,7 +76,7 @@ def write(member: Foreign, folder: Path) -> Truth:
 def _amounts(simulated: Simulated, cause: Cause, planted_ms: float) -> dict[str, float]:
     """Return each figure that a sentence about a cause may say."""
     amounts = {"planted": planted_ms}
-    if cause.kind in ("compute", "stage", "skew"):
+    if cause.kind in ("compute", "skew"):
         amounts |= {f"computing of rank {rank}": ms for rank, ms in simulated.computed_ms.items()}
     losers = {rank: ms for rank, ms in simulated.waits_ms.items() if rank not in cause.ranks}
     amounts |= {f"wait of rank {rank}": ms for rank, ms in losers.items()}
@@ -198,20 +198,22 @@ def stuttering(rank: int, count: int, steps: int = 12) -> Programs:
     return programs
 
 
+BALANCED = Plan(false=words.NO_LOADER)
+PIPELINE = Plan(false=(*words.NO_LOADER, *words.NO_WAITING_SENDS))
+
+
 def _stage(rank: int) -> Plan:
-    return Plan((Cause((rank,), "stage"),), false=words.NO_LOADER)
+    return Plan((Cause((rank,), "compute", named=words.STAGE),), false=PIPELINE.false)
 
 
 def _one(rank: int, kind: str, shape: str = "", false: tuple[str, ...] = words.NO_LOADER) -> Plan:
     return Plan((Cause((rank,), kind),), shape, false)
 
 
-BALANCED = Plan(false=words.NO_LOADER)
-
 TRACES = (
-    Foreign("pipe2_even", "2 equal stages", lambda: pipeline([6] * 2), BALANCED),
-    Foreign("pipe4_even", "4 equal stages", lambda: pipeline([6] * 4), BALANCED),
-    Foreign("pipe8_even", "8 equal stages, 8 micro-batches", lambda: pipeline([6] * 8, microbatches=8), BALANCED),
+    Foreign("pipe2_even", "2 equal stages", lambda: pipeline([6] * 2), PIPELINE),
+    Foreign("pipe4_even", "4 equal stages", lambda: pipeline([6] * 4), PIPELINE),
+    Foreign("pipe8_even", "8 equal stages, 8 micro-batches", lambda: pipeline([6] * 8, microbatches=8), PIPELINE),
     Foreign("nested_even", "tensor-parallel pairs", lambda: nested({}), BALANCED),
     Foreign("experts_even", "a mixture of experts", lambda: experts(4, {}), BALANCED),
     Foreign("gpu_even", "4 replicas", lambda: replicas(4), BALANCED),
@@ -254,21 +256,21 @@ TRACES = (
         "pipe4_loads",
         "the first of 4 stages waits for its batch",
         lambda: pipeline([6] * 4, {0: host(60.0, LOAD)}),
-        _one(0, "batches", false=()),
+        _one(0, "batches", false=words.NO_WAITING_SENDS),
         (60.0,),
     ),
     Foreign(
         "pipe4_python",
         "the first of 4 stages runs Python before it launches",
         lambda: pipeline([6] * 4, {0: host(60.0)}),
-        _one(0, "launch"),
+        _one(0, "launch", false=PIPELINE.false),
         (60.0,),
     ),
     Foreign(
         "pipe4_copy",
         "the third of 4 stages copies from pageable memory",
         lambda: pipeline([6] * 4, {2: Work("copy", "", 70.0)}),
-        _one(2, "copy"),
+        _one(2, "copy", false=PIPELINE.false),
         (70.0,),
     ),
     Foreign(

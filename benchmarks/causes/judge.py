@@ -29,7 +29,8 @@ SEEN_RATIO = 0.5
 
 RIGHT, READER = "right", "needs a reader"
 NO_VERDICT, WRONG_CAUSE, WRONG_RANK, WRONG_AMOUNT = "no verdict", "wrong cause", "wrong rank", "wrong amount"
-NO_SHAPE, MISSED, WRONG_BLAME, FALSE = "shape not said", "second cause missed", "blames another", "false sentence"
+NO_NAME, NO_SHAPE, MISSED = "name not said", "shape not said", "second cause missed"
+WRONG_BLAME, FALSE = "blames another", "false sentence"
 
 _RANKS = r"\branks?\s+(\d+(?:\s*[-–]\s*\d+)?(?:\s*(?:,|and)\s*\d+(?:\s*[-–]\s*\d+)?)*)"
 _AWAITED = re.compile(r"\bwait(?:s|ing|ed)?\b.*?\bfor\b.*?" + _RANKS + r"|\btraces? back to " + _RANKS)
@@ -85,6 +86,11 @@ def verdicts(text: str) -> list[Verdict]:
     return [Verdict(paragraph[0], tuple(paragraph[1:])) for paragraph in found]
 
 
+def stall_verdicts(text: str) -> list[Verdict]:
+    """Return the verdicts but for that about other work on the machine's CPUs, which the bench does not plant."""
+    return [verdict for verdict in verdicts(text) if not verdict.head.startswith("CPU contention")]
+
+
 def opening(text: str) -> str:
     """Return what stands above the first verdict, as one line."""
     return re.sub(r"\s+", " ", text.partition(MARK)[0])
@@ -101,24 +107,32 @@ def numbers(text: str) -> set[int]:
 
 def blamed(head: str, ranks_count: int) -> set[int] | None:
     """Return whom a head blames; None if that cannot be decided."""
-    clause = re.split(r"[;:]\s", head)[0]
+    clause, _, rest = head.partition("; ")
+    clause = clause.split(": ")[0]
+    if re.search(r"\bwait(s|ing)?\b.*\bfor (the )?others\b", clause):
+        # Who the others are stands behind, if it is said.
+        found = _named_ranks(rest, _AWAITED.search(rest))
+        return set() if len(found) >= ranks_count > 1 else found
     if _NOBODY.search(clause):
         return set()
     awaited = _AWAITED.search(clause)
     if awaited:
-        begin = awaited.start(1) if awaited.group(1) else awaited.start(2)
-        tail = re.split(r"\b(?:which|that|who) (?:itself )?waits?\b", clause[max(clause.rfind("rank", 0, begin), 0) :])[
-            -1
-        ]
-        found = {rank for match in re.finditer(_RANKS, tail) for rank in numbers(match.group(1))}
+        found = _named_ranks(clause, awaited)
     else:
         match = re.search(_RANKS, clause)
         if match is None:
             return {0} if ranks_count == 1 else None
-        if re.search(r"\bfor (the )?others\b", clause):
-            return set()
         found = numbers(match.group(1))
     return set() if len(found) >= ranks_count > 1 else found
+
+
+def _named_ranks(text: str, awaited: re.Match[str] | None) -> set[int]:
+    """Return the ranks that are waited for; of "rank 1, which waits for rank 0" the last."""
+    if awaited is None:
+        return set()
+    begin = awaited.start(1) if awaited.group(1) else awaited.start(2)
+    tail = re.split(r"\b(?:which|that|who) (?:itself )?waits?\b", text[max(text.rfind("rank", 0, begin), 0) :])[-1]
+    return {rank for match in re.finditer(_RANKS, tail) for rank in numbers(match.group(1))}
 
 
 def lengths_ms(head: str) -> list[tuple[float, float]]:
@@ -150,14 +164,19 @@ def is_true(length: tuple[float, float], amounts: Mapping[str, float]) -> bool:
     return any(low * (1 - AMOUNT_RATIO) <= true <= high * (1 + AMOUNT_RATIO) for true in amounts.values())
 
 
-def names_cause(cause: Cause, verdict: Verdict) -> bool:
-    """Return whether a verdict has the words of a cause and the name that belongs to it."""
-    return bool(re.search(WORDS[cause.kind], verdict.text) and re.search(cause.named, verdict.text))
+def says_kind(cause: Cause, text: str) -> bool:
+    """Return whether a text has the words of a cause."""
+    return bool(re.search(WORDS[cause.kind], text))
+
+
+def says_name(cause: Cause, text: str) -> bool:
+    """Return whether a text has the name that belongs to a cause."""
+    return bool(re.search(cause.named, text))
 
 
 def judge(text: str, plan: Plan, truth: Truth) -> Outcome:
     """Judge a rendered summary."""
-    found = verdicts(text)
+    found = stall_verdicts(text)
     first = found[0].text if found else opening(text)
     false = [*_false_sentences(text, plan), *_false_blames(found, plan, truth)]
     if not plan.causes:
@@ -177,48 +196,47 @@ def _planted(found: list[Verdict], plan: Plan, truth: Truth) -> list[str]:
     """Return what is wrong about the verdicts of a member with causes."""
     first = found[0]
     who = blamed(first.head, truth.ranks_count)
-    named = [number for number, cause in enumerate(plan.causes) if names_cause(cause, first)]
-    everybody = set(range(truth.ranks_count))
-    faults = []
-    if not named:
-        faults.append(WRONG_CAUSE)
-    right_rank = [n for n, c in enumerate(plan.causes) if who is not None and _same(who, set(c.ranks), everybody)]
     if who is None:
-        faults.append(READER)
-    elif not right_rank:
-        faults.append(WRONG_RANK)
-    matched = [number for number in named if number in right_rank]
-    if named and right_rank and not matched:
-        faults.append(WRONG_CAUSE)
-    if matched:
-        said = lengths_ms(first.head)
-        wrong = [length for length in said if not any(is_true(length, truth.amounts[n]) for n in matched)]
-        if wrong and any(truth.amounts[n] for n in matched):
-            faults.append(WRONG_AMOUNT)
-        if plan.shape and not re.search(plan.shape, first.text):
-            faults.append(NO_SHAPE)
-        rest = [cause for number, cause in enumerate(plan.causes) if number != matched[0]]
-        if not all(any(_says(v, cause, truth) for v in found) for cause in rest):
-            faults.append(MISSED)
+        return [READER]
+    every = who == {rank for cause in plan.causes for rank in cause.ranks}
+    spoken = [n for n, cause in enumerate(plan.causes) if says_kind(cause, first.text)]
+    right_ranks = [n for n, cause in enumerate(plan.causes) if every or _is_culprit(who, cause, truth)]
+    matched = [n for n in spoken if n in right_ranks]
+    faults = [] if right_ranks else [WRONG_RANK]
+    if not matched and (right_ranks or not spoken):
+        faults.insert(0, WRONG_CAUSE)
+    if not matched:
+        return faults
+    known = {label: ms for n in matched for label, ms in truth.amounts[n].items()}
+    if known and not all(is_true(length, known) for length in lengths_ms(first.head)):
+        faults.append(WRONG_AMOUNT)
+    if not all(says_name(plan.causes[n], first.text) for n in matched):
+        faults.append(NO_NAME)
+    if plan.shape and not re.search(plan.shape, first.text):
+        faults.append(NO_SHAPE)
+    others = [cause for n, cause in enumerate(plan.causes) if n not in (matched if every else matched[:1])]
+    if not all(any(_says(verdict, cause, truth) for verdict in found) for cause in others):
+        faults.append(MISSED)
     return faults
 
 
-def _same(who: set[int], culprits: set[int], everybody: set[int]) -> bool:
+def _is_culprit(who: set[int], cause: Cause, truth: Truth) -> bool:
     """Return whether the blamed are the culprits; a cause that all ranks share blames nobody."""
-    return who == culprits or (culprits == everybody and not who)
+    return who == set(cause.ranks) or (len(cause.ranks) == truth.ranks_count and not who)
 
 
 def _says(verdict: Verdict, cause: Cause, truth: Truth) -> bool:
+    """Return whether a verdict names a cause, its name and its ranks."""
     who = blamed(verdict.head, truth.ranks_count)
-    everybody = set(range(truth.ranks_count))
-    return names_cause(cause, verdict) and who is not None and _same(who, set(cause.ranks), everybody)
+    named = says_kind(cause, verdict.text) and says_name(cause, verdict.text)
+    return named and who is not None and _is_culprit(who, cause, truth)
 
 
 def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
     """Return what is wrong about how a job is said to have ended: above the verdicts or in the first."""
     said = [opening(text), *(v.text for v in found[:1])]
     cause = plan.causes[0]
-    naming = [part for part in said if re.search(WORDS[cause.kind], part) and re.search(cause.named, part)]
+    naming = [part for part in said if says_kind(cause, part) and says_name(cause, part)]
     if not naming:
         ends = any(re.search(WORDS[kind], part) for kind in ("died", "hung", "mismatch") for part in said)
         return [WRONG_CAUSE if ends else NO_VERDICT]
@@ -227,7 +245,7 @@ def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
         numbers(match.group(1))
         for part in naming
         for sentence in re.split(r"[;.]\s| / ", part)
-        if re.search(WORDS[cause.kind], sentence)
+        if says_kind(cause, sentence)
         for match in re.finditer(_RANKS, sentence)
     ]
     return [] if culprits in around else [WRONG_RANK]
@@ -255,7 +273,7 @@ def _false_sentences(text: str, plan: Plan) -> list[tuple[str, str]]:
     """Return the sentences that are known to be false of this member."""
     flat = re.sub(r"\s+", " ", text)
     patterns = [*plan.false]
-    if plan.causes and not any(cause.kind in ("compute", "skew", "stage") for cause in plan.causes):
+    if plan.causes and not any(cause.kind in ("compute", "skew") for cause in plan.causes):
         patterns += NOT_COMPUTE
     found = []
     for pattern in patterns:

@@ -13,10 +13,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 LAUNCH_MS, LATENCY_MS, GAP_MS = 0.008, 0.006, 0.001
 KERNELS_OF_A_PIECE = 4
+#: Steps that a summary leaves out at the head of a run of more than ten.
+WARMUP_STEPS = 5
 COMPUTE_STREAM, TALK_STREAM, HOST_PID, HOST_TID, DEVICE_PID = 7, 30, 4000, 4000, 0
 _KERNELS = {
     "forward": "ampere_sgemm_128x64_tn",
@@ -99,7 +102,7 @@ class _Rank:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What was simulated: events of each rank, and per rank the mean of a step, of its waits and of its computing."""
+    """What was simulated: events of each rank, and of the counted steps the mean, per rank that of its waits and its computing."""
 
     events: dict[int, list[dict[str, Any]]]
     step_ms: float
@@ -225,10 +228,8 @@ class _Simulation:
             "Process Group Ranks": str(list(work.group)),
             "Seq": rank.sequences[work.group],
         }
-        if work.kind == "send":
-            arguments["Dst Rank"] = work.peer
-        if work.kind == "recv":
-            arguments["Src Rank"] = work.peer
+        if work.peer >= 0:  # of the group, as torch writes it
+            arguments["Dst Rank" if work.kind == "send" else "Src Rank"] = work.group.index(work.peer)
         return arguments
 
     def launch(self, rank: _Rank, talks: bool = False) -> float:
@@ -268,12 +269,12 @@ def simulate(programs: Sequence[Sequence[Work]]) -> Simulated:
     simulation = _Simulation(programs)
     simulation.run()
     ranks = simulation.ranks
-    lengths = [length for rank in ranks for length in rank.lengths]
+    counted = range(WARMUP_STEPS, len(ranks[0].lengths))
     return Simulated(
         events={rank.number: rank.events for rank in ranks},
-        step_ms=sum(lengths) / len(lengths),
-        waits_ms={rank.number: sum(rank.waits.values()) / len(rank.lengths) for rank in ranks},
-        computed_ms={rank.number: sum(rank.computed.values()) / len(rank.lengths) for rank in ranks},
+        step_ms=fmean(rank.lengths[step] for rank in ranks for step in counted),
+        waits_ms={rank.number: fmean(rank.waits[step] for step in counted) for rank in ranks},
+        computed_ms={rank.number: fmean(rank.computed[step] for step in counted) for rank in ranks},
     )
 
 

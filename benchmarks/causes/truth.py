@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from causes.plan import Cause, Truth
+from causes.simulate import WARMUP_STEPS
 
-#: Steps that a summary leaves out at the head of a run of more than ten.
-WARMUP_STEPS = 5
 #: A piece happens in a step if it takes at least this part of its longest.
 HAPPENS_RATIO = 0.5
 

@@ -19,7 +19,6 @@ WORDS = {
     "lock": r"\block\b|\banother thread\b|\bblocked\b",
     "save": r"\bcheckpoints?\b|\bsav(e|es|ing)\b",
     "link": r"\btransfers?\b|\bnetwork\b|\blinks?\b|\bbandwidth\b",
-    "stage": r"\bstages?\b",
     "skew": r"\bmore (data|bytes|rows|tokens|work)\b|\buneven\b|\bskew(ed)?\b|\bimbalanced?\b|\bcomput(e|es|ing)\b",
     "copy": r"\bcop(y|ies|ying)\b|\b(cuda|hip)?[Mm]emcpy",
     "launch": r"\blaunch(es|ed|ing)?\b|\bhost Python\b|\bhosts?\b",
@@ -36,6 +35,11 @@ WORDS = {
 #: Sentences that are false of each member of a sort.
 NO_LOADER = (r"\binput[- ]bound\b", r"waiting for batches", r"workers left no records", r"num_workers")
 NOT_COMPUTE = (r"\bcompute bound\b",)
+
+#: What the ranks of a pipeline are called.
+STAGE = r"\bstages?\b"
+#: In a made-up pipeline a rank waits where it receives, never where it sends.
+NO_WAITING_SENDS = (r"\bin send for\b",)
 
 #: Shapes of a cause over the steps.
 EVERY = r"\bevery (other |\d+(st|nd|rd|th)?\b)|\beach \d+(st|nd|rd|th)\b|\bperiod\w*|\b1 (step )?(in|of) \d+\b"
