@@ -413,7 +413,7 @@ JOBS = (
         "experts_hot",
         "all-to-all: rank 1 gets most of the rows",
         "plain.py",
-        "--pattern experts --rows 32 --hot 1 --hot-rows 1500",
+        "--pattern experts --rows 32 --hot 1 --hot-rows 400 --steps 40",
         planted(Cause((1,), "skew", "expert")),
     ),
     Job(

@@ -102,7 +102,7 @@ class _Rank:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What was simulated: events of each rank, and of the counted steps the mean, per rank that of its waits and its computing."""
+    """Events of each rank; means over the counted steps: of a step, and per rank of its waits and its computing."""
 
     events: dict[int, list[dict[str, Any]]]
     step_ms: float
