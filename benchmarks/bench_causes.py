@@ -127,6 +127,9 @@ def judge_member(member: Member, base: Path, options: Options) -> Judged:
             path = folder / "traces"
             result.truth = foreign.write(member, path)
         result.text, result.rows = record.summarize(path, "text"), record.summarize(path, "json")
+        unlike = judge.unlike_rows(result.text, result.rows)
+        if unlike:
+            raise ValueError(f"not in the JSON of the summary: {'; '.join(unlike)}")
         result.outcome = judge.judge(result.text, member.plan, result.truth)
         if options.follow and isinstance(member, Job) and member.repaired is not None:
             result.followed = follow(member, folder, result)

@@ -8,6 +8,7 @@ Transfers and ranks that take turns blame nobody, and neither does a head about 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,6 +173,12 @@ def says_kind(cause: Cause, text: str) -> bool:
 def says_name(cause: Cause, text: str) -> bool:
     """Return whether a text has the name that belongs to a cause."""
     return bool(re.search(cause.named, text))
+
+
+def unlike_rows(text: str, rows: str) -> list[str]:
+    """Return the verdicts of a rendered summary that do not stand in its JSON."""
+    said = {finding["text"] for finding in json.loads(rows)["findings"]}
+    return [verdict.head for verdict in verdicts(text) if verdict.head not in said]
 
 
 def judge(text: str, plan: Plan, truth: Truth) -> Outcome:

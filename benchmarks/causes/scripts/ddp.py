@@ -75,7 +75,8 @@ class Trainer:
             mesh = init_device_mesh("cpu", (self.world,))
             for layer in self.model.children():
                 fully_shard(layer, mesh=mesh)
-            return fully_shard(self.model, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+            return self.model
         return DistributedDataParallel(self.model)
 
     def run(self) -> None:
@@ -106,7 +107,7 @@ class Trainer:
         count, total = self.options.accumulate, 0.0
         for batch in range(count):
             last = batch == count - 1
-            quiet = contextlib.nullcontext()
+            quiet: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             if not last and isinstance(self.wrapped, DistributedDataParallel):
                 quiet = self.wrapped.no_sync()
             with quiet:
