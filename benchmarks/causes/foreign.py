@@ -199,7 +199,7 @@ def stuttering(rank: int, count: int, steps: int = 12) -> Programs:
 
 
 BALANCED = Plan(false=words.NO_LOADER)
-PIPELINE = Plan(false=(*words.NO_LOADER, *words.NO_WAITING_SENDS))
+PIPELINE = Plan(false=(*words.NO_LOADER, *words.STEADY, *words.NO_WAITING_SENDS))
 
 
 def _stage(rank: int) -> Plan:

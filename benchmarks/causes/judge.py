@@ -28,6 +28,9 @@ BESIDE_RATIO = 0.1
 #: The stopwatches agree with a blame if they see at least this part of the waiting behind that rank.
 SEEN_RATIO = 0.5
 
+#: Characters that are quoted on both sides of what is false.
+QUOTED = 70
+
 RIGHT, READER = "right", "needs a reader"
 NO_VERDICT, WRONG_CAUSE, WRONG_RANK, WRONG_AMOUNT = "no verdict", "wrong cause", "wrong rank", "wrong amount"
 NO_NAME, NO_SHAPE, MISSED = "name not said", "shape not said", "second cause missed"
@@ -282,11 +285,12 @@ def _false_sentences(text: str, plan: Plan) -> list[tuple[str, str]]:
     patterns = [*plan.false]
     if plan.causes and not any(cause.kind in ("compute", "skew") for cause in plan.causes):
         patterns += NOT_COMPUTE
-    found = []
-    for pattern in patterns:
-        match = re.search(pattern, flat)
-        if match:
-            found.append((FALSE, "..." + flat[max(match.start() - 60, 0) : match.end() + 60] + "..."))
+    found: list[tuple[str, str]] = []
+    quoted = (0, 0)
+    for match in sorted((m for p in patterns for m in re.finditer(p, flat)), key=lambda m: m.start()):
+        if match.start() >= quoted[1]:
+            quoted = max(match.start() - QUOTED, 0), match.end() + QUOTED
+            found.append((FALSE, f"...{flat[slice(*quoted)]}..."))
     return found
 
 

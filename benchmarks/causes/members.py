@@ -44,7 +44,8 @@ class Job:
 
 def planted(*causes: Cause, shape: str = "", false: tuple[str, ...] = (), ending: str = "") -> Plan:
     """Make the plan of a job without a DataLoader."""
-    return Plan(causes, shape, (*words.NO_LOADER, *false), ending)
+    steady = () if shape or ending else words.STEADY
+    return Plan(causes, shape, (*words.NO_LOADER, *steady, *false), ending)
 
 
 def one(rank: int, kind: str, named: str = "", shape: str = "", false: tuple[str, ...] = ()) -> Plan:

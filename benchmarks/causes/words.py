@@ -34,6 +34,8 @@ WORDS = {
 
 #: Sentences that are false of each member of a sort.
 NO_LOADER = (r"\binput[- ]bound\b", r"waiting for batches", r"workers left no records", r"num_workers")
+#: Of a rank that is late in each step.
+STEADY = (r"\blate in some steps, early in others\b",)
 NOT_COMPUTE = (r"\bcompute bound\b",)
 
 #: What the ranks of a pipeline are called.

@@ -65,12 +65,12 @@ def parse_fault(text: str, world: int) -> Fault:
 
 
 def tokenize_text(milliseconds: float) -> int:
-    """Split text into numbers of words, in plain Python."""
-    end = time.thread_time() + milliseconds / 1e3
+    """Split text into numbers of words, in plain Python, until the time is over."""
+    end = time.monotonic() + milliseconds / 1e3
     vocabulary: dict[str, int] = {}
     text = "the quick brown fox jumps over the lazy dog " * 4
     total = 0
-    while time.thread_time() < end:
+    while time.monotonic() < end:
         for word in re.split(r"\s+", text):
             total += vocabulary.setdefault(word, len(vocabulary))
     return total
@@ -126,9 +126,9 @@ class Faults:
                     self.work[fault.kind](milliseconds)
 
     def multiply(self, milliseconds: float) -> None:
-        """Compute with operators of torch."""
-        end = time.thread_time() + milliseconds / 1e3
-        while time.thread_time() < end:
+        """Compute with operators of torch until the time is over."""
+        end = time.monotonic() + milliseconds / 1e3
+        while time.monotonic() < end:
             torch.mm(self.matrix, self.matrix)
 
     def read_shard(self, milliseconds: float) -> None:
