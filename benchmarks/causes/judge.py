@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from causes.plan import Cause, Plan, Truth
-from causes.words import NOT_COMPUTE, WORDS
+from causes.words import NO_CAUSE, NOT_COMPUTE, WORDS
 
 MARK = "▶"
 #: A figure is right within this part of the true one.
@@ -175,8 +175,8 @@ def _is_near(said: float, true: float) -> bool:
 
 
 def says_kind(cause: Cause, text: str) -> bool:
-    """Return whether a text has the words of a cause."""
-    return bool(re.search(WORDS[cause.kind], text))
+    """Return whether a text has the words of a cause, and does not say that none is known."""
+    return bool(re.search(WORDS[cause.kind], text)) and not re.search(NO_CAUSE, text)
 
 
 def says_name(cause: Cause, text: str) -> bool:

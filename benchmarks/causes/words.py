@@ -32,6 +32,9 @@ WORDS = {
     "unknown": r"\bnot known\b|\bunknown\b|\bnot recorded\b|\bcannot\b|\binvisible\b|\bno(t| known) \w+ cause\b",
 }
 
+#: Who says this names no cause, whatever else it says.
+NO_CAUSE = r"\bno known cause\b|\bunexplained\b"
+
 #: Sentences that are false of each member of a sort.
 NO_LOADER = (r"\binput[- ]bound\b", r"waiting for batches", r"workers left no records", r"num_workers")
 #: Of a rank that is late in each step.
