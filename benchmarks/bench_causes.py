@@ -1,6 +1,7 @@
 """Does a summary name the cause? Jobs and made-up traces with a planted cause each, and some with none.
 
-    python benchmarks/bench_causes.py [--only NAME ...] [--jobs N] [--write] [--texts FOLDER] [--keep FOLDER] [--follow]
+    python benchmarks/bench_causes.py [--only NAME ...] [--jobs N] [--write] [--follow] [--texts FOLDER]
+                                      [--keep FOLDER [--summaries]]
 
 A member is right if the first verdict of its summary names the planted cause in words of the field, blames its ranks
 and nobody else, and each length of time in its first sentence is within 15 % of one that the job's own stopwatches
@@ -14,6 +15,7 @@ the simulation that made it. --follow runs the repaired job too, where an entry 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -49,7 +51,7 @@ class Judged:
     text: str = ""
     rows: str = ""
     seconds: float = 0.0
-    load: float = 0.0
+    load: float | None = None
     followed: str = ""
     error: str = ""
 
@@ -75,6 +77,7 @@ class Options:
     follow: bool = False
     texts: Path | None = None
     keep: Path | None = None
+    summaries: bool = False
 
 
 def parse_options() -> Options:
@@ -88,6 +91,7 @@ def parse_options() -> Options:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="leave the recordings here; judge those that are there again"
     )
+    parser.add_argument("--summaries", action="store_true", help="judge the summaries that are there, too, with --keep")
     return Options(**vars(parser.parse_args()))
 
 
@@ -109,24 +113,26 @@ def main() -> int:
                 print(describe(result), flush=True)
     print(totals(judged))
     if options.write:
-        write(judged)
+        write(judged, "python benchmarks/bench_causes.py --write" + (" --keep FOLDER" if options.keep else ""))
     return 0 if all(j.result == judge.RIGHT for j in judged) else 1
 
 
 def judge_member(member: Member, base: Path, options: Options) -> Judged:
     """Record or write a member, and judge its summary; what fails is a judgement with an error."""
-    begin, folder = time.monotonic(), base / member.name
-    result = Judged(member, judge.Outcome((), ""), load=os.getloadavg()[0])
+    folder = base / member.name
+    result = Judged(member, judge.Outcome((), ""))
     try:
         if isinstance(member, Job):
-            if not (folder / "run").exists():
-                record.run(member, folder)
             path = folder / "run"
+            if not path.exists():
+                measure_recording(member, folder)
+            facts = json.loads((folder / "recording.json").read_text(encoding="utf-8"))
+            result.seconds, result.load = facts["wall_s"], facts["load_average"]
             result.truth = truth.of_clocks(folder / "clock", member.plan.causes)
         else:
             path = folder / "traces"
             result.truth = foreign.write(member, path)
-        result.text, result.rows = record.summarize(path, "text"), record.summarize(path, "json")
+        result.text, result.rows = (summary_of(path, form, options.summaries) for form in ("text", "json"))
         unlike = judge.unlike_rows(result.text, result.rows)
         if unlike:
             raise ValueError(f"not in the JSON of the summary: {'; '.join(unlike)}")
@@ -136,12 +142,29 @@ def judge_member(member: Member, base: Path, options: Options) -> Judged:
     except Exception as error:
         result.error = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[-1]}"
         print(f"{member.name}: {traceback.format_exc()}", file=sys.stderr)
-    result.seconds = time.monotonic() - begin
     if options.texts is not None:
         leave_texts(result, options.texts)
     if options.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     return result
+
+
+def measure_recording(member: Job, folder: Path) -> None:
+    """Record a job, and leave how long that took and how busy the machine was."""
+    begin = time.monotonic()
+    try:
+        record.run(member, folder)
+    finally:
+        facts = {"wall_s": time.monotonic() - begin, "load_average": os.getloadavg()[0]}
+        (folder / "recording.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def summary_of(path: Path, form: str, again: bool) -> str:
+    """Return the summary of a recording, and leave it beside it; ``again`` takes the one that is there."""
+    file = path.with_name(f"summary.{form}")
+    if not (again and file.exists()):
+        file.write_text(record.summarize(path, form), encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def follow(member: Job, folder: Path, result: Judged) -> str:
@@ -203,9 +226,16 @@ def totals(judged: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def write(judged: Sequence[Judged]) -> None:
+def loads(judged: Sequence[Judged]) -> str:
+    """Return how busy the machine was while the jobs ran."""
+    known = [j.load for j in judged if j.load is not None]
+    unknown = sum(isinstance(j.member, Job) and j.load is None for j in judged)
+    text = f"load {min(known):.1f} to {max(known):.1f} while {len(known)} jobs ran" if known else "load not known"
+    return text + (f", not noted for {unknown}" if known and unknown else "")
+
+
+def write(judged: Sequence[Judged], command: str) -> None:
     """Write results/causes.md and .json."""
-    command = "python benchmarks/bench_causes.py --write"
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
     lines = [
         "# The bench of causes",
@@ -213,7 +243,7 @@ def write(judged: Sequence[Judged]) -> None:
         " ".join((__doc__ or "").split("\n\n")[2].split(" --follow")[0].split()),
         "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
-        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, load {facts['load_average'][0]}",
+        f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}, {loads(judged)}",
         "",
         *[f"- {line}" for line in totals(judged).splitlines()],
         "",
