@@ -33,6 +33,7 @@ QUOTED = 70
 
 RIGHT, READER = "right", "needs a reader"
 NO_VERDICT, WRONG_CAUSE, WRONG_RANK, WRONG_AMOUNT = "no verdict", "wrong cause", "wrong rank", "wrong amount"
+NOT_FIRST, INCOMPLETE = "not first", "not all of it said"
 NO_NAME, NO_SHAPE, MISSED = "name not said", "shape not said", "second cause missed"
 WRONG_BLAME, FALSE = "blames another", "false sentence"
 
@@ -250,21 +251,21 @@ def _says(verdict: Verdict, cause: Cause, truth: Truth) -> bool:
 
 def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
     """Return what is wrong about how a job is said to have ended: above the verdicts or in the first."""
-    said = [opening(text), *(v.text for v in found[:1])]
     cause = plan.causes[0]
-    naming = [part for part in said if says_kind(cause, part) and says_name(cause, part)]
-    if not naming:
-        ends = any(re.search(WORDS[kind], part) for kind in ("died", "hung", "mismatch") for part in said)
-        return [WRONG_CAUSE if ends else NO_VERDICT]
-    culprits = set(cause.ranks)
-    around = [
-        numbers(match.group(1))
-        for part in naming
-        for sentence in re.split(r"[;.]\s| / ", part)
-        if says_kind(cause, sentence)
-        for match in re.finditer(_RANKS, sentence)
-    ]
-    return [] if culprits in around else [WRONG_RANK]
+    first = [opening(text), *(v.text for v in found[:1])]
+    if _names_ending(" / ".join(first), cause):
+        return []
+    if _names_ending(re.sub(r"\s+", " ", text), cause):
+        return [NOT_FIRST]
+    said = any(re.search(WORDS[cause.kind], part) for part in (*first, text))
+    return [WRONG_RANK if said and not cause.named else INCOMPLETE if said else NO_VERDICT]
+
+
+def _names_ending(text: str, cause: Cause) -> bool:
+    """Return whether a sentence with the words of an ending has its ranks, and the text the name that belongs to it."""
+    sentences = [part for part in re.split(r"[;.]\s| / ", text) if says_kind(cause, part)]
+    ranks = [numbers(match.group(1)) for part in sentences for match in re.finditer(_RANKS, part)]
+    return set(cause.ranks) in ranks and says_name(cause, text)
 
 
 def _balanced(found: list[Verdict], first: str, false: list[tuple[str, str]], truth: Truth) -> Outcome:
@@ -313,6 +314,7 @@ def _false_blames(found: list[Verdict], plan: Plan, truth: Truth) -> list[tuple[
             continue
         seen = max(truth.caused.get(rank, 0.0) for rank in who)
         # By the stopwatches this rank was last: on a busy machine that may be so without anything planted.
-        backed = not plan.causes and seen >= SEEN_RATIO * _largest(verdict.head)
-        result.append((READER if backed else WRONG_BLAME, verdict.head))
+        backed = seen >= SEEN_RATIO * _largest(verdict.head)
+        if not (backed and plan.ending):
+            result.append((READER if backed and not plan.causes else WRONG_BLAME, verdict.head))
     return result

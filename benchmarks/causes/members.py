@@ -25,7 +25,7 @@ class Job:
     repaired : str or None
         Arguments of the same job without its cause, for ``--follow``.
     kill_after_s : float
-        Kill the ranks so long after the last of them has begun its steps; 0: do not.
+        Kill the ranks when none of them has ended a step for so long; 0: do not.
     kills_all : bool
         Kill ``stashtrace run`` with them.
     """

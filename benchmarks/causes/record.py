@@ -84,11 +84,15 @@ def _execute(command: list[str], folder: Path, job: Job) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes], clock: Path, job: Job) -> None:
-    """Kill the ranks some time after all have begun, or all of the session."""
+    """Kill the ranks some time after their last step, or all of the session."""
     deadline = time.monotonic() + PATIENCE_S
-    while len(list(clock.glob("pid-*"))) < job.ranks and time.monotonic() < deadline and process.poll() is None:
+    steps, changed = -1, time.monotonic()
+    while time.monotonic() < min(changed + job.kill_after_s, deadline) and process.poll() is None:
+        done = sum(path.stat().st_size for path in clock.glob("clock-*.jsonl"))
+        begun = len(list(clock.glob("clock-*.jsonl"))) == job.ranks and done > 0
+        if done != steps or not begun:
+            steps, changed = done, time.monotonic()
         time.sleep(_POLL_S)
-    time.sleep(job.kill_after_s)
     if job.kills_all:
         os.killpg(process.pid, signal.SIGKILL)
         return
