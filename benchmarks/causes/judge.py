@@ -262,9 +262,9 @@ def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
 
 
 def _names_ending(text: str, cause: Cause) -> bool:
-    """Return whether a sentence with the words of an ending has its ranks, and the text the name that belongs to it."""
-    sentences = [part for part in re.split(r"[;.]\s| / ", text) if says_kind(cause, part)]
-    ranks = [numbers(match.group(1)) for part in sentences for match in re.finditer(_RANKS, part)]
+    """Return whether the ranks of an ending stand near its words, and the text has the name that belongs to it."""
+    near = [text[max(m.start() - QUOTED, 0) : m.end() + QUOTED] for m in re.finditer(WORDS[cause.kind], text)]
+    ranks = [numbers(match.group(1)) for part in near for match in re.finditer(_RANKS, part)]
     return set(cause.ranks) in ranks and says_name(cause, text)
 
 
