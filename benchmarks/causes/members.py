@@ -484,9 +484,18 @@ JOBS = (
     Job("even_two", "two equal ranks", "ddp.py", "--batch 512", BALANCED),
     Job("even_torchrun", "the same by torchrun", "ddp.py", "--batch 512", BALANCED, launcher="torchrun"),
     Job("even_pairs", "three equal ranks that sum in pairs", "plain.py", "--pattern pairs --batch 512", BALANCED, 3),
-    Job("even_chain", "three equal ranks in a chain", "plain.py", "--pattern chain --batch 512", BALANCED, 3),
-    Job("even_stages", "a pipeline of 2 equal stages", "plain.py", "--pattern stages --batch 1024", BALANCED),
-    Job("even_stages_4", "a pipeline of 4 equal stages", "plain.py", "--pattern stages --batch 512", BALANCED, 4),
+    Job(
+        "even_chain", "three equal ranks in a chain", "plain.py", "--pattern chain --batch 512 --steps 40", BALANCED, 3
+    ),
+    Job("even_stages", "a pipeline of 2 equal stages", "plain.py", "--pattern stages --batch 512 --steps 40", BALANCED),
+    Job(
+        "even_stages_4",
+        "a pipeline of 4 equal stages",
+        "plain.py",
+        "--pattern stages --batch 256 --steps 40",
+        BALANCED,
+        4,
+    ),
     Job("even_experts", "all-to-all of equal rows", "plain.py", "--pattern experts --rows 384", BALANCED),
     Job("even_barriers", "two barriers a step", "ddp.py", "--extra barriers --batch 512", BALANCED),
     Job("even_accumulate", "four batches a step", "ddp.py", "--accumulate 4 --batch 256", BALANCED),

@@ -92,4 +92,6 @@ def _waits(clocks: dict[int, list[Step]]) -> tuple[dict[int, float], dict[int, f
             for rank, milliseconds in late.items():
                 if not any(_pieces(clocks[rank], "waiting")):
                     waits[rank] += milliseconds
+    for source in clocks:
+        caused[source] += max(sum(_pieces(steps, f"for rank {source}")) for steps in clocks.values())
     return {r: w / max(count, 1) for r, w in waits.items()}, {r: w / max(count, 1) for r, w in caused.items()}

@@ -77,6 +77,16 @@ class Trainer:
             self.optimizer.zero_grad()
             self.faults.strike("log", step)
 
+    def receive(self, values: torch.Tensor, source: int) -> None:
+        """Receive from a rank, and time the wait for it."""
+        with self.watch.piece("waiting"), self.watch.piece(f"for rank {source}"):
+            dist.recv(values, src=source)
+
+    def send(self, values: torch.Tensor, target: int) -> None:
+        """Send to a rank, and time how long that blocks."""
+        with self.watch.piece(f"for rank {target}"):
+            dist.send(values, dst=target)
+
     def gradients(self) -> torch.Tensor:
         """Return all gradients as one vector."""
         return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
@@ -103,17 +113,15 @@ class Trainer:
         """Receive from the rank before this one, and send to the next."""
         flat = self.gradients()
         if self.rank > 0:
-            with self.watch.piece("waiting"):
-                dist.recv(torch.empty_like(flat), src=self.rank - 1)
+            self.receive(torch.empty_like(flat), self.rank - 1)
         if self.rank < self.world - 1:
-            dist.send(flat, dst=self.rank + 1)
+            self.send(flat, self.rank + 1)
 
     def exchange_in_ring(self, step: int) -> None:
         """Send to the next rank while receiving from the one before."""
         flat = self.gradients()
         sent = dist.isend(flat, dst=(self.rank + 1) % self.world)
-        with self.watch.piece("waiting"):
-            dist.recv(torch.empty_like(flat), src=(self.rank - 1) % self.world)
+        self.receive(torch.empty_like(flat), (self.rank - 1) % self.world)
         if sent is not None:
             sent.wait()
 
@@ -140,23 +148,21 @@ class Trainer:
         for _ in range(self.options.microbatches):
             entered = torch.randn(self.options.batch, WIDTH)
             if self.rank > 0:
-                with self.watch.piece("waiting"):
-                    dist.recv(entered, src=self.rank - 1)
+                self.receive(entered, self.rank - 1)
             entered.requires_grad_()
             left = self.model(entered)
             self.faults.strike("forward", step)
             kept.append((entered, left))
             if self.rank < self.world - 1:
-                dist.send(left.detach(), dst=self.rank + 1)
+                self.send(left.detach(), self.rank + 1)
         for entered, left in reversed(kept):
             gradient = torch.ones_like(left)
             if self.rank < self.world - 1:
-                with self.watch.piece("waiting"):
-                    dist.recv(gradient, src=self.rank + 1)
+                self.receive(gradient, self.rank + 1)
             torch.autograd.backward(left, gradient)
             self.faults.strike("backward", step)
             if self.rank > 0 and entered.grad is not None:
-                dist.send(entered.grad, dst=self.rank - 1)
+                self.send(entered.grad, self.rank - 1)
 
 
 if __name__ == "__main__":
