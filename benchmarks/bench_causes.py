@@ -50,7 +50,7 @@ class Judged:
     truth: Truth | None = None
     text: str = ""
     rows: str = ""
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     load: float | None = None
     followed: str = ""
     error: str = ""
@@ -204,7 +204,9 @@ def true_lines(result: Judged) -> list[str]:
 
 def describe(result: Judged) -> str:
     """Return a member on the terminal; what is wrong, and what needs a reader, stands below it."""
-    lines = [f"{result.member.name:20} {result.seconds:4.0f} s  {', '.join(result.outcome.faults) or result.result}"]
+    lines = [
+        f"{result.member.name:20} {result.seconds or 0:4.0f} s  {', '.join(result.outcome.faults) or result.result}"
+    ]
     if result.result != judge.RIGHT:
         lines += [f"    true: {line}" for line in true_lines(result)]
         lines += [f"    said: {result.error or result.outcome.first}"]
