@@ -40,6 +40,13 @@ NCCL_TESTS = b"""\
 NCCL_DEBUG = b"torchrun says something first\nnode00:33017:33101 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n"
 XPLANE = b"\x0a\x20\x08\x01\x12\x09/host:CPU\x1a\x11" + bytes(17)
 XPLANE_OF_GPU = b"\x0a\xa0\x81\x01\x12\x0d/device:GPU:0" + bytes(30)
+
+
+def _gz(content: bytes) -> bytes:
+    """Compress without the time of day: names of tests are made of it, and all workers must have the same ones."""
+    return gzip.compress(content, mtime=0)
+
+
 CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name": "process_name"}]}'
 
 
@@ -54,9 +61,9 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
         ("a.pfw", POINTER, "a Git LFS pointer", "git lfs pull"),
         ("rank0.json", PAGE, "a web page", "curl -fL -o PATH"),
         ("rank0.html", b"\xef\xbb\xbf\n<!-- saved -->\n<HTML>", "a web page", "curl"),
-        ("rank0.json.gz", gzip.compress(PAGE), "a web page", "curl"),
+        ("rank0.json.gz", _gz(PAGE), "a web page", "curl"),
         ("rank0.json", DENIED, "an error message of a storage service", "head PATH"),
-        ("rank0.json.gz", gzip.compress(gzip.compress(b"{}")), "compressed twice", "gzip -dc PATH"),
+        ("rank0.json.gz", _gz(_gz(b"{}")), "compressed twice", "gzip -dc PATH"),
         ("rank0.json.xz", b"\xfd7zXZ\x00\x00\x04", "compressed with xz", "xz -dk PATH"),
         ("rank0.json.bz2", b"BZh91AY&SY" + bytes(9), "compressed with bzip2", "bzip2 -dk PATH"),
         ("traces.7z", b"7z\xbc\xaf\x27\x1c" + bytes(9), "compressed with 7-Zip", "7z x PATH"),
@@ -65,7 +72,7 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
         ("job.txt", NCCL_DEBUG, "a log of NCCL", "stashtrace run -- CMD"),
         ("host.xplane.pb", XPLANE, "an XPlane profile of JAX or TensorFlow", "nsys profile"),
         ("host.xplane.pb", XPLANE_OF_GPU, "an XPlane profile of JAX or TensorFlow", "nsys profile"),
-        ("host.trace.json.gz", gzip.compress(CHROME), "a trace in Chrome's format", "stashtrace view PATH"),
+        ("host.trace.json.gz", _gz(CHROME), "a trace in Chrome's format", "stashtrace view PATH"),
     ],
 )
 def test_what_it_is_and_what_to_do(
@@ -91,7 +98,7 @@ def test_a_path_with_spaces_can_be_copied_from_the_hint(tmp_path: Path) -> None:
     assert f"`gzip -dc '{tmp_path}/my trace.json' > trace.json.gz`" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("content", [POINTER, PAGE, gzip.compress(gzip.compress(b"{}"))])
+@pytest.mark.parametrize("content", [POINTER, PAGE, _gz(_gz(b"{}"))])
 def test_beside_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None:
     write_job(tmp_path / "job")
     (tmp_path / "job/rank2.json").write_bytes(content)
