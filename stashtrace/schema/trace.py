@@ -404,7 +404,8 @@ WHOLE_RECORDING = "whole recording"
 
 # Rows of the ``losses`` table, from the tuples in which readers, decoders and importers report them.
 
-_MOST_LOST = int(np.iinfo(np.int64).max)
+#: More rows than any run has: a larger count is damage. Sums of such counts fit the columns of later tables.
+_MOST_LOST = 1 << 48
 
 
 def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool) -> dict[str, Any]:
@@ -415,7 +416,6 @@ def losses_columns(process_id: int, rows: Iterable[LossRow], strings: StringPool
         "collector_code": strings.codes(r[0] for r in listed),
         "name_code": strings.codes(r[1] for r in listed),
         "severity_code": np.array([r[2] for r in listed], dtype=np.int64),
-        # A count of a damaged file may need 64 bits without a sign; the table's column ends before.
         "lost_count": np.array([min(r[3], _MOST_LOST) for r in listed], dtype=np.int64),
         "advice_code": strings.codes(r[4] for r in listed),
     }

@@ -18,6 +18,7 @@ import stashtrace
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile, pieces
+from stashtrace.summary.text import summary
 
 
 def io_rows(stash: StashWriter, count: int, first: int = 0, path: str = "/data/a.bin") -> list[tuple[Any, ...]]:
@@ -271,14 +272,15 @@ def test_threads_are_found_without_a_search_of_the_whole_file(tmp_path: Path) ->
     assert seen <= 4 * 600
 
 
-def test_a_count_beyond_the_column_is_its_largest_value(tmp_path: Path) -> None:
-    """A damaged row may hold any 64 bits; the file is read all the same."""
+def test_impossible_counts_of_losses_are_bounded(tmp_path: Path) -> None:
+    """A damaged row may hold any 64 bits; the file is read all the same, and its losses are added up."""
     stash = StashWriter(tmp_path)
-    stash.add("loss", [stash.row("loss", lost_count=2**64 - 1)])
+    stash.add("loss", [stash.row("loss", lost_count=count) for count in (2**64 - 1, 2**63 - 1)])
     stash.sync(0, 10)
     stash.save()
     trace = stashtrace.load(tmp_path)
-    assert 2**63 - 1 in trace.losses["lost_count"].tolist()
+    assert 2**48 in trace.losses["lost_count"].tolist()
+    assert "RECORDS LOST" in summary(trace)
 
 
 def test_missing_part_of_a_text_shows(tmp_path: Path) -> None:
