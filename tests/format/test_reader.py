@@ -15,9 +15,10 @@ import pytest
 from stash_files import RUN_ID, StashWriter, ms, sizes_check, write_run_json
 
 import stashtrace
-from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.errors import DataLossWarning, FormatError, UnsupportedVersionError
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile, pieces
+from stashtrace.schema.kinds import Severity
 from stashtrace.summary.text import summary
 
 
@@ -275,10 +276,15 @@ def test_threads_are_found_without_a_search_of_the_whole_file(tmp_path: Path) ->
 def test_impossible_counts_of_losses_are_bounded(tmp_path: Path) -> None:
     """A damaged row may hold any 64 bits; the file is read all the same, and its losses are added up."""
     stash = StashWriter(tmp_path)
-    stash.add("loss", [stash.row("loss", lost_count=count) for count in (2**64 - 1, 2**63 - 1)])
+    stash.add(
+        "loss",
+        [stash.row("loss", lost_count=count, severity_code=Severity.DATA_LOSS) for count in (2**64 - 1, 2**63 - 1)],
+    )
+    stash.add("io_op", [stash.row("io_op", begin_ticks=ms(1), path_id=0, result_bytes=1)])
     stash.sync(0, 10)
     stash.save()
-    trace = stashtrace.load(tmp_path)
+    with pytest.warns(DataLossWarning, match="something is missing"):
+        trace = stashtrace.load(tmp_path)
     assert 2**48 in trace.losses["lost_count"].tolist()
     assert "RECORDS LOST" in summary(trace)
 
