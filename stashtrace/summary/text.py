@@ -129,7 +129,7 @@ def _top(found: Sequence[Finding], look: Look) -> list[str]:
         return about
     line = [look.paint(words, "strong") for words in look.wrap(said)]
     warned = any(f.row["kind"] in _WARNINGS for f in found)
-    return [*about, *line] if warned else [*line, *about]
+    return [*about, "", *line] if warned else [*line, "", *about]
 
 
 def _headline(found: Sequence[Finding], look: Look) -> list[str]:
