@@ -12,6 +12,7 @@ import difflib
 import importlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -108,7 +109,7 @@ def require_duckdb() -> None:
         except Exception as error:  # whatever a broken installation raises
             raise StashtraceError(
                 f"SQL needs {name}, which is installed and cannot be loaded: {one_line(error)}",
-                hint=f"`{sys.executable} -m pip install --force-reinstall {name}`",
+                hint=f"`{shlex.quote(sys.executable)} -m pip install --force-reinstall {name}`",
             ) from error
 
 

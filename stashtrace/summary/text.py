@@ -89,7 +89,7 @@ def render(tables: Summary, look: Look, path: str, first: Table | None = None) -
         *_losses(_of(found, "loss"), look),
         "",
         *_next(found, bool(ranks), path),
-        *(_do_first(first, look, path) if first is not None else ()),
+        *(_do_first(first, look, path) if first is not None and ranks else ()),
     ]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 

@@ -81,6 +81,6 @@ def test_the_python_to_build_with_may_lie_in_a_folder_with_a_space(tmp_path: Pat
         done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=60, check=False)
         assert f"{python} " in done.stderr, done.stderr
     planned = subprocess.run(
-        ["make", "-n", f"PYTHON={python}", "torch"], cwd=ROOT, env=plain, capture_output=True, text=True
+        ["make", "-n", "-B", f"PYTHON={python}", "torch"], cwd=ROOT, env=plain, capture_output=True, text=True
     )
     assert f'"{python}" tools/provide_torch.py' in planned.stdout

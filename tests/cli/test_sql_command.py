@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,4 +185,4 @@ def test_a_broken_installation_is_no_bug_of_ours(name: str, content: str, why: s
     assert answer.code == 4
     first, _, hint = answer.err.splitlines()
     assert first == f"error: SQL needs {name}, which is installed and cannot be loaded: {why}"
-    assert hint == f"hint: `{sys.executable} -m pip install --force-reinstall {name}`"
+    assert hint == f"hint: `{shlex.quote(sys.executable)} -m pip install --force-reinstall {name}`"

@@ -111,8 +111,8 @@ def test_how_a_job_ended_is_said(run: Path, tmp_path: Path, capsys: pytest.Captu
     facts = json.loads((ended / "run.json").read_text())
     (ended / "run.json").write_text(json.dumps(facts | {"signal": 9, "steps": "3:20"}))
     assert warnings_of(answered(capsys, str(ended))) == [
+        "! the job was ended by signal 9 (SIGKILL); a step that it did not finish is not counted",
         "! only steps 3:20 of the job were recorded, counted in optimizer updates",
-        "! the job was ended by signal 9; a step that it did not finish is not counted",
     ]
 
 
@@ -163,11 +163,11 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ("speed=x2", "cannot change 'speed'", "compute, launch, h2d"),
+        ("speed=x2", "cannot change 'speed'", "compute, launch, python, h2d"),
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean 'network.bandwidth'?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, h2d"),
+        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, python, h2d"),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(

@@ -501,11 +501,11 @@ class TestBaselines:
     def test_of_another_version_say_how_to_save_them_again(self) -> None:
         text = baseline_text([run(1)], "9.9").replace('"stashtrace_baseline":1', '"stashtrace_baseline":2')
         with pytest.raises(FormatError) as caught:
-            read_baseline(text, "main.json", "main")
+            read_baseline(text, "main.json", "main", "save it again")
         assert str(caught.value) == (
             "main.json is a baseline of version 2, written by stashtrace 9.9; this stashtrace reads version 1"
         )
-        assert caught.value.hint == "`stashtrace check RUN --save-baseline main` saves it anew"
+        assert caught.value.hint == "save it again"
 
     @pytest.mark.parametrize(
         ("path", "value"),
@@ -546,9 +546,9 @@ class TestBaselines:
             place = place[key]
         place[path[-1]] = value
         with pytest.raises(FormatError) as caught:
-            read_baseline(json.dumps(content), "main.json", "main")
+            read_baseline(json.dumps(content), "main.json", "main", "save it again")
         assert "main.json" in str(caught.value)
-        assert "--save-baseline main" in str(caught.value.hint)
+        assert caught.value.hint == "save it again"
 
     @pytest.mark.parametrize("text", ["", "[]", "{", "{}", "null", "[" * 100_000])
     def test_other_texts_are_refused(self, text: str) -> None:

@@ -55,13 +55,14 @@ def change_claims(changes: Table) -> list[Claim]:
                     name=row["cause_name"],
                 )
             )
+        change = row["kind"]
         claims.append(
             Claim(
                 "time",
-                row["kind"],
+                change,
                 ranks=row["ranks"],
                 rank=row["rank"],
-                items_count=row["every_count"] if row["kind"] == "period" else row["changed_count"],
+                items_count=row["every_count"] if change == "period" else row["changed_count"],
                 share_ratio=row["delta_ns"] / max(row["usual_ns"], 1),
                 stall_ns=row["changed_ns"],
                 cause_kind=row["stall_kind"],
