@@ -168,7 +168,8 @@ def is_true(length: tuple[float, float], amounts: Mapping[str, float]) -> bool:
     low, high = length
     ends = [any(_is_near(end, true) for true in amounts.values()) for end in length]
     narrow = high <= WIDE_RATIO * low
-    return all(ends) or (narrow and any(low <= true <= high for true in amounts.values()))
+    inside = any(low <= (1 + AMOUNT_RATIO) * true and high >= (1 - AMOUNT_RATIO) * true for true in amounts.values())
+    return all(ends) or (narrow and inside)
 
 
 def _is_near(said: float, true: float) -> bool:
