@@ -113,7 +113,8 @@ def main() -> int:
                 print(describe(result), flush=True)
     print(totals(judged))
     if options.write:
-        write(judged, "python benchmarks/bench_causes.py --write" + (" --keep FOLDER" if options.keep else ""))
+        kept = f" --keep FOLDER{' --summaries' * options.summaries}" if options.keep else ""
+        write(judged, f"python benchmarks/bench_causes.py --write{kept}")
     return 0 if all(j.result == judge.RIGHT for j in judged) else 1
 
 

@@ -259,7 +259,7 @@ def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
     if _names_ending(re.sub(r"\s+", " ", text), cause):
         return [NOT_FIRST]
     said = any(re.search(WORDS[cause.kind], part) for part in (*first, text))
-    return [WRONG_RANK if said and not cause.named else INCOMPLETE if said else NO_VERDICT]
+    return [INCOMPLETE if said else NO_VERDICT]
 
 
 def _names_ending(text: str, cause: Cause) -> bool:
@@ -315,7 +315,7 @@ def _false_blames(found: list[Verdict], plan: Plan, truth: Truth) -> list[tuple[
             continue
         seen = max(truth.caused.get(rank, 0.0) for rank in who)
         # By the stopwatches this rank was last: on a busy machine that may be so without anything planted.
-        backed = seen >= SEEN_RATIO * _largest(verdict.head)
+        backed = seen >= SEEN_RATIO * _largest(verdict.head) and not plan.bubble
         if not (backed and plan.ending):
             result.append((READER if backed and not plan.causes else WRONG_BLAME, verdict.head))
     return result
