@@ -165,7 +165,7 @@ def summary_of(path: Path, form: str, again: bool) -> str:
     file = path.with_name(f"summary.{form}")
     if not (again and file.exists()):
         file.write_text(record.summarize(path, form), encoding="utf-8")
-    return file.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8").replace(str(path), "RUN")
 
 
 def follow(member: Job, folder: Path, result: Judged) -> str:

@@ -97,8 +97,8 @@ def stall_verdicts(text: str) -> list[Verdict]:
 
 
 def opening(text: str) -> str:
-    """Return what stands above the first verdict, as one line."""
-    return re.sub(r"\s+", " ", text.partition(MARK)[0])
+    """Return what stands above the first verdict, or above the sources if there is none, as one line."""
+    return re.sub(r"\s+", " ", re.split(rf"{MARK}|\bmeasured:", text)[0]).strip()
 
 
 def numbers(text: str) -> set[int]:
