@@ -113,7 +113,8 @@ def main() -> int:
                 print(describe(result), flush=True)
     print(totals(judged))
     if options.write:
-        write(judged, "python benchmarks/bench_causes.py --write" + (" --keep FOLDER" if options.keep else ""))
+        kept = f" --keep FOLDER{' --summaries' * options.summaries}" if options.keep else ""
+        write(judged, f"python benchmarks/bench_causes.py --write{kept}")
     return 0 if all(j.result == judge.RIGHT for j in judged) else 1
 
 
@@ -164,7 +165,7 @@ def summary_of(path: Path, form: str, again: bool) -> str:
     file = path.with_name(f"summary.{form}")
     if not (again and file.exists()):
         file.write_text(record.summarize(path, form), encoding="utf-8")
-    return file.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8").replace(str(path), "RUN")
 
 
 def follow(member: Job, folder: Path, result: Judged) -> str:

@@ -97,8 +97,8 @@ def stall_verdicts(text: str) -> list[Verdict]:
 
 
 def opening(text: str) -> str:
-    """Return what stands above the first verdict, as one line."""
-    return re.sub(r"\s+", " ", text.partition(MARK)[0])
+    """Return what stands above the first verdict, or above the sources if there is none, as one line."""
+    return re.sub(r"\s+", " ", re.split(rf"{MARK}|\bmeasured:", text)[0]).strip()
 
 
 def numbers(text: str) -> set[int]:
@@ -168,7 +168,8 @@ def is_true(length: tuple[float, float], amounts: Mapping[str, float]) -> bool:
     low, high = length
     ends = [any(_is_near(end, true) for true in amounts.values()) for end in length]
     narrow = high <= WIDE_RATIO * low
-    return all(ends) or (narrow and any(low <= true <= high for true in amounts.values()))
+    inside = any(low <= (1 + AMOUNT_RATIO) * true and high >= (1 - AMOUNT_RATIO) * true for true in amounts.values())
+    return all(ends) or (narrow and inside)
 
 
 def _is_near(said: float, true: float) -> bool:
@@ -258,7 +259,7 @@ def _ending(text: str, found: list[Verdict], plan: Plan) -> list[str]:
     if _names_ending(re.sub(r"\s+", " ", text), cause):
         return [NOT_FIRST]
     said = any(re.search(WORDS[cause.kind], part) for part in (*first, text))
-    return [WRONG_RANK if said and not cause.named else INCOMPLETE if said else NO_VERDICT]
+    return [INCOMPLETE if said else NO_VERDICT]
 
 
 def _names_ending(text: str, cause: Cause) -> bool:
@@ -314,7 +315,7 @@ def _false_blames(found: list[Verdict], plan: Plan, truth: Truth) -> list[tuple[
             continue
         seen = max(truth.caused.get(rank, 0.0) for rank in who)
         # By the stopwatches this rank was last: on a busy machine that may be so without anything planted.
-        backed = seen >= SEEN_RATIO * _largest(verdict.head)
+        backed = seen >= SEEN_RATIO * _largest(verdict.head) and not plan.bubble
         if not (backed and plan.ending):
             result.append((READER if backed and not plan.causes else WRONG_BLAME, verdict.head))
     return result

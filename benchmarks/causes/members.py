@@ -59,6 +59,7 @@ def loading(rank: int, kind: str = "batches", named: str = "", shape: str = "", 
 
 
 BALANCED = Plan(false=words.NO_LOADER)
+STAGES = Plan(false=(*words.NO_LOADER, *words.STEADY), bubble=True)
 #: DDP sums gradients by all-reduce: none of the waiting before it is in another collective.
 OTHER_COLLECTIVES = (r"\bin broadcast\b", r"\bin gather\b", r"\bin barrier\b")
 SHARD, LOG = r"shard-\d", r"slowlog"
@@ -487,13 +488,13 @@ JOBS = (
     Job(
         "even_chain", "three equal ranks in a chain", "plain.py", "--pattern chain --batch 512 --steps 40", BALANCED, 3
     ),
-    Job("even_stages", "a pipeline of 2 equal stages", "plain.py", "--pattern stages --batch 512 --steps 40", BALANCED),
+    Job("even_stages", "a pipeline of 2 equal stages", "plain.py", "--pattern stages --batch 512 --steps 40", STAGES),
     Job(
         "even_stages_4",
         "a pipeline of 4 equal stages",
         "plain.py",
         "--pattern stages --batch 256 --steps 40",
-        BALANCED,
+        STAGES,
         4,
     ),
     Job("even_experts", "all-to-all of equal rows", "plain.py", "--pattern experts --rows 384", BALANCED),

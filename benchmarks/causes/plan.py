@@ -43,12 +43,15 @@ class Plan:
         Patterns that would be false anywhere in the summary.
     ending : str
         "died", "hung" or "mismatch" where the job does not end well, else empty.
+    bubble : bool
+        The stages of a pipeline wait for each other, and none of them is late.
     """
 
     causes: tuple[Cause, ...] = ()
     shape: str = ""
     false: tuple[str, ...] = ()
     ending: str = ""
+    bubble: bool = False
 
 
 @dataclass(frozen=True)

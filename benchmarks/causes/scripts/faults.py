@@ -24,7 +24,7 @@ import torch
 from stopwatch import Stopwatch
 
 #: Lists that a full collection visits in a millisecond, about.
-HEAP_LISTS_PER_MS = 6_000
+HEAP_LISTS_PER_MS = 2_000
 PIECE_BYTES = 1 << 20
 
 
