@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import peers_of, surplus
-from stashtrace.summary.words.parts import Finding, ranks, share, verb
+from stashtrace.summary.words.parts import Finding, plural, ranks, share, verb
+from stashtrace.units import percent_text
 
 #: Longest headline, in characters.
 MOST_CHARACTERS = 100
@@ -26,8 +27,9 @@ def headline_text(found: Sequence[Finding]) -> str:
     others = [f for f in found if f.row["kind"] == _NO_STEPS]
     for finding in [*ended, *verdicts, *others]:
         text = claim_text(finding)
-        if len(text) > MOST_CHARACTERS and finding.row["kind"] in _SHORT:
-            text = _SHORT[finding.row["kind"]](finding)
+        short = _SHORT.get(finding.row["kind"])
+        if len(text) > MOST_CHARACTERS and short is not None and (said := short(finding)):
+            text = said
             text = f"in {finding.row['name']} steps, {text}" if finding.row["name"] else text
         if text:
             return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
@@ -36,7 +38,13 @@ def headline_text(found: Sequence[Finding]) -> str:
 
 def _loses(one: str, many: str, what: str) -> Callable[[Finding], str]:
     """Word that ranks lose a share of the step; the verb is as certain as the bounds are."""
-    return lambda f: f"{ranks(f.row)} {verb(f.row, one, many)} {share(f.row)} of a step {what}"
+    return lambda f: f"{ranks(f.row)} {verb(f.row, one, many)} {_part_of_step(f)} {what}"
+
+
+def _part_of_step(f: Finding) -> str:
+    """Word a share of the step: ``33 % of a step on rank 1``."""
+    part, on, rank = share(f.row).partition(" on rank")
+    return f"{part} of a step{on}{rank}"
 
 
 def _waits(whom: str) -> Callable[[Finding], str]:
@@ -51,19 +59,42 @@ def _late(f: Finding) -> str:
     return _waits(f"for rank {rank}" if rank >= 0 else "for other ranks")(f)
 
 
+def _data(f: Finding) -> str:
+    if f.row["cause_kind"] == "reads":
+        return _loses("is blocked", "are blocked", "in reads of files")(f)
+    return _waits("for batches")(f)
+
+
+def _host(f: Finding) -> str:
+    """Word an idle device, or code of the loop; pauses and mere bounds have no shorter form that is as true."""
+    if f.row["cause_kind"] == "python":
+        part = percent_text(f.row["share_ratio"])
+        upto = "up to " if f.row["items_count"] > 1 else ""
+        spend = f"{ranks(f.row)} {'spend' if f.row['items_count'] > 1 else 'spends'}"
+        return f"{spend} {upto}{part} of a step outside forward, backward and optimizer"
+    if f.row["cause_kind"] not in ("sync", "launch"):
+        return ""
+    devices = f"the device{plural(f.row['items_count'])} of {ranks(f.row)}"
+    return f"{devices} {verb(f.row, 'stands', 'stand')} idle for {_part_of_step(f)} because of the host"
+
+
+def _other(f: Finding) -> str:
+    return _loses("is blocked", "are blocked", "with no known cause")(f) if f.row["cause_kind"] == "unknown" else ""
+
+
 def _link(f: Finding) -> str:
     doubtful = f.first("may_be_waiting") is not None or f.first("ranks_missing") is not None
     return _loses("spends", "spend", "in transfers" + (", or waiting for others in them" if doubtful else ""))(f)
 
 
-#: Kind of verdict -> its sentence where that of the claim is too long.
+#: Kind of verdict -> its sentence where that of the claim is too long; empty where that is cut instead.
 _SHORT: dict[str, Callable[[Finding], str]] = {
-    "data": _loses("waits", "wait", "for batches"),
+    "data": _data,
     "late": _late,
     "link": _link,
     "copy": _loses("waits", "wait", "for copies between host and device"),
     "save": _loses("stops", "stop", "for checkpoints"),
-    "host": _loses("waits", "wait", "for its host"),
-    "other": _loses("is blocked", "are blocked", "outside of known waits"),
+    "host": _host,
+    "other": _other,
     "contention": _loses("waits", "wait", "for a CPU"),
 }

@@ -1,0 +1,62 @@
+"""The headline: one sentence of at most 100 characters that says no more than the claim that it stands for."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import MS
+
+from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
+from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.headline import MOST_CHARACTERS, headline_text
+from stashtrace.summary.words.parts import Finding, findings_of
+
+RANKS = "0,2,5,7,11"
+
+
+def finding(kind: str, cause: str, *evidence: Evidence, low_ms: int = 40, confidence: str = "exact") -> Finding:
+    """Return a verdict about five ranks that lose 40 to 60 of 100 ms; its sentence is too long for a headline."""
+    row = Claim(
+        "verdict",
+        kind,
+        ranks=RANKS,
+        rank=0,
+        items_count=5,
+        share_ratio=0.6,
+        least_ratio=0.4,
+        stall_ns=60 * MS,
+        low_ns=low_ms * MS,
+        high_ns=60 * MS,
+        least_ns=40 * MS,
+        confidence=confidence,
+        cause_kind=cause,
+        evidence=evidence,
+    )
+    (made,) = findings_of(*tables_of([row]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "said", "never"),
+    [
+        ("data", "worker", "for batches", "read"),
+        ("data", "reads", "in reads of files", "batches"),
+        ("host", "launch", "because of the host", "wait "),
+        ("host", "python", "up to 60 % of a step outside forward, backward", "wait"),
+        ("host", "pauses", "pause for", "host"),
+        ("other", "unknown", "no known cause", "wait"),
+        ("other", "gil", "for the GIL", "blocked"),
+        ("other", "no_operator", "no operator", "blocked"),
+    ],
+)
+def test_a_short_form_says_what_the_claim_says(kind: str, cause: str, said: str, never: str) -> None:
+    one = finding(kind, cause)
+    headline = headline_text([one])
+    assert len(headline) <= MOST_CHARACTERS
+    assert said in headline, (headline, claim_text(one))
+    assert never not in headline, headline
+
+
+def test_the_rank_stands_behind_the_share() -> None:
+    claim = finding("data", "worker", low_ms=30, confidence="between")
+    assert headline_text([claim]).endswith("30 to 60 % of a step on rank 0 for batches")
