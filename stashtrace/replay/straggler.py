@@ -12,6 +12,7 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Int64
@@ -19,6 +20,7 @@ from stashtrace.replay.ideal import next_transfers
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.kinds import CollectiveOp
 
 #: A transfer whose members come within this time was entered together.
 _LATE_NS = 1_000_000
@@ -75,7 +77,13 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     ranks = np.unique(graph.rank[threads])
     if len(ranks) < 2 or not len(transfers):
         return out
-    threads, following = threads[following >= 0], following[following >= 0]
+    # What one rank does before a send the other one has done before an earlier operation: only whole steps compare.
+    to_one_rank = np.append(_is_pair(graph)[transfers.values], False)[following]
+    out = _steps_alike(graph, out, threads[to_one_rank])
+    whole = (following >= 0) & ~to_one_rank
+    threads, following = threads[whole], following[whole]
+    if not len(threads):
+        return out
     row, kinds = np.searchsorted(ranks, graph.rank[threads]), GroupBy(graph.kind[threads])
     cell = kinds.number, row, following
     entered = np.zeros((len(ranks), len(transfers)), dtype=bool)
@@ -96,6 +104,13 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     before, after = spent[cell], left[cell]
     out[threads] *= np.divide(after, before, out=np.ones_like(before), where=(before > 0) & (after >= 0))
     return out
+
+
+def _is_pair(graph: Graph) -> npt.NDArray[np.bool_]:
+    """Return the mask of transfers that are a send and its receive."""
+    if graph.facts is None:
+        return np.zeros(len(graph), dtype=bool)
+    return graph.is_transfer & np.isin(graph.facts.op, (CollectiveOp.SEND, CollectiveOp.RECEIVE))
 
 
 def _of_collectives(graph: Graph, ranks: Int64, transfers: Int64) -> tuple[Floats, Int64]:
@@ -175,7 +190,11 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     and step, the excess over the others' median is taken away, but no more than the rank was late in the step. The time
     by which a rank began its first step later than the others is taken away too.
     """
-    chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
+    return _steps_alike(graph, work, np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST))))
+
+
+def _steps_alike(graph: Graph, work: Floats, chosen: Int64) -> Floats:
+    """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them."""
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])
     if len(ranks) < 2:

@@ -17,7 +17,7 @@ from stashtrace.analysis.stalls.collectives import Blocked, blocked_on_collectiv
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 
 #: Kinds of time in which a thread may wait for a save in the background.
@@ -80,7 +80,7 @@ def _release(
 ) -> None:
     """After a wait the thread goes on when the transfer has ended, plus what this member took longer."""
     known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
-    _let_go(nodes, blocked.end[known], blocked.row[known], transfers, parts)
+    _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
     waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
     own = index.collectives.rows(thread.process_id)
     if not len(own):
@@ -90,14 +90,27 @@ def _release(
     wanted = waits["collective_key"][mine]
     at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
     asked = keys[at] == wanted
-    _let_go(nodes, waits["end_ns"][mine[asked]], int64(own[at[asked]]), transfers, parts)
+    asked_for = waits["begin_ns"][mine[asked]], waits["end_ns"][mine[asked]]
+    _let_go(index, nodes, asked_for, int64(own[at[asked]]), transfers, parts)
 
 
-def _let_go(nodes: ThreadNodes, wait_end: Int64, rows: Int64, transfers: Transfers, parts: Parts) -> None:
+def _let_go(
+    index: TraceIndex,
+    nodes: ThreadNodes,
+    waits: tuple[Int64, Int64],
+    rows: Int64,
+    transfers: Transfers,
+    parts: Parts,
+) -> None:
+    wait_begin, wait_end = waits
     goes_on, begin_ns = nodes.next_begun(wait_end)
     later = begin_ns - transfers.end_ns[rows]
     # A thread that goes on while the operation is in flight did not wait for its end. What a member goes on later than
     # its own part of the operation has ended is nobody's doing.
     lag = np.minimum(later, np.maximum(transfers.own_end_ns[rows] - transfers.end_ns[rows], 0))
+    # The end of a send or a receive is seen when the thread asks for it: a thread that asks late did not wait till then.
+    asked_ns = np.maximum(wait_end - np.maximum(wait_begin, transfers.end_ns[rows]), 0)
+    to_one_rank = np.isin(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)
     waited = (later >= -_TOGETHER_NS) & (wait_end > nodes.begin_ns[0])
     parts.edge(np.where(waited, transfers.node[rows], -1), goes_on, EdgeKind.RELEASE, lag)
