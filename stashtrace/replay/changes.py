@@ -11,7 +11,7 @@ from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, nearest_word, word_text
 
 #: Times; ``0`` takes one away.
-TIMES = ("compute", "launch", "python", "h2d", "prep", "fetch", "checkpoint", "straggler")
+TIMES = ("compute", "launch", "python", "h2d", "prep", "fetch", "checkpoint", "other", "straggler")
 #: Quantities of a link.
 _OF_A_LINK = ("bandwidth", "latency")
 LINKS = tuple(f"{link}.{what}" for link in COLUMNS["link"] for what in _OF_A_LINK)

@@ -22,6 +22,7 @@ _WORK = {
     "python": (_HOSTS, StallKind.PYTHON),
     "h2d": ((Resource.STREAM,), StallKind.H2D),
     "checkpoint": (_HOSTS, StallKind.CHECKPOINT),
+    "other": ((Resource.STEP_THREAD,), StallKind.OTHER),
 }
 #: Waits seen on devices that events timed, by the quantity that causes them.
 _WAITED_FOR = {
@@ -39,6 +40,7 @@ _NAMES = {
     "prep": "batch that took time to prepare",
     "fetch": "wait for storage while batches were made",
     "checkpoint": "checkpoint that stopped a step",
+    "other": "time in which a step thread was asleep or blocked",
 }
 #: A batch that a waiting thread gets later than this after it was made was held back by its worker.
 _HANDED_NS = 1_000_000

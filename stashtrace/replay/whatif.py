@@ -46,6 +46,7 @@ _SINGLE = (
     "h2d=x0.5",
     "prep=x0.5",
     "fetch=0",
+    "other=0",
     "checkpoint=0",
 )
 #: Of several numbers of workers the least is taken whose step is at most this part of the run's step longer than that

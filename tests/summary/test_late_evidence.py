@@ -91,7 +91,8 @@ def test_a_list_of_ranks_too_long_to_read_is_cut() -> None:
         ),
         (
             {"cause_kind": "other", "cause_name": "gil"},
-            "it waited 38.0 ms longer than the median of the others for the GIL, which another thread held",
+            "it was blocked 38.0 ms longer than the median of the others waiting for the GIL, which another thread"
+            " holds",
         ),
         ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks cannot tell for whom"),
         (

@@ -174,10 +174,19 @@ def test_checkpoints_stop_one_rank_as_they_stop_several() -> None:
         ("ssssss..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it asleep (time.sleep, usleep or the", ""),
         (
             "jjjjjjjj",
-            "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
-            "all of it waiting for a thread or a",
+            "rank 0 is blocked 8.00 ms a step (50 %) waiting for a thread or a process to end (join, waitpid)",
+            "the timeline shows where",
         ),
-        ("mmmmmm..", "rank 0 is blocked 8.00 ms a step (50 %) with no known cause", "75 % of it waiting for a lock, a"),
+        (
+            "mmmmmm..",
+            "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it waiting for a lock, a condition or a semaphore",
+            "another thread of its process holds it or is to signal it",
+        ),
+        (
+            "mm.jjpp.",
+            "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
+            "25 % of it waiting for a",
+        ),
         (
             "gg......",
             "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",

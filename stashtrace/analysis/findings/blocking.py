@@ -29,10 +29,12 @@ _CALLS = {
     "poll": (WaitOp.POLL,),
     "lock": (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE),
 }
+#: Name of a wait -> its key of ``_CALLS``.
+CALL_OF_WAIT = {op.name.lower(): name for name, ops in _CALLS.items() for op in ops}
 #: Calls of files, and of what else has a descriptor.
-_FILE, _IO = "file", "io"
+_FILE, _SOCKET, _PIPE, _IO = "file", "socket", "pipe", "io"
 #: Calls that explain why the thread was blocked; the others show only where.
-KNOWN_CALLS = ("asleep", "gil", _FILE)
+KNOWN_CALLS = ("asleep", "gil", _FILE, _SOCKET, _PIPE)
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 #: A file or an annotation is named if it takes at least this share of a time; so many at most.
 _WORTH_NAMING, _FEW = 0.05, 2
@@ -55,7 +57,8 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
     Returns
     -------
     dict
-        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock``, ``file`` or ``io`` -> time in the steps.
+        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock``, ``file``, ``socket``, ``pipe`` or ``io`` -> time in
+        the steps.
     """
     others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
     other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
@@ -87,7 +90,9 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
         blocked_ns[name] = time.total_ns
         free -= time
     io, own = index.io, index.io_by_track.rows(thread.track_id)
-    for name, chosen in ((_FILE, io.is_storage[own]), (_IO, io.is_blocked[own])):
+    of_flag = {_SOCKET: IoFlag.SOCKET, _PIPE: IoFlag.PIPE}
+    of_io = {name: io.is_blocked[own] & ((io.flags[own] & int(flag)) != 0) for name, flag in of_flag.items()}
+    for name, chosen in ((_FILE, io.is_storage[own]), *of_io.items(), (_IO, io.is_blocked[own])):
         time = free & TimeSet.of(io.begin[own[chosen]], io.end[own[chosen]])
         blocked_ns[name] = time.total_ns
         free -= time

@@ -12,6 +12,7 @@ from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.losses import loss_claims
 from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
+from stashtrace.analysis.findings.over_time.in_steps import in_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
@@ -58,7 +59,8 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         ending + lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
     )
     if facts.ranks:
-        claims += change_claims(facts.tables["over_time"])
+        claims = in_steps(facts, claims)
+        claims += change_claims(facts.tables["over_time"], np.unique(trace.batches["rank"]).tolist())
     else:
         known = lost or any(claim.kind == "hung" for claim in ending)
         claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]

@@ -325,6 +325,9 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     claim = replace(claim, high_ns=max(claim.high_ns, high))
     claim = replace(claim, confidence=confidence(claim.stall_ns, claim.low_ns, claim.high_ns))
     silent = facts.trace.strings.find(HOST_NOT_RECORDED) in facts.trace.metadata["key_code"].tolist()
+    if calls_ns > 0.5 * blocked_ns:
+        cause = call if calls_ns >= (1 - EXACT_RATIO) * blocked_ns else f"{call}_partly"
+        return [replace(claim, cause_kind=cause, evidence=(inside_it,))]
     if sum(worst.blocked_ns.values()) > 0.5 * blocked_ns:
         return [replace(claim, cause_kind="unknown", evidence=(inside_it,))]
     code = "nothing_recorded" if silent else "unknown_block"

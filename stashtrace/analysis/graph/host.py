@@ -108,7 +108,7 @@ def _let_go(
     # A thread that goes on while the operation is in flight did not wait for its end. What a member goes on later than
     # its own part of the operation has ended is nobody's doing.
     lag = np.minimum(later, np.maximum(transfers.own_end_ns[rows] - transfers.end_ns[rows], 0))
-    # The end of a send or a receive is seen when the thread asks for it: a thread that asks late did not wait till then.
+    # The end of a send or a receive is seen when the thread asks for it: who asks late did not wait till then.
     asked_ns = np.maximum(wait_end - np.maximum(wait_begin, transfers.end_ns[rows]), 0)
     to_one_rank = np.isin(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)

@@ -125,6 +125,7 @@ class IoRows:
     is_read: np.ndarray
     is_receive: np.ndarray
     is_blocked: np.ndarray
+    flags: np.ndarray
 
 
 def blocked_by_guess(trace: Trace) -> frozenset[int]:
@@ -304,6 +305,7 @@ class TraceIndex:
             is_read=np.isin(op, READ_OPS),
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
             is_blocked=blocked,
+            flags=flags,
         )
 
     @cached_property

@@ -121,7 +121,10 @@ def first_changes(trace: Trace) -> Table:
     buckets = None
     with contextlib.suppress(MissingDataError):  # a job without such buckets
         buckets = gradient_buckets(trace, graph)
-    chosen = _chosen(graph, single_changes(graph, buckets=buckets), buckets)
+    answers = single_changes(graph, buckets=buckets)
+    if not len(trace.waits):  # whether time without a record was a wait is not known
+        answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
+    chosen = _chosen(graph, answers, buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])

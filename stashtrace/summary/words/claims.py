@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
-from stashtrace.summary.words.over_time import CHANGES, mean_alone
+from stashtrace.summary.words.over_time import CHANGES, mean_alone, steps_of_time
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
@@ -222,6 +222,9 @@ def _python(f: Finding) -> str:
     verb_text = "spends" if row["items_count"] == 1 else "spend"
     where = f", mostly in {shortened(row['call'], _NAME_WIDTH)}" if row["call"] else _mostly(f)
     outside = "in code of the loop outside forward, backward and optimizer"
+    collects = f.first("python_collects")
+    if collects is not None and collects["part_ratio"] >= 0.5 and not row["call"]:
+        where = f", {duration_text(collects['amount_ns'])} of it in garbage collection"
     if f.first("python_or_blocked") is not None:
         outside = "outside forward, backward and optimizer, in code of the loop or blocked"
     return f"{ranks(row)} {verb_text} {point} a step ({share}) {outside}{where}"
@@ -243,7 +246,7 @@ def _other(f: Finding) -> str:
         stand = verb(row, "stands", "stand")
         return f"{_devices(row)} {stand} idle for {lost(row)} although the next work had been launched"
     if row["cause_kind"] == "asleep":
-        return f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} asleep (time.sleep, usleep or the like)"
+        return f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} {BLOCKED_WORDS['asleep']}"
     if row["cause_kind"] == "gil":
         return f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} for the GIL, which another thread holds"
     if row["cause_kind"] == "host_functions":
@@ -251,7 +254,9 @@ def _other(f: Finding) -> str:
         return f"the streams of {ranks(row)} {stand} still for {lost(row)} while the host runs functions of the job"
     blocked = f"{ranks(row)} {verb(row, 'is', 'are')} blocked {lost(row)}"
     held, part = f.first("held"), f.first("blocked_in")
-    if row["cause_kind"] in ("asleep_partly", "gil_partly", "file_partly") and part is not None:
+    if part is not None and row["cause_kind"] == part["kind"]:
+        return f"{blocked} {BLOCKED_WORDS[part['kind']]}"
+    if part is not None and row["cause_kind"] == f"{part['kind']}_partly":
         return f"{blocked}, {duration_text(part['amount_ns'])} of it {BLOCKED_WORDS[part['kind']]}"
     if row["cause_kind"] == "host_functions_partly" and held is not None:
         return f"{blocked}, up to {duration_text(held['amount_ns'])} of it while the host runs functions of the job"
@@ -285,9 +290,12 @@ def _not_told(f: Finding) -> str:
     )
 
 
-def verdict_text(f: Finding) -> str:
-    """Word a verdict; it begins with the kind of steps it is about unless these are training steps."""
-    text = CLAIMS[f.row["kind"]](f)
+def verdict_text(f: Finding, *, steps: bool = True) -> str:
+    """Word a verdict; it begins with the kind of steps it is about unless these are training steps.
+
+    Without ``steps`` it does not say in which steps its time lies.
+    """
+    text = CLAIMS[f.row["kind"]](f) + (steps_of_time(f) if steps else "")
     return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
 
 

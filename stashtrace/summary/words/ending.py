@@ -97,9 +97,9 @@ def _mismatch(f: Finding) -> str:
         what = operation(e["kind"]) if len(kinds) > 1 else bytes_text(e["moved_bytes"])
         parts.append(f"{ranks_named(e['name'], ('called', 'called')) if len(kinds) > 1 else _ranks(e['name'])} {what}")
     if len(kinds) > 1:
-        return f"the ranks do not call the same collectives: as number {number}, {', '.join(parts)}"
+        return f"mismatched collectives: as number {number}, {', while '.join(parts)}"
     call = operation(f.evidence[0]["kind"])
-    return f"the ranks give messages of different sizes to {call} {number}: {', '.join(parts)}"
+    return f"mismatched message sizes in {call} {number}: {', '.join(parts)}"
 
 
 def _ranks(text: str) -> str:

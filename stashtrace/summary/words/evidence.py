@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 
+from stashtrace.analysis.findings.blocking import CALL_OF_WAIT
 from stashtrace.summary.words.ending import ENDING_EVIDENCE
 from stashtrace.summary.words.over_time import behind_it
 from stashtrace.summary.words.parts import (
@@ -37,12 +38,24 @@ COSTLIEST = "the costliest wait: "
 #: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {
     "asleep": "asleep (time.sleep, usleep or the like)",
-    "gil": "waiting for the GIL",
+    "gil": "waiting for the GIL, which another thread holds",
     "join": "waiting for a thread or a process to end (join, waitpid)",
     "poll": "in poll, select or epoll, as for a socket or a pipe",
     "lock": "waiting for a lock, a condition or a semaphore",
     "file": "in calls on files",
-    "io": "in calls of pipes, sockets or devices",
+    "socket": "in calls of sockets (recv, send, connect)",
+    "pipe": "in calls of pipes",
+    "io": "in calls of devices",
+}
+#: Call that blocks -> who ends the wait.
+_ENDS_IT = {
+    "gil": "Python code of another thread runs meanwhile; in a process of its own it would not block this one",
+    "join": "the timeline shows where",
+    "poll": "the timeline shows where",
+    "lock": "another thread of its process holds it or is to signal it; the timeline shows where",
+    "socket": "the process at the other end of the connection lets it wait; the timeline shows where",
+    "pipe": "the process at the other end of the pipe lets it wait; the timeline shows where",
+    "io": "the timeline shows where",
 }
 _PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
@@ -59,14 +72,16 @@ _PART_WORDS = {
 
 def _blocked_in(row: Row, f: Finding) -> str:
     """Say where the thread was blocked; where the claim says so already, only what would help."""
-    if f.row["cause_kind"].startswith("asleep"):
-        return ""
-    if f.row["cause_kind"].startswith("file"):
-        return ""
-    if f.row["cause_kind"].startswith("gil"):
-        return "Python code of another thread runs meanwhile; in a process of its own it would not block this one"
+    if f.row["cause_kind"].removesuffix("_partly") == row["kind"]:
+        return _ENDS_IT.get(row["kind"], "")
     most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
     return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the timeline shows where"
+
+
+def _python_collects(row: Row, f: Finding) -> str:
+    if row["part_ratio"] >= 0.5 and not f.row["call"]:
+        return ""  # the claim says it
+    return f"{duration_text(row['amount_ns'])} a step of it is garbage collection"
 
 
 def _epochs(row: Row, f: Finding) -> str:
@@ -259,9 +274,17 @@ def surplus(row: Row, peers: str) -> str:
     if name and kind in ("data", "reads", "save"):
         return f"spends {more} longer than {peers} {'saving' if kind == 'save' else 'reading'} {name}"
     text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
+    if name and kind == "other":
+        return f"{text} {_blocked_words(name)}"
     if name and kind == "compute":
         return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
-    return f"{text} ({name})" if name and kind in ("other", "host", "link", "python") else text
+    return f"{text} ({name})" if name and kind in ("host", "link", "python") else text
+
+
+def _blocked_words(name: str) -> str:
+    """Say in which call a thread was blocked: ``waiting for a lock, ...`` or ``in recv()``."""
+    call = CALL_OF_WAIT.get(name, "")
+    return BLOCKED_WORDS[call] if call else f"in {name}()"
 
 
 def peers_of(row: Row) -> str:
@@ -338,15 +361,13 @@ def _late_because(row: Row, f: Finding) -> str:
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
         return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
-    words = (
-        "it waited {ns} longer for the GIL, which another thread held"
-        if (kind, name) == ("other", "gil")
-        else _LATE_WORDS[kind]
-    )
+    words = _LATE_WORDS[kind]
+    if kind == "other" and name:
+        words = "it was blocked {ns} longer " + _blocked_words(name)
     text = words.format(ns=duration_text(row["amount_ns"]), who=who)
     if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
-    if not name or (kind, name) == ("other", "gil"):
+    if not name or kind == "other":
         return text
     if kind == "compute":
         place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
@@ -516,7 +537,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     ),
     "file_time": _file_time,
     "python_in": _filled("{amount_ns:time} a step in {name}"),
-    "python_collects": _filled("{amount_ns:time} a step of it is garbage collection"),
+    "python_collects": _python_collects,
     "python_unknown": _filled(
         "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
         " around parts of the loop would"

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.claims import verdict_text
 from stashtrace.summary.words.ending import ENDINGS
-from stashtrace.summary.words.evidence import peers_of, surplus
+from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
+from stashtrace.summary.words.over_time import steps_of_time
 from stashtrace.summary.words.parts import Finding, plural, ranks, share, verb
 from stashtrace.units import percent_text
 
@@ -26,14 +28,24 @@ def headline_text(found: Sequence[Finding]) -> str:
     verdicts = [f for f in found if f.row["section"] == "verdict"]
     others = [f for f in found if f.row["kind"] == _NO_STEPS]
     for finding in [*ended, *verdicts, *others]:
-        text = claim_text(finding)
-        short = _SHORT.get(finding.row["kind"])
-        if len(text) > MOST_CHARACTERS and short is not None and (said := short(finding)):
-            text = said
-            text = f"in {finding.row['name']} steps, {text}" if finding.row["name"] else text
-        if text:
-            return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
+        texts = list(_forms(finding)) if finding.row["section"] == "verdict" else [claim_text(finding)]
+        if texts[-1]:
+            fits = (text for text in texts if len(text) <= MOST_CHARACTERS)
+            return next(fits, textwrap.shorten(texts[-1], MOST_CHARACTERS, placeholder=" …"))
     return ""
+
+
+def _forms(f: Finding) -> Iterator[str]:
+    """Give the forms of a verdict from the one that says most to the shortest."""
+    where = steps_of_time(f, amounts=False)
+    yield verdict_text(f)
+    whole = verdict_text(f, steps=False)
+    short = _SHORT.get(f.row["kind"])
+    said = short(f) if short is not None else ""
+    said = f"in {f.row['name']} steps, {said}" if said and f.row["name"] else said
+    texts = [text for text in (whole, said, said.partition("; ")[0]) if text]
+    yield from (f"{text}{where}" for text in texts)  # a mean is not said without the steps that it is of
+    yield from texts
 
 
 def _loses(one: str, many: str, what: str) -> Callable[[Finding], str]:
@@ -79,7 +91,10 @@ def _host(f: Finding) -> str:
 
 
 def _other(f: Finding) -> str:
-    return _loses("is blocked", "are blocked", "with no known cause")(f) if f.row["cause_kind"] == "unknown" else ""
+    if f.row["cause_kind"] == "unknown":
+        return _loses("is blocked", "are blocked", "with no known cause")(f)
+    words = BLOCKED_WORDS.get(f.row["cause_kind"], "")
+    return _loses("is blocked", "are blocked", words)(f) if words and f.row["cause_kind"] != "asleep" else ""
 
 
 def _link(f: Finding) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words.parts import Finding, Row, counted, ranks_named
-from stashtrace.units import duration_text, shortened
+from stashtrace.units import duration_text, percent_text, shortened
 
 _PATH_WIDTH = 48
-#: Column of the budget -> verb for one rank and for several, and what follows the time that it takes more or less.
+#: Column or kind of the budget -> verb for one rank and for several, and what follows the time by which it changes.
 _VERBS = {
     "compute": (("computes", "compute"), "{longer}"),
     "data": (("waits", "wait"), "{longer} for batches{part}"),
@@ -18,6 +18,8 @@ _VERBS = {
     "copy": (("waits", "wait"), "{longer} for copies between host and device"),
     "save": (("spends", "spend"), "{more} in checkpoints"),
     "host": (("leaves its device idle", "leave their devices idle"), "{longer}"),
+    "python": (("spends", "spend"), "{more} in code of the loop outside forward, backward and optimizer"),
+    "reads": (("is blocked", "are blocked"), "{longer} in reads of files"),
     "other": (("is blocked or asleep", "are blocked or asleep"), "{longer}"),
 }
 _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
@@ -25,10 +27,12 @@ _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "hand
 
 def _whose(f: Finding) -> str:
     """Say whose time it is that changes; empty if no kind of a rank's time explains it."""
-    row = f.first("changed_time")
+    row, absent = f.first("changed_time"), f.first("behind_it")
+    if absent is not None and absent["kind"] == "absent":
+        return f": {ranks_named(absent['name'], ('makes', 'make'))} no step then"
     if row is None:
         return "; no kind of time of one rank explains it"
-    verbs, rest = _VERBS[COLUMN_OF[row["kind"]]]
+    verbs, rest = _VERBS[row["kind"] if row["kind"] in _VERBS else COLUMN_OF[row["kind"]]]
     grows = f.row["share_ratio"] >= 0
     words = {"longer": "longer" if grows else "less", "more": "more" if grows else "less"}
     said = rest.format(**words, part=_PARTS.get(row["kind"], ""))
@@ -57,12 +61,16 @@ def _drift(f: Finding) -> str:
 
 
 def _period(f: Finding) -> str:
-    at, every = f.evidence[0], f.row["items_count"]
-    first = at["items_count"]
-    which = (
-        f"every {_nth(every)} step ({first}, {first + every}, ...)" if every > 2 else f"every other step ({first}, ...)"
-    )
+    at = f.evidence[0]
+    which = every_nth(at["items_count"], f.row["items_count"])
     return f"{which} takes {duration_text(f.row['stall_ns'])}, the others {duration_text(at['amount_ns'])}{_whose(f)}"
+
+
+def every_nth(first: int, every: int) -> str:
+    """Name the steps of a period: ``every 20th step (19, 39, ...)``."""
+    if every == 2:
+        return f"every other step ({first}, {first + 2}, ...)"
+    return f"every {_nth(every)} step ({first}, {first + every}, ...)"
 
 
 def _nth(number: int) -> str:
@@ -72,6 +80,52 @@ def _nth(number: int) -> str:
 
 #: Kind of claim -> its words.
 CHANGES: dict[str, Callable[[Finding], str]] = {"shift": _shift, "drift": _drift, "period": _period}
+
+#: Steps that have at most this part of what the others have of a time have nothing of it.
+_NOTHING_RATIO = 0.1
+
+
+def steps_of_time(f: Finding, *, amounts: bool = True) -> str:
+    """Say in which steps the time of a verdict lies, to follow its sentence; empty if in all of them alike."""
+    words = {"only_in_steps": _only_in, "by_turns": _by_turns, "in_few_steps": _few_steps, "fewer_steps": _fewer_steps}
+    return "".join(f"; {words[e['code']](e, f, amounts)}" for e in f.evidence if e["code"] in words)
+
+
+def _only_in(e: Row, f: Finding, amounts: bool) -> str:
+    first, last, kind = e["items_count"], e["of_count"], e["kind"]
+    some = amounts and e["amount_ns"] >= 0
+    length = duration_text(e["amount_ns"]) if some else ""
+    if kind in ("growth", "decline"):
+        return f"{'growing' if kind == 'growth' else 'shrinking'} {f'by {length} ' if some else ''}over the run"
+    only = "only" if e["part_ratio"] <= _NOTHING_RATIO else "mostly"
+    which = {
+        "begin": f"{only} up to step {last}",
+        "middle": f"{only} in steps {first} to {last}",
+        "end": f"{only} from step {first} on",
+        "ends": f"{'not' if only == 'only' else 'less'} in steps {first} to {last}",
+        "period": f"{only} in {every_nth(first, last)}",
+    }[kind]
+    if not some:
+        return which
+    there = "in the others" if kind == "ends" else "there"
+    several = " on average" if f.row["items_count"] > 1 and f.row["kind"] != "late" else ""
+    return f"{which}, {'by ' if f.row['kind'] == 'late' else ''}{length} a step {there}{several}"
+
+
+def _by_turns(e: Row, f: Finding, amounts: bool) -> str:
+    return "by turns, each step on one of them alone"
+
+
+def _few_steps(e: Row, f: Finding, amounts: bool) -> str:
+    part = percent_text(e["part_ratio"])
+    if e["items_count"] == 1:
+        return f"{part} of it in step {e['name']} alone"
+    return f"{part} of it in {e['items_count']} of {e['of_count']} steps"
+
+
+def _fewer_steps(e: Row, f: Finding, amounts: bool) -> str:
+    return f"{ranks_named(e['name'], ('has', 'have'))} {e['items_count']} of {e['of_count']} steps"
+
 
 _BEHIND = {
     "gc": "garbage collection takes {ns} of it",
@@ -90,6 +144,8 @@ _WAITS = {
 
 def behind_it(row: Row, f: Finding) -> str:
     """Say what the longer time goes to."""
+    if row["kind"] == "absent":
+        return ""  # the claim says it
     name = row["name"]
     words = _BEHIND.get(row["kind"]) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
     return words.format(ns=duration_text(row["amount_ns"]), name=shortened(name, _PATH_WIDTH))

@@ -126,8 +126,7 @@ def test_collectives_of_different_kinds_are_named() -> None:
     build.collective(pending(1), op=CollectiveOp.BARRIER, sequence=3)
     build.counter(0, "process_user_ns_total", {40 * S: 1.0})
     assert sentences(build.trace())[0] == (
-        "the ranks do not call the same collectives: as number 3 of default_pg, ranks 0,2,3 called all-reduce,"
-        " rank 1 called barrier"
+        "mismatched collectives: as number 3 of default_pg, ranks 0,2,3 called all-reduce, while rank 1 called barrier"
     )
 
 
@@ -137,7 +136,7 @@ def test_collectives_of_different_sizes_are_named() -> None:
     build.collective(pending(1), message_bytes=8_000_000, sequence=3)
     build.counter(0, "process_user_ns_total", {40 * S: 1.0})
     assert sentences(build.trace())[0] == (
-        "the ranks give messages of different sizes to all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
+        "mismatched message sizes in all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
     )
 
 

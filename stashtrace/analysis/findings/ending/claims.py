@@ -57,8 +57,8 @@ def ending_claims(trace: Trace) -> list[Claim]:
         claims[0] = replace(claims[0], evidence=(*claims[0].evidence, _waited_for_it(trace, found)))
         return [*claims, *_mismatches(found)]
     hung = _hung(trace, found, first)
-    # Who waited for others failed because of them.
-    return hung + claims if first and first <= set(found.waiting) else claims + hung
+    # Who waited for others failed because of them, and a job of which no rank failed was ended because it hung.
+    return hung + claims if first <= set(found.waiting) else claims + hung
 
 
 def _failures(trace: Trace) -> list[Evidence]:

@@ -308,7 +308,10 @@ def _before_waits_ns(found: Blame, part: Int64, kinds: tuple[str, ...]) -> float
 def _links(
     facts: RunFacts, waits: Waits, source: Int64, spent: Floats, rank: int, steps_count: int
 ) -> tuple[Link, ...]:
-    """Return who waits for whom in the chains that end at a rank; each waiting rank stands in one link."""
+    """Return who waits for whom in the chains that end at a rank; each waiting rank stands in one link.
+
+    Ranks that wait for the same one in different operations, as the ends of its sends and receives, have a link each.
+    """
     pairs = GroupBy(waits.rank[source], waits.late[source])
     lost = pairs.sum(spent)
     victims = GroupBy(pairs.keys[0])
@@ -316,20 +319,25 @@ def _links(
     mostly = victims.argmax(lost)
     mentioned = of_victim >= _MENTIONED_RATIO * of_victim.max(initial=0.0)
     for_whom: dict[int, list[int]] = {}
-    wait_ns: dict[int, float] = {}
+    wait_ns: dict[int, float] = {}  # by waiting rank
     for place in np.flatnonzero(mentioned & (victims.values != rank)).tolist():
         late = int(pairs.keys[1][mostly[place]])
         for_whom.setdefault(late, []).append(int(victims.values[place]))
-        wait_ns[late] = wait_ns.get(late, 0.0) + float(of_victim[place]) / steps_count
+        wait_ns[int(victims.values[place])] = float(of_victim[place]) / steps_count
     reached: list[int] = [rank]
     for late in reached:  # along the chain, so that nobody stands before the rank that it waits for
         reached += [victim for victim in for_whom.get(late, []) if victim not in reached and victim in for_whom]
     ordered = [late for late in reached if late in for_whom] + [late for late in for_whom if late not in reached]
     links = []
     for late in ordered:
-        own = (waits.late[source] == late) & np.isin(waits.rank[source], for_whom[late])
-        operation = _operation(facts, waits, source[own], spent[own])
-        links.append(Link(late, tuple(for_whom[late]), operation, wait_ns[late]))
+        inside: dict[str, list[int]] = {}
+        for victim in for_whom[late]:
+            own = (waits.late[source] == late) & (waits.rank[source] == victim)
+            inside.setdefault(_operation(facts, waits, source[own], spent[own]), []).append(victim)
+        links += [
+            Link(late, tuple(ranks), operation, sum(wait_ns[victim] for victim in ranks))
+            for operation, ranks in inside.items()
+        ]
     return tuple(links)
 
 

@@ -47,9 +47,10 @@ OVER_TIME = schema(
         "cause_kind",
         "U16",
         "",
-        "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; else empty",
+        "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; absent where ranks"
+        " make no steps; else empty",
     ),
-    ("cause_name", "U16", "", "file, annotation, phase or number of the worker"),
+    ("cause_name", "U16", "", "file, annotation, phase, number of the worker or absent ranks"),
     Column("cause_ns", "i8", "ns", "how much more of it there is per changed step, -1 if unknown", missing=-1),
 )
 #: A kind of time of a rank is named where it is at least this part of the change; ranks are alike from the other on.
@@ -152,6 +153,8 @@ class _Budgets:
     def __init__(self, counted: Table, stalls: Table) -> None:
         numbers = np.unique(counted["step"])
         self.ranks = np.unique(counted["rank"])
+        self._made = np.zeros((len(self.ranks), len(numbers)), dtype=bool)
+        self._made[np.searchsorted(self.ranks, counted["rank"]), np.searchsorted(numbers, counted["step"])] = True
         rows = np.flatnonzero(np.isin(stalls["step"], numbers) & (stalls["kind"] != _PASSED_ON))
         kinds = GroupBy(stalls["kind"][rows])
         self.kinds = [str(kind) for kind in kinds.values.tolist()]
@@ -162,6 +165,11 @@ class _Budgets:
         step = np.searchsorted(numbers, stalls["step"][rows])
         cell = (at * shape[1] + kind) * shape[2] + step
         self.spent = np.bincount(cell, stalls["stall_ns"][rows], int(np.prod(shape))).reshape(shape)
+
+    def absent(self, change: _Change) -> npt.NDArray[np.int64]:
+        """Return the ranks that make no step in one of both parts."""
+        made = [self._made[:, part].any(axis=1) for part in (change.changed, change.others)]
+        return np.asarray(self.ranks[~(made[0] & made[1])])
 
     def deltas(self, change: _Change) -> Floats:
         """Return by how much each kind of each rank is longer in changed steps."""
@@ -178,7 +186,10 @@ def _row(
     sign = 1.0 if delta >= 0 else -1.0
     deltas = budgets.deltas(change) * sign
     rank, ranks, kind, own, cause = -1, "", "", 0.0, ("", "", -1.0)
-    if deltas.size:
+    absent = budgets.absent(change)
+    if len(absent):  # the mean is one of other ranks then
+        cause = ("absent", ranks_text(absent.tolist()), -1.0)
+    elif deltas.size:
         best, of_kind = (int(at) for at in np.unravel_index(int(deltas.argmax()), deltas.shape))
         if deltas[best, of_kind] >= _EXPLAINS * abs(delta):
             rank, kind, own = int(budgets.ranks[best]), budgets.kinds[of_kind], sign * float(deltas[best, of_kind])

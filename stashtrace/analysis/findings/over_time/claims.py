@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.table import Table
@@ -13,8 +13,8 @@ _AT_MOST = 3
 _TABLE = "over_time"
 
 
-def change_claims(changes: Table) -> list[Claim]:
-    """Return a claim for each change, the one that costs most first."""
+def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
+    """Return a claim for each change, the one that costs most first; ``loading`` are the ranks with a loader."""
     claims = []
     for number, row in enumerate(list(changes.rows())[:_AT_MOST]):
         rows = [
@@ -37,7 +37,8 @@ def change_claims(changes: Table) -> list[Claim]:
                     number,
                     rank=row["rank"],
                     amount_ns=abs(row["rank_delta_ns"]),
-                    kind=row["stall_kind"],
+                    # Without a loader there are no batches to wait for.
+                    kind="reads" if row["stall_kind"] == "fetch" and row["rank"] not in loading else row["stall_kind"],
                     name=row["ranks"],
                 )
             )
