@@ -81,6 +81,8 @@ def _amounts(simulated: Simulated, cause: Cause, planted_ms: float) -> dict[str,
     losers = {rank: ms for rank, ms in simulated.waits_ms.items() if rank not in cause.ranks}
     amounts |= {f"wait of rank {rank}": ms for rank, ms in losers.items()}
     amounts["wait of all"] = sum(losers.values())
+    # Each of the others waits for what is planted on this rank, whatever else is.
+    amounts["wait of all behind it"] = planted_ms * len(losers)
     return {label: ms for label, ms in amounts.items() if ms > 0}
 
 

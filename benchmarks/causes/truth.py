@@ -34,11 +34,11 @@ def of_clocks(folder: Path, causes: Sequence[Cause]) -> Truth:
     """Return what the clocks of a job say."""
     clocks = read_clocks(folder)
     lengths = [(s["end_ns"] - s["begin_ns"]) / 1e6 for steps in clocks.values() for s in steps]
-    waits, caused = _waits(clocks)
+    waits, caused, behind = _waits(clocks)
     return Truth(
         ranks_count=len(clocks),
         step_ms=statistics.fmean(lengths) if lengths else 0.0,
-        amounts=tuple(_amounts(clocks, cause, waits) for cause in causes),
+        amounts=tuple(_amounts(clocks, cause, waits, behind) for cause in causes),
         caused=caused,
     )
 
@@ -51,7 +51,9 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _amounts(clocks: dict[int, list[Step]], cause: Cause, waits: dict[int, float]) -> dict[str, float]:
+def _amounts(
+    clocks: dict[int, list[Step]], cause: Cause, waits: dict[int, float], behind: dict[int, float]
+) -> dict[str, float]:
     """Return each figure that a sentence about this cause may say."""
     name = cause.piece or cause.kind
     amounts: dict[str, float] = {}
@@ -71,14 +73,19 @@ def _amounts(clocks: dict[int, list[Step]], cause: Cause, waits: dict[int, float
         amounts |= {f"wait of rank {rank}": wait for rank, wait in losers.items()}
         if losers:
             amounts["wait of all"] = sum(losers.values())
+            amounts["wait of all behind it"] = sum(behind.get(rank, 0.0) for rank in cause.ranks)
     return {label: amount for label, amount in amounts.items() if amount > 0}
 
 
-def _waits(clocks: dict[int, list[Step]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return how long each rank waits for others, and how much waiting each causes as the last to enter."""
+def _waits(clocks: dict[int, list[Step]]) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """Return how long each rank waits for others, and how much waiting each causes as the last to enter.
+
+    The last is of the rank that waits most, and of all that wait.
+    """
     count = max((len(steps) for steps in clocks.values()), default=0)
     waits = {rank: sum(_pieces(steps, "waiting")) for rank, steps in clocks.items()}
     caused: dict[int, float] = defaultdict(float)
+    behind: dict[int, float] = defaultdict(float)
     for number in range(count):
         entered: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
         for rank, steps in clocks.items():
@@ -89,9 +96,13 @@ def _waits(clocks: dict[int, list[Step]]) -> tuple[dict[int, float], dict[int, f
             last = max(moments_of, key=moments_of.__getitem__)
             late = {rank: (moments_of[last] - moment) / 1e6 for rank, moment in moments_of.items()}
             caused[last] += max(late.values())
+            behind[last] += sum(late.values())
             for rank, milliseconds in late.items():
                 if not any(_pieces(clocks[rank], "waiting")):
                     waits[rank] += milliseconds
     for source in clocks:
-        caused[source] += max(sum(_pieces(steps, f"for rank {source}")) for steps in clocks.values())
-    return {r: w / max(count, 1) for r, w in waits.items()}, {r: w / max(count, 1) for r, w in caused.items()}
+        for_it = [sum(_pieces(steps, f"for rank {source}")) for steps in clocks.values()]
+        caused[source] += max(for_it)
+        behind[source] += sum(for_it)
+    each = ({rank: ms / max(count, 1) for rank, ms in sums.items()} for sums in (waits, caused, behind))
+    return next(each), next(each), next(each)

@@ -13,8 +13,9 @@ from builders import MS, TraceBuilder, trace_from_text
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, single_changes, what_if
+from stashtrace.replay.advice.first_changes import first_changes
 from stashtrace.replay.report import limit_lines, whatif_lines
-from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.kinds import CollectiveOp, WaitOp
 
 
 def asked(text: str, *changes: str) -> Answer:
@@ -92,6 +93,23 @@ def test_ranks_that_never_meet_are_not_late() -> None:
             apart.rank(rank).phase("optimizer", (step + 1) * length - MS, (step + 1) * length)
     with pytest.raises(MissingDataError, match="no collective was recorded"):
         what_if(build(apart.trace()), [Change.parse("straggler=0")])
+
+
+def test_time_asleep_can_be_taken_away() -> None:
+    """A step thread computes for 10 ms and sleeps for 15 ms of each step of 30 ms, of which 5 ms are the update."""
+    asleep = TraceBuilder()
+    for step in range(12):
+        now, rank = step * 30 * MS, asleep.rank(0)
+        ran = step * 15 * MS
+        rank.phase("forward", now, now + 10 * MS, cpu=(ran, ran + 10 * MS), runqueue=(0, 0))
+        rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 25 * MS)
+        rank.phase("optimizer", now + 25 * MS, now + 30 * MS, cpu=(ran + 10 * MS, ran + 15 * MS), runqueue=(0, 0))
+    graph = build(asleep.trace())
+    answer = what_if(graph, [Change.parse("other=0")])
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((15, 15), abs=0.05)
+    assert str(single_changes(graph)[0].changes[0]) == "other=0"
+    first = next(first_changes(asleep.trace()).rows())
+    assert (first["change"], first["sure"]) == ("other=0", "sure")
 
 
 def test_a_checkpoint_that_stops_the_step_can_be_taken_away() -> None:

@@ -123,7 +123,9 @@ class Trainer:
         sent = dist.isend(flat, dst=(self.rank + 1) % self.world)
         self.receive(torch.empty_like(flat), (self.rank - 1) % self.world)
         if sent is not None:
-            sent.wait()
+            target = (self.rank + 1) % self.world
+            with self.watch.piece("waiting"), self.watch.piece(f"for rank {target}"):
+                sent.wait()
 
     def route_to_experts(self, step: int) -> None:
         """Send rows to the rank of their expert, apply it, and send them back."""

@@ -1,0 +1,80 @@
+"""Ranks in a ring: each sends to the next while it receives from the one before, and asks for its send last.
+
+The end of a send over gloo is seen when the thread asks for it. A rank that received late asks late, though its message
+had arrived long before.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from builders import MS, US, TraceBuilder
+
+from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.graph import build
+from stashtrace.replay import Change, what_if
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
+
+RANKS, STEPS, LATE = 4, 20, 2
+#: Work of each rank, a message, the update, and how much longer the late rank works.
+WORK, MESSAGE, UPDATE, LONGER = 5 * MS, MS // 2, MS // 2, 40 * MS
+
+
+def ring() -> Trace:
+    """Rank 2 computes 40 ms longer than the 5 ms of the others: ranks 1 and 3 wait for it, and rank 0 for rank 3."""
+    made = TraceBuilder()
+    groups = {rank: made.group(sorted([rank, (rank + 1) % RANKS]), group=0xA0 + rank) for rank in range(RANKS)}
+    begin = [0] * RANKS
+    for step in range(STEPS):
+        posted = [begin[rank] + WORK + (LONGER if rank == LATE else 0) for rank in range(RANKS)]
+        # Of rank, from the one before: both have posted.
+        received = [max(posted[rank], posted[rank - 1]) + MESSAGE for rank in range(RANKS)]
+        for rank in range(RANKS):
+            process, target = made.rank(rank), (rank + 1) % RANKS
+            process.phase("forward", begin[rank], posted[rank])
+            # The send is done with its receive; its thread asks for it when it has received itself.
+            asked = received[rank] + 20 * US
+            sent = max(asked, received[target]) + 20 * US
+            of_pair = {"group": groups[rank], "sequence": step, "message_bytes": 1 << 19}
+            keys = made.collective(
+                {rank: (posted[rank], sent)}, op=CollectiveOp.SEND, peer_rank=_place(rank, target), **of_pair
+            )
+            taken = made.collective(
+                {target: (posted[target], received[target])},
+                op=CollectiveOp.RECEIVE,
+                peer_rank=_place(target, rank),
+                **of_pair,
+            )
+            made.rank(target).collective_wait(taken[target], posted[target], received[target])
+            process.collective_wait(keys[rank], asked, sent)
+            process.phase("optimizer", sent, sent + UPDATE)
+            begin[rank] = sent + UPDATE
+    return made.trace()
+
+
+def _place(rank: int, other: int) -> int:
+    """Return the place of the other rank in the group of two."""
+    return 1 if other > rank else 0
+
+
+def test_what_a_ring_saves_without_its_late_rank() -> None:
+    run = build(ring())
+    answer = what_if(run, [Change.parse("straggler=0")])
+    step = answer.measured_ns
+    assert step == pytest.approx(WORK + LONGER + MESSAGE + UPDATE, rel=0.02)
+    assert answer.low_ns == pytest.approx(step - LONGER, rel=0.05)
+    assert answer.high_ns == pytest.approx(step - LONGER, rel=0.05)
+
+
+def test_the_work_of_the_late_rank_alone_is_taken_away() -> None:
+    run = build(ring())
+    quicker = what_if(run, [Change.parse("straggler=0"), Change.parse("compute=x0.5")])
+    assert quicker.middle_ns == pytest.approx(WORK / 2 + MESSAGE + UPDATE, rel=0.15)
+
+
+def test_who_waits_in_a_send_is_not_said_to_receive() -> None:
+    (verdict,) = [row for row in document(summarize(ring()))["findings"] if row["kind"] == "late"]
+    assert verdict["text"].startswith("rank 2 computes 40.0 ms a step longer than the others")
+    assert "rank 1 waits for it in send, rank 3 for it in receive, and rank 0 for rank 3 in receive" in verdict["text"]
