@@ -298,6 +298,9 @@ def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     lines.append(
         f"details    stashtrace analyze stalls {path} --by step" if steps else f"details    stashtrace info {path}"
     )
+    if any(f.first("bubble") is not None for f in found):
+        stages = [f"stashtrace analyze {table} {path}" for table in ("pipeline", "slowdown")]
+        lines += [f"stages     {stages[0]}", f"           {stages[1]}"]
     missing = next((f.row for f in found if f.row["kind"] == "ranks_missing"), None)
     if missing is not None and missing["name"] != "imported":
         lines.append(f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})")

@@ -25,6 +25,7 @@ from wait_chains import (
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.text import summary
 
 
 def late(trace: Trace) -> Verdict:
@@ -176,6 +177,13 @@ def test_two_ranks_that_sleep_by_turns_are_both_said_to_sleep() -> None:
     found = late(data_parallel(lambda step, rank: 20.0 if step % 2 == rank else 0.0, kind="sleep"))
     assert "wait for each other by turns" in found.text
     assert found.evidence[0] == "the rank that came last slept longer (100 %); in brackets the share of this waiting"
+
+
+def test_the_summary_of_a_pipeline_leads_to_its_tables() -> None:
+    shown = summary(pipeline_of(2, 4, noisy(2, 0.3)))
+    assert "stages     stashtrace analyze pipeline " in shown
+    assert "           stashtrace analyze slowdown " in shown
+    assert "analyze pipeline" not in summary(data_parallel(lambda step, rank: 20.0 if rank else 0.0))
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 8)])
