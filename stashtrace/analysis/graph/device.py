@@ -177,17 +177,31 @@ class _Rank:
         painted = Painted.of(batch_layers(index, thread, loads))
         saves = Saves.of(index, thread, life, waits | painted.time)
         waits = waits | saves.waits
+        held = self._allocations - waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
+        points += [held.begin, held.end]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
         if not len(free):  # all was launched before, or at unknown times: the host waited from the begin on
             free = TimeSet.of([begin_ns], [begin_ns + 1])
         cells = Cells.of(free, painted, np.concatenate(points), moments, until_ns=until_ns)
         kinds = painted.kind_at(cells.begin, StallKind.LAUNCH)
+        launching = kinds == StallKind.LAUNCH
+        kinds = np.where(launching & (held.within(cells.begin, cells.begin + 1) > 0), StallKind.SYNC, kinds)
+        # What the host did before the first launch in the recording is not known to lead to launches.
+        early = cells.begin < (self.launches_ns[0] if len(self.launches_ns) else until_ns)
+        kinds = np.where(launching & early, StallKind.OTHER, kinds)
         nodes = cells.add_to(parts, before=self.before, step=step_of(steps, cells.begin), kind=kinds, **common)
         add_batches(index, thread, nodes, loads, had, life, parts)
         saves.add(thread, parts, nodes)
         self.host = nodes
+
+    @cached_property
+    def _allocations(self) -> TimeSet:
+        """When the host was inside calls that allocate, free or synchronise, whether or not they waited."""
+        calls, rows = self.index.trace.device_calls, self.index.device_calls.rows(self.thread.process_id)
+        rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
+        return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
 
     @cached_property
     def _device_waits(self) -> _DeviceWaits:
