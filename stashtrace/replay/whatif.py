@@ -49,6 +49,8 @@ _SINGLE = (
     "other=0",
     "checkpoint=0",
 )
+#: Of the steps, by their length, those up to this part are quick ones.
+_QUICK_QUANTILE = 0.25
 #: Of several numbers of workers the least is taken whose step is at most this part of the run's step longer than that
 #: of the best number.
 _ALIKE_RATIO = 0.02
@@ -292,6 +294,8 @@ class _Run:
         if self.measured_ns <= 0:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
+        by_step = self._by_step.sum(measured[self.counted]) / self._by_step.sizes
+        self._quick_ns = min(self.measured_ns, float(np.quantile(by_step, _QUICK_QUANTILE)))
         self.unchanged = graph.replay()
         self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
@@ -314,7 +318,8 @@ class _Run:
             unchanged, runs, times = crowd.unchanged, crowd.runs, crowd.times
             low, high = crowd.low_ns, crowd.high_ns
         # Shorter steps have the job do all else more often, too: messages, hand-overs, the interpreter's own threads.
-        pace = 2 * self.measured_ns / max(low + high, 1.0)
+        # What that costs at the pace of the run's own quick steps is in the recording.
+        pace = 2 * self._quick_ns / max(low + high, 1.0)
         fewer = self._crowded(changes, pace) if changes and pace > 1 else {}
         if fewer and fewer != cpus:
             high = max(high, self._with_cpus(scenarios, fewer, missed, company).high_ns)

@@ -117,8 +117,8 @@ def test_a_saving_does_not_exceed_the_work_that_it_comes_from() -> None:
     assert row["saved_high_ns"] <= 5.02 * MS
 
 
-def late_job(late_ms: int, *, batch_ms: int = 0) -> Trace:
-    """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long."""
+def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "") -> Trace:
+    """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it."""
     build_ = TraceBuilder()
     clock = 0
     for step in range(40):
@@ -128,6 +128,8 @@ def late_job(late_ms: int, *, batch_ms: int = 0) -> Trace:
             if batch_ms and not rank:
                 process.batch_wait(step, begin, begin + batch_ms * MS, worker=-1, loader=1, cpu=0)
                 process.fetch(step, begin, begin + batch_ms * MS, loader=1, worker=-1, cpu=0)
+                if file:
+                    process.io(begin, begin + batch_ms * MS, path=file, blocked=True)
                 begin += batch_ms * MS
             called[rank] = begin + (5 + late_ms * rank) * MS
             process.phase("forward", begin + 1000, called[rank])
@@ -145,6 +147,14 @@ def test_a_late_rank_is_named_with_its_work() -> None:
     assert row["saved_low_ns"] <= 8 * MS
     assert row["saved_high_ns"] == pytest.approx(8 * MS, rel=0.01)
     assert row["high_ratio"] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("file", "kind"), [("", "prep"), ("/data/shard.tar", "fetch")])
+def test_a_late_rank_is_named_with_what_delays_its_batches(file: str, kind: str) -> None:
+    rows = {row["change"]: row for row in first_changes(late_job(0, batch_ms=9, file=file)).rows()}
+    late = rows.get("straggler=0")
+    assert late is None or (late["rank"], late["kind"]) == (0, kind)
+    assert late is not None or set(rows) <= {"prep=x0.5", "fetch=0", "workers=1"}
 
 
 def test_changes_that_shorten_one_wait_are_not_told_twice() -> None:

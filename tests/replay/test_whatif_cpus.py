@@ -189,6 +189,15 @@ def test_what_a_delay_that_comes_regularly_costs_is_known(every: int) -> None:
     assert high - low < 0.5 * 100 * MS / every
 
 
+@pytest.mark.parametrize("every", [4, 5])
+def test_steps_at_the_pace_of_those_without_the_delay_are_in_the_recording(every: int) -> None:
+    """Two CPUs are all that the job needs, messages included, and the steps without the sleep show it."""
+    truth = what_if(build(Shared(3.0, 4.0, 8.0).run().trace()), []).measured_ns
+    found = answer(Shared(3.0, 4.0, 8.0, 100.0, every=every), "straggler=0")
+    assert found.low_ns == pytest.approx(truth, rel=0.03)
+    assert found.high_ns == pytest.approx(truth, rel=0.03)
+
+
 def test_what_a_delay_that_comes_at_random_costs_is_less_sure() -> None:
     job = Shared(2.0, 5.0, 1.0, 100.0, every=10, cpus=8.0).run()
     regular = what_if(build(job.trace()), [Change.parse("straggler=0")])

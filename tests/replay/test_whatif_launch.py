@@ -1,4 +1,4 @@
-"""What counts as time between launches: not what came before the first of a recording, nor calls that allocate or free."""
+"""What counts as time between launches: not what came before the first one, nor calls that allocate or free."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -179,11 +179,11 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
             found[column] = one
     worth = [one for one in found.values() if _middle(one) >= _WORTH_RATIO * one.answer.replayed_ns]
     worth.sort(key=lambda one: -_middle(one))
-    # Less computation always helps, so it is named only where nothing else does; then what perhaps saves nothing.
+    # Less computation always helps, so it is named only where nothing else does, or perhaps does but by less.
     others = [one for one in worth if one.change.quantity != "compute"]
     sound = [one for one in others if one.sure != "perhaps"]
     chosen: list[FirstChange] = []
-    for one in sound or [one for one in worth if one not in others] or others[:1]:
+    for one in sound or worth[:1]:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
             bounded = _bounded(graph, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
@@ -225,17 +225,20 @@ def _most_saved_ns(graph: Graph, answer: Answer) -> float:
         return answer.replayed_ns
 
 
-def _without_lateness(graph: Graph) -> Floats:
-    """Return by how much each node is shorter where no rank is ever late."""
+def _without_lateness(graph: Graph) -> tuple[Floats, Floats]:
+    """Return by how much each node is shorter where no rank is ever late, and how much of that waits for storage."""
     scenario = Scenario.of(graph, Unknowns(luck=0.0))
-    return np.maximum(scenario.work - without_lateness(scenario).work, 0.0)
+    without = without_lateness(scenario)
+    removed = np.maximum(scenario.work - without.work, 0.0)
+    of_batches = np.where(graph.is_batch, np.maximum(scenario.fetch - without.fetch, 0.0), 0.0)
+    return removed, np.minimum(of_batches, removed)
 
 
 def _removed_ns(graph: Graph) -> float:
     """Return the mean over the counted steps of the work of late ranks that goes."""
     counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
     steps = np.unique(graph.ends_step[counted])
-    removed = _without_lateness(graph)
+    removed, _ = _without_lateness(graph)
     inside = np.isin(graph.step, steps) | graph.is_batch
     return float(removed[inside].sum()) / max(len(steps), 1)
 
@@ -258,11 +261,12 @@ def _named(graph: Graph, one: FirstChange) -> FirstChange:
         return replace(one, present_count=present)
     if quantity != "straggler":
         return one
-    removed = _without_lateness(graph)
+    removed, stored = _without_lateness(graph)
     nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
     rank = _mostly(graph.rank[nodes], removed[nodes])
     nodes = nodes[graph.rank[nodes] == rank] if rank >= 0 else nodes
-    kind = _mostly(graph.kind[nodes], removed[nodes])
+    kinds = np.concatenate([graph.kind[nodes], np.full(len(nodes), StallKind.FETCH)])
+    kind = _mostly(kinds, np.concatenate([removed[nodes] - stored[nodes], stored[nodes]]))
     name = StallKind(kind).name.lower() if kind >= 0 else ""
     return replace(one, rank=rank, kind=name)
 
