@@ -10,7 +10,8 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.intervals import TimeSet, rows_of
+from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.late.on_files import file_calls as calls_on_files
 from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
@@ -35,7 +36,6 @@ CALL_OF_WAIT = {op.name.lower(): name for name, ops in _CALLS.items() for op in 
 _FILE, _SOCKET, _PIPE, _IO = "file", "socket", "pipe", "io"
 #: Calls that explain why the thread was blocked; the others show only where.
 KNOWN_CALLS = ("asleep", "gil", _FILE, _SOCKET, _PIPE)
-_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 #: A file or an annotation is named if it takes at least this share of a time; so many at most.
 _WORTH_NAMING, _FEW = 0.05, 2
 #: An annotation that holds this share of the steps is around all of them.
@@ -124,17 +124,14 @@ def file_calls(
     reads : bool
         Whether only calls that read count.
     """
-    io = trace.notable_io
-    own = rows_of(io["track_id"], thread.track_id)
-    table = io.take(np.arange(own.start, own.stop))
-    spent = time.within(table["begin_ns"], table["end_ns"])
-    chosen = (spent > 0) & ((table["io_flags"] & _NOT_FILES) == 0) & (table["path_code"] != trace.strings.find(""))
+    table = calls_on_files(TraceIndex(trace), thread)
     if reads:
-        chosen &= np.isin(table["op_code"], READ_OPS)
-    table, spent = table.take(chosen), spent[chosen]
-    if not len(table):
+        table = table.take(np.isin(table.op, READ_OPS))
+    spent = time.within(table.begin, table.end)
+    table, spent = table.take(spent > 0), spent[spent > 0]
+    if not len(spent):
         return []
-    files, calls = GroupBy(table["path_code"]), GroupBy(table["path_code"], table["op_code"])
+    files, calls = GroupBy(table.path), GroupBy(table.path, table.op)
     of_file, of_call = files.sum(spent), calls.sum(spent)
     rows = []
     for place in order_by(-of_file, files.values)[:_FEW].tolist():
@@ -157,22 +154,25 @@ def file_calls(
     return rows
 
 
-def reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepThread, TimeSet] | None:
-    """Return when a rank's step thread was blocked in reads outside of batch waits; None if it never was."""
+def reads_outside_batches(trace: Trace, rank: int, steps: Table, apart: TimeSet) -> tuple[StepThread, TimeSet] | None:
+    """Return when a rank's step thread was blocked in reads outside of batch waits and ``apart``, None if never."""
     known = time_of_kind(trace, rank, steps, StallKind.FETCH)
     if known is None:
         return None
     thread, time = known
-    time -= batch_waits(TraceIndex(trace), thread).time
+    time -= batch_waits(TraceIndex(trace), thread).time | apart
     return (thread, time) if len(time) else None
 
 
-def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int) -> list[Evidence]:
-    """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection."""
+def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int, apart: TimeSet) -> list[Evidence]:
+    """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection.
+
+    Time of ``apart`` is left out.
+    """
     known = time_of_kind(trace, rank, steps, StallKind.PYTHON)
-    if known is None or not len(known[1]):
+    if known is None or not len(known[1] - apart):
         return []
-    thread, time = known
+    thread, time = known[0], known[1] - apart
     rows = annotations_in(trace, thread, time, steps) + file_calls(trace, thread, time, steps_count)
     spans = trace.spans
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)

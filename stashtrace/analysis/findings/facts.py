@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
+from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.changes import changes_of
 from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.late.on_files import OnFile
 from stashtrace.analysis.stalls.agreement import agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -70,6 +72,8 @@ class RankFacts:
         Known bounds of the sum of the kinds of a summary column.
     method : str
         Source of the stalls: kernels, brackets or host; mixed if several.
+    on_file : OnFile, optional
+        What its loop does with one file, where that is a cause of its own (``one_file``).
     """
 
     rank: int
@@ -89,6 +93,12 @@ class RankFacts:
     method: str = ""
     exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
     blocked_ns: dict[str, int] = field(default_factory=dict)
+    on_file: OnFile | None = None
+
+    @property
+    def on_file_time(self) -> TimeSet:
+        """When its loop is in calls on that file; empty if none is a cause of its own."""
+        return TimeSet.empty() if self.on_file is None else self.on_file.time
 
     @property
     def unexplained_ns(self) -> int:
@@ -246,10 +256,9 @@ def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
     bounds = bounds_of_groups(trace, counted, COLUMNS)
     blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
     known = _Known(trace, tables)
-    return tuple(
-        replace(_rank_facts(known, rank, bounds.get(rank, {})), blocked_ns=blocked.get(rank, {}))
-        for rank in np.unique(counted["rank"]).tolist()
-    )
+    ranks = [_rank_facts(known, rank, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()]
+    files = files_of_ranks(trace, counted, {rank.rank: rank.kinds for rank in ranks})
+    return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {}), on_file=files.get(rank.rank)) for rank in ranks)
 
 
 class _Known:

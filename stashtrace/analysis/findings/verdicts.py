@@ -22,6 +22,7 @@ from stashtrace.analysis.findings.blocking import (
     time_of_kind,
 )
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
+from stashtrace.analysis.findings.file_claims import file_claims, without_files
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.making import inside
@@ -73,12 +74,28 @@ def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
         none = _no_stall(facts)
         weighted.append((none.share_ratio, none))
     weighted += [(claim.share_ratio, claim) for claim in beside]
-    return [claim for _, claim in sorted(weighted, key=lambda pair: -pair[0])]
+    return _in_order(weighted)
+
+
+def _in_order(weighted: Sequence[tuple[float, Claim]]) -> list[Claim]:
+    """Sort claims by their weight; that others wait for a rank goes before what the rank alone does with the file."""
+    own = {
+        (claim.rank, claim.file): weight
+        for weight, claim in weighted
+        if claim.cause_kind == "on_file" and claim.items_count == 1
+    }
+
+    def place(pair: tuple[float, Claim]) -> tuple[float, bool]:
+        weight, claim = pair
+        return -max(weight, own.get((claim.cause_rank, claim.file), 0.0)), claim.kind != "late"
+
+    return [claim for _, claim in sorted(weighted, key=place)]
 
 
 def _stalls(facts: RunFacts) -> list[Claim]:
     """Return claims about the stalls of one kind of steps, worst first."""
-    claims: list[Claim] = []
+    claims = file_claims(facts)
+    facts = without_files(facts)
     for group, claims_of in (
         ("data", _data),
         ("late", _late),
@@ -143,7 +160,7 @@ def _part_of(claim: Claim, part_ns: float) -> Claim:
 
 
 def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
-    plain = reads_outside_batches(facts.trace, hit[0].rank, facts.tables["steps"])
+    plain = reads_outside_batches(facts.trace, hit[0].rank, facts.tables["steps"], hit[0].on_file_time)
     if plain is not None and plain[1].total_ns > 0.5 * sum(hit[0].kinds.get(kind, 0) for kind in COLUMNS["data"]):
         rows = file_calls(facts.trace, *plain, hit[0].steps_count, reads=True)
         file, call = (rows[0].name, rows[0].kind) if rows else ("", "")
@@ -236,7 +253,7 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     cause = max(("sync", "launch", "python"), key=worst.per_step_ns)
     claim = _claim(hit, "host", COLUMNS["host"])
     if cause == "python":
-        rows = python_evidence(facts.trace, worst.rank, facts.tables["steps"], worst.steps_count)
+        rows = python_evidence(facts.trace, worst.rank, facts.tables["steps"], worst.steps_count, worst.on_file_time)
         name = next((row.name for row in rows if row.code == "python_in" and row.part_ratio >= 0.5), "")
         spent = worst.per_step_ns("python")
         claim = _part_of(claim, spent)
@@ -308,7 +325,9 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         known = (
             time_of_kind(facts.trace, worst.rank, facts.tables["steps"], StallKind.OTHER) if call == "file" else None
         )
-        rows = file_calls(facts.trace, *known, worst.steps_count) if known is not None else []
+        rows = []
+        if known is not None:
+            rows = file_calls(facts.trace, known[0], known[1] - worst.on_file_time, worst.steps_count)
         file, name = (rows[0].name, rows[0].kind) if rows else ("", "")
         return [replace(claim, cause_kind=cause, file=file, call=name, evidence=(inside_it, *rows))]
     unseen = _unseen(facts, worst, claim)

@@ -10,6 +10,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.late.causes import CAUSES, COMPUTE, PYTHON, RankTimes
+from stashtrace.analysis.late.on_files import file_calls
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
@@ -159,6 +160,8 @@ class Namer:
             more = {code: spent - apart.get(code, 0) for code, spent in names_of(late, time).items()}
             code = max(more, key=lambda key: (more[key], -key), default=-1)
             if code > 0 and more[code] > 0:
+                if names_of == self._files:
+                    return self._on_file(late, code) if more[code] * _NAMES_DIVISOR >= time.total_ns else Named(process)
                 return Named(process, -1, self._index.trace.text(code), more[code])
         return Named(process)
 
@@ -170,9 +173,15 @@ class Namer:
 
     def _files(self, window: Window, time: TimeSet) -> dict[int, int]:
         """Return how long the calls of a step thread on files lie in a time, by path code."""
-        table = self._index.trace.notable_io
-        calls = rows_of(table["track_id"], window.times.thread.track_id)
-        return _sums(table["path_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
+        calls = file_calls(self._index, window.times.thread)
+        return _sums(calls.path, time.within(calls.begin, calls.end))
+
+    def _on_file(self, window: Window, code: int) -> Named:
+        """Name a file, and the time in all calls on it in a window, whatever kinds of time they are."""
+        thread = window.times.thread
+        calls = file_calls(self._index, thread)
+        spent = (calls.take(calls.path == code).time & window.time).total_ns
+        return Named(thread.process_id, -1, self._index.trace.text(code), spent)
 
     def _kernels(self, window: Window) -> dict[int, int]:
         """Return the time of the kernels of a window by name code."""
@@ -212,6 +221,10 @@ class Namer:
         table = index.trace.notable_io
         calls = rows_of(table["track_id"], thread.track_id)
         op, of_op = _longest(table["op_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
+        files = self._files(late, time)
+        file = max(files, key=lambda code: (files[code], -code), default=-1)
+        if file >= 0 and files[file] * _NAMES_DIVISOR >= time.total_ns and files[file] > max(spent, of_op // 2):
+            return self._on_file(late, file)
         if op >= 0 and of_op > spent:
             return Named(thread.process_id, -1, IoOp(op).name.lower(), of_op)
         return Named(thread.process_id, -1, WaitOp(code).name.lower(), spent) if code >= 0 else Named(thread.process_id)

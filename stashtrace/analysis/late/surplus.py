@@ -53,18 +53,24 @@ def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[in
     """
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
-    known = [peer for peer in peers if peer in threads and peer != rank]
-    if rank not in threads or not known:
+    tables = compared_steps(trace, steps, rank, peers)
+    if not tables:
+        return {}
+    spent = {one: rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in tables.items()}
+    typical = np.median(np.stack([spent[one] for one in tables if one != rank]), axis=0)
+    longer = (spent[rank] - typical).mean(axis=0)
+    return {kind: float(longer[n]) for n, kind in enumerate(CAUSES) if n != BEFORE}
+
+
+def compared_steps(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[int, Table]:
+    """Return, for a rank and the peers that it is compared with, the steps that all of them have; empty if none."""
+    known_ranks = {thread.rank for thread in step_threads(trace)}
+    known = [peer for peer in peers if peer in known_ranks and peer != rank]
+    if rank not in known_ranks or not known:
         return {}
     places = np.unique(np.linspace(0, len(known) - 1, min(COMPARED, len(known))).astype(np.int64))
     tables = {one: steps.take(steps["rank"] == one) for one in (rank, *(known[place] for place in places.tolist()))}
     common = reduce(np.intersect1d, (table["step"] for table in tables.values()))
     if not len(common):
         return {}
-    spent = {}
-    for one, table in tables.items():
-        own = table.take(np.isin(table["step"], common)).sort_by("step")
-        spent[one] = rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"])
-    typical = np.median(np.stack([spent[one] for one in tables if one != rank]), axis=0)
-    longer = (spent[rank] - typical).mean(axis=0)
-    return {kind: float(longer[n]) for n, kind in enumerate(CAUSES) if n != BEFORE}
+    return {one: own.take(np.isin(own["step"], common)).sort_by("step") for one, own in tables.items()}

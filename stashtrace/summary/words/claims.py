@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
+from stashtrace.summary.words.on_file import file_claim
 from stashtrace.summary.words.over_time import CHANGES, mean_alone, steps_of_time
 from stashtrace.summary.words.parts import (
     Finding,
@@ -295,7 +296,8 @@ def verdict_text(f: Finding, *, steps: bool = True) -> str:
 
     Without ``steps`` it does not say in which steps its time lies.
     """
-    text = CLAIMS[f.row["kind"]](f) + (steps_of_time(f) if steps else "")
+    words = file_claim if f.first("on_file") is not None else CLAIMS[f.row["kind"]]
+    text = words(f) + (steps_of_time(f) if steps else "")
     return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from stashtrace.analysis.findings.blocking import CALL_OF_WAIT
 from stashtrace.summary.words.ending import ENDING_EVIDENCE
+from stashtrace.summary.words.on_file import doing, is_path
 from stashtrace.summary.words.over_time import behind_it
 from stashtrace.summary.words.parts import (
     Finding,
@@ -221,6 +222,7 @@ _NAMED_AT_MOST = 4
 _LESS_WORDS = {
     "compute": "compute",
     "data": "wait for batches",
+    "reads": "are blocked in reads of files",
     "copy": "wait for copies between host and device",
     "save": "save checkpoints",
     "host": "have their devices idle because of their hosts",
@@ -234,6 +236,7 @@ _LESS_WORDS = {
 _TURNS_WORDS = {
     "compute": "computed",
     "data": "waited for batches",
+    "reads": "was blocked in reads of files",
     "link": "was in transfers",
     "copy": "waited for copies between host and device",
     "save": "saved checkpoints",
@@ -273,6 +276,9 @@ def surplus(row: Row, peers: str) -> str:
     name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
     if name and kind in ("data", "reads", "save"):
         return f"spends {more} longer than {peers} {'saving' if kind == 'save' else 'reading'} {name}"
+    if kind in ("writes", "calls") or (is_path(row["name"]) and kind in ("python", "other")):
+        what = doing(kind if kind == "writes" else "calls", row["name"]) if name else "in calls on files"
+        return f"spends {more} longer than {peers} {what}"
     text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
     if name and kind == "other":
         return f"{text} {_blocked_words(name)}"
@@ -361,6 +367,8 @@ def _late_because(row: Row, f: Finding) -> str:
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
         return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+    if kind in ("other", "python") and is_path(row["name"]):
+        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}"
     words = _LATE_WORDS[kind]
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
@@ -536,6 +544,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " timeline shows where"
     ),
     "file_time": _file_time,
+    "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
     "python_unknown": _filled(

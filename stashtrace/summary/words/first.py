@@ -65,7 +65,7 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "straggler": _straggler,
     "bucket_mb": lambda row, value: f"set bucket_cap_mb={value} of DistributedDataParallel",
     "prep": lambda row, value: "halve the time that a batch takes to prepare",
-    "fetch": lambda row, value: "read the data from memory, without waits for storage",
+    "fetch": lambda row, value: "do without waits for storage in reads and opens of files (data in memory)",
     "checkpoint": lambda row, value: "write checkpoints beside the steps, which then wait for none",
     "launch": lambda row, value: "halve the host's time between launches (CUDA graphs or torch.compile may)",
     "h2d": lambda row, value: "halve the copies between host and device",

@@ -10,6 +10,7 @@ from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.claims import verdict_text
 from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
+from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.over_time import steps_of_time
 from stashtrace.summary.words.parts import Finding, plural, ranks, share, verb
 from stashtrace.units import percent_text
@@ -40,7 +41,7 @@ def _forms(f: Finding) -> Iterator[str]:
     where = steps_of_time(f, amounts=False)
     yield verdict_text(f)
     whole = verdict_text(f, steps=False)
-    short = _SHORT.get(f.row["kind"])
+    short = _SHORT.get("on_file" if f.first("on_file") is not None else f.row["kind"])
     said = short(f) if short is not None else ""
     said = f"in {f.row['name']} steps, {said}" if said and f.row["name"] else said
     texts = [text for text in (whole, said, said.partition("; ")[0]) if text]
@@ -111,5 +112,6 @@ _SHORT: dict[str, Callable[[Finding], str]] = {
     "save": _loses("stops", "stop", "for checkpoints"),
     "host": _host,
     "other": _other,
+    "on_file": lambda f: file_short(f, _part_of_step(f)),
     "contention": _loses("waits", "wait", "for a CPU"),
 }

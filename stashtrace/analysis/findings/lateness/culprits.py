@@ -19,6 +19,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.late.cause_names import Named, Namer, Window
 from stashtrace.analysis.late.causes import CAUSES, rank_times
 from stashtrace.analysis.late.late import chance
+from stashtrace.analysis.late.on_files import LongerOnFile, OnFile, longer_on_file
 from stashtrace.analysis.late.roots import UNKNOWN, Floats, Roots, roots_of
 from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.analysis.late.waits import Waits
@@ -42,6 +43,8 @@ _ACTS_LEAD = 2
 _NAMED_AT_MOST = 6
 #: A rank that waits less than this part of what the one that waits most does is not mentioned.
 _MENTIONED_RATIO = 0.1
+#: What a rank does longer is calls on a file if these are at least this part of it.
+_MOSTLY_RATIO = 0.5
 
 GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
 
@@ -73,6 +76,8 @@ class Culprit:
         Other groups that it does nearly as much longer, by how much.
     named : Named
         File, worker, kernel, phase or call behind it.
+    on : OnFile, optional
+        The calls on a file that it is mostly longer in, whatever kinds of time they are.
     share_ratio : float
         Part of all waiting that ends at it.
     wait_ns : float
@@ -94,6 +99,7 @@ class Culprit:
     before_waits: bool
     also: dict[str, float]
     named: Named
+    on: OnFile | None
     share_ratio: float
     wait_ns: float
     part_of: dict[int, float]
@@ -209,7 +215,9 @@ def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
     work = _work(facts, found, row, part, list(lost))
     kind, group = work.kind, work.group
     named, longer, before_waits = Named(), work.longer_ns, work.before_waits
-    if group == "link":
+    if work.on is not None:
+        named = Named(name=work.on.name)
+    elif group == "link":
         named = Named(name=transfers_without(facts, rank, list(lost)))
     elif kind:
         named = _name(facts, found, part, kind)
@@ -221,6 +229,7 @@ def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
         before_waits,
         work.also,
         named,
+        work.on,
         wait_ns / max(found.whole_ns, 1.0),
         wait_ns / steps_count,
         part_of,
@@ -239,6 +248,7 @@ class _LongerWork:
     longer_ns: float = 0.0
     before_waits: bool = False
     also: dict[str, float] = field(default_factory=dict)
+    on: OnFile | None = None
 
 
 def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[int]) -> _LongerWork:
@@ -260,6 +270,13 @@ def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[in
     surplus = surplus_over_peers(facts.trace, facts.tables["steps"], rank, [r.rank for r in facts.ranks])
     longer = {group: sum(surplus.get(kind, 0.0) for kind in GROUPS[group]) for group in sums}
     matters = [group for group, ns in sums.items() if ns >= _MENTIONED_RATIO * wait_ns]
+    file = longer_on_file(facts.trace, facts.tables["steps"], rank, [r.rank for r in facts.ranks])
+    if file is not None and _is_mostly(file, longer, max(EXPLAINS_RATIO * wait_ns / steps_count, 1.0) / len(victims)):
+        kind = max(file.parts_ns, key=lambda kind: file.parts_ns[kind])
+        in_file = {group: sum(file.parts_ns.get(kind, 0.0) for kind in GROUPS[group]) for group in sums}
+        rest = {group: longer[group] - in_file[group] for group in matters}
+        also = {group: ns for group, ns in rest.items() if ns >= EXPLAINS_RATIO * file.longer_ns}
+        return _LongerWork(kind, GROUP_OF[kind], file.longer_ns, also=also, on=file.on)
     best = max(matters, key=lambda group: longer[group], default="")
     if best and longer[best] * len(victims) >= max(EXPLAINS_RATIO * wait_ns / steps_count, 1.0):
         also = {group: longer[group] for group in matters if group != best}
@@ -271,6 +288,12 @@ def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[in
         return _LongerWork()
     before_ns = _before_waits_ns(found, part, GROUPS[most]) / steps_count
     return _LongerWork(largest_kind(most), most, before_ns, before_waits=True)
+
+
+def _is_mostly(file: LongerOnFile, longer: dict[str, float], least_ns: float) -> bool:
+    """Return True if what a rank does longer, in all groups of kinds together, is mostly calls on one file."""
+    whole_ns = sum(max(ns, 0.0) for group, ns in longer.items() if group != "link")
+    return file.longer_ns >= max(_MOSTLY_RATIO * whole_ns, least_ns)
 
 
 def transfers_without(facts: RunFacts, rank: int, others: list[int]) -> str:

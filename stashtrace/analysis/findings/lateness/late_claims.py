@@ -22,11 +22,11 @@ from stashtrace.analysis.findings.lateness.culprits import (
     culprits,
     lost_operation,
 )
+from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.lateness.staging import pipeline_claims
 from stashtrace.analysis.findings.lateness.unlike import Unlike, unlike_ranks
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.late.surplus import EXPLAINS_RATIO
-from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.units import ranks_text
 
 #: Largest number of claims about late ranks.
@@ -80,7 +80,7 @@ def _culprit_claim(facts: RunFacts, hit: Sequence[RankFacts], culprit: Culprit, 
         *costliest.worst_wait(facts, culprit.rank, worst.rank, culprit.operation),
         *_transfer_rows(worst),
     ]
-    reads = culprit.kind in ("fetch", "checkpoint")
+    reads = culprit.kind in ("fetch", "checkpoint") or culprit.on is not None
     return replace(
         claim,
         cause_rank=culprit.rank,
@@ -127,29 +127,17 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
         worker_id=culprit.named.worker,
         amount_ns=culprit.longer_ns,
         low_ns=culprit.named.name_ns,
-        kind=_kind_in_words(facts, culprit),
+        kind=culprit.on.way if culprit.on is not None else kind_in_words(facts, culprit.rank, culprit.group),
         name=culprit.named.name,
     )
 
 
-def _kind_in_words(facts: RunFacts, culprit: Culprit) -> str:
-    """Return what a root does longer, as the recording allows to say it."""
-    if culprit.group == "other" and shows_no_waits(facts.trace):
-        return "unrecorded"
-    if culprit.group == "data" and not (facts.trace.batches["rank"] == culprit.rank).any():
-        return "reads"  # without a loader there are no batches to wait for
-    return culprit.group
-
-
-def shows_no_waits(trace: Trace) -> bool:
-    """Return True if time without a record need not be a wait: a host was not recorded, or only its operators were."""
-    codes = [trace.strings.find(key) for key in (HOST_NOT_RECORDED, OPERATORS_RECORDED)]
-    return bool(np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0]).any())
-
-
 def _also_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:
     known = replace(_surplus_row(facts, culprit), worker_id=-1, low_ns=-1, name="")
-    return [replace(known, code="late_also", kind=kind, amount_ns=ns) for kind, ns in culprit.also.items()]
+    return [
+        replace(known, code="late_also", kind=kind_in_words(facts, culprit.rank, group), amount_ns=ns)
+        for group, ns in culprit.also.items()
+    ]
 
 
 def _unknown_work(facts: RunFacts, culprit: Culprit, worst: RankFacts) -> list[Evidence]:
@@ -189,7 +177,14 @@ def _unlike_claim(
     chosen = {one.rank for one in unlike}
     waiting = [rank for rank in hit if (rank.rank in chosen) != late] or list(hit)
     rows = tuple(
-        Evidence("unlike_rank", "stalls", rank=one.rank, amount_ns=abs(one.longer_ns), kind=one.group) for one in unlike
+        Evidence(
+            "unlike_rank",
+            "stalls",
+            rank=one.rank,
+            amount_ns=abs(one.longer_ns),
+            kind=kind_in_words(facts, one.rank if late else -1, one.group),
+        )
+        for one in unlike
     )
     claim = replace(base(waiting), call=lost_operation(facts, found), evidence=rows)
     if not late:
@@ -215,7 +210,10 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
         for rank in sorted(left, key=lambda one: one.rank)
     ]
     kinds = [(kind, share) for kind, share in found.kinds().items() if kind and share >= _KIND_RATIO]
-    rows += [Evidence("late_by_turns", "straggler_roots", kind=k, part_ratio=s) for k, s in kinds[:_KINDS_AT_MOST]]
+    rows += [
+        Evidence("late_by_turns", "straggler_roots", kind=kind_in_words(facts, -1, kind), part_ratio=share)
+        for kind, share in kinds[:_KINDS_AT_MOST]
+    ]
     steps_count = int(np.unique(facts.tables["steps"]["step"]).size)
     long, part = found.few_steps()
     if part >= _LEFT_RATIO and long <= _FEW_RATIO * steps_count:

@@ -14,9 +14,12 @@ import numpy as np
 
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.lateness.culprits import Blame, lost_operation, name_behind
+from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.lateness.noise import stands_out_of_noise
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.late.cause_names import Named
 from stashtrace.analysis.late.causes import CAUSES, rank_times
+from stashtrace.analysis.late.on_files import longer_on_file
 from stashtrace.analysis.late.roots import Floats
 from stashtrace.analysis.late.stages import Stages, stages_of
 from stashtrace.analysis.late.surplus import GROUPS
@@ -198,6 +201,14 @@ def _slow_stage(job: _Pipeline) -> Claim | None:
 def _claim(job: _Pipeline, ranks: Sequence[int], group: str, longer_ns: float, peers: str) -> Claim:
     """Return the claim about ranks that do a kind of time longer than the others of their stage, or other stages."""
     kind, named = name_behind(job.facts, job.found, ranks[0], group)
+    said, file = kind_in_words(job.facts, ranks[0], group), named.name if kind in ("fetch", "checkpoint") else ""
+    others = job.ranks(job.stages.of_rank[ranks[0]]) if peers == "stage" else job.work.ranks
+    on = longer_on_file(
+        job.facts.trace, job.facts.tables["steps"], ranks[0], [rank for rank in others if rank not in ranks]
+    )
+    if on is not None and on.longer_ns >= longer_ns:  # all kinds of time of these calls together
+        longer_ns, said, file = on.longer_ns, on.on.way, on.on.name
+        named = Named(name=file, name_ns=-1)
     row = Evidence(
         "slow_rank",
         "pipeline",
@@ -206,7 +217,7 @@ def _claim(job: _Pipeline, ranks: Sequence[int], group: str, longer_ns: float, p
         of_count=job.stages.of_rank[ranks[0]],
         amount_ns=longer_ns,
         low_ns=named.name_ns,
-        kind=group,
+        kind=said,
         name=named.name,
     )
     every = Evidence("slow_rank_peers", "pipeline", items_count=len(ranks), kind=peers, name=ranks_text(list(ranks)))
@@ -215,7 +226,7 @@ def _claim(job: _Pipeline, ranks: Sequence[int], group: str, longer_ns: float, p
         cause_rank=ranks[0],
         cause_kind=kind,
         worker_id=named.worker,
-        file=named.name if kind in ("fetch", "checkpoint") else "",
+        file=file,
         evidence=(row, every),
     )
 

@@ -55,6 +55,7 @@ class _Budget:
 
     def __init__(self, facts: RunFacts) -> None:
         steps, stalls = facts.tables["steps"], facts.tables["stalls"]
+        self._facts, self._steps = facts, steps
         self._changes: list[dict[str, Any]] = list(facts.tables["over_time"].rows())
         self._numbers = np.unique(steps["step"])
         self._ranks = np.unique(steps["rank"])
@@ -75,12 +76,25 @@ class _Budget:
         spent = np.bincount(cells, rows["stall_ns"], len(ranks) * len(self._numbers))
         return np.asarray(spent, dtype=np.float64).reshape(len(ranks), len(self._numbers))
 
+    def _on_file(self, ranks: Sequence[int]) -> Floats:
+        """Return the time of calls on the files of some ranks, by rank and step."""
+        spent = np.zeros((len(ranks), len(self._numbers)))
+        for place, rank in enumerate(ranks):
+            facts, own = self._facts.rank(rank), self._steps.take(self._steps["rank"] == rank)
+            if facts is not None:
+                at = self._at(self._numbers, own["step"])
+                spent[place, at] = facts.on_file_time.within(own["begin_ns"], own["end_ns"])
+        return spent
+
     def where(self, claim: Claim) -> list[Evidence]:
         """Return evidence of the steps in which the time of a verdict lies."""
         ranks = sorted(set(ranks_in(claim.ranks)) & set(self._ranks.tolist()))
         if not ranks:
             return []
-        spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
+        if claim.cause_kind == "on_file":
+            spent = self._on_file(ranks)
+        else:
+            spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
         present = self._present[self._at(self._ranks, np.array(ranks))]
         whole = spent.sum(axis=0)[present.any(axis=0)]
         numbers = self._numbers[present.any(axis=0)]

@@ -1,0 +1,115 @@
+"""Claims about what the loops of ranks do with one file, and the rest of their time for the other claims."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stashtrace.analysis.findings.blocking import annotations_in
+from stashtrace.analysis.findings.facts import RankFacts, RunFacts
+from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.late.on_files import OnFile
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.units import ranks_text
+
+#: Ranks that spend at least this part of what the worst one does are in one claim with it.
+_LIKE_RATIO = 0.5
+#: So many calls are said, each if it takes at least this part of the time.
+_CALLS_AT_MOST, _WORTH_NAMING = 3, 0.05
+
+
+def file_claims(facts: RunFacts) -> list[Claim]:
+    """Return the claims about ranks whose loop is in calls on a file, the one that spends most first."""
+    hit = [(rank, rank.on_file) for rank in facts.ranks if rank.on_file is not None]
+    hit.sort(key=lambda pair: (-_per_step_ns(*pair), pair[0].rank))
+    claims = []
+    while hit:
+        way, least = hit[0][1].way, _LIKE_RATIO * _per_step_ns(*hit[0])
+        alike = [pair for pair in hit if pair[1].way == way and _per_step_ns(*pair) >= least]
+        claims.append(_claim(facts, alike))
+        hit = [pair for pair in hit if pair not in alike]
+    return claims
+
+
+def without_files(facts: RunFacts) -> RunFacts:
+    """Return the facts of a run in which the time of these claims has no kind of the budget."""
+    return replace(facts, ranks=tuple(_without_file(rank) for rank in facts.ranks))
+
+
+def _per_step_ns(rank: RankFacts, on: OnFile) -> float:
+    return on.time.total_ns / max(rank.steps_count, 1)
+
+
+def _claim(facts: RunFacts, hit: Sequence[tuple[RankFacts, OnFile]]) -> Claim:
+    worst, on = hit[0]
+    most, least = (_per_step_ns(*hit[place]) for place in (0, -1))
+    shares = [one.time.total_ns / max(rank.wall_ns, 1) for rank, one in hit]
+    names = {one.name for _, one in hit}
+    column = COLUMN_OF[max(on.parts_ns, key=lambda kind: on.parts_ns[kind]).name.lower()]
+    if column == StallKind.COMPUTE.name.lower():
+        column = COLUMN_OF["python"]  # what counts as computing where no phase was seen is the loop's own time
+    calls = [
+        Evidence("file_call", "io", rank=worst.rank, amount_ns=ns / max(worst.steps_count, 1), kind=call)
+        for call, ns in list(on.calls_ns.items())[:_CALLS_AT_MOST]
+        if ns >= _WORTH_NAMING * on.time.total_ns
+    ]
+    head = Evidence(
+        "on_file",
+        "io",
+        rank=worst.rank,
+        amount_ns=most,
+        items_count=on.files_count,
+        of_count=len(names),
+        kind=on.way,
+        name=on.name,
+    )
+    return Claim(
+        "verdict",
+        column,
+        ranks=ranks_text(sorted(rank.rank for rank, _ in hit)),
+        rank=worst.rank,
+        items_count=len(hit),
+        share_ratio=max(shares),
+        least_ratio=min(shares),
+        stall_ns=most,
+        low_ns=most,
+        high_ns=most,
+        least_ns=least,
+        cause_kind="on_file",
+        file=on.name,
+        call=next(iter(on.calls_ns), ""),
+        confidence="exact",  # clocks were read at the begin and the end of each call
+        method=worst.method,
+        evidence=(head, *calls, *_annotations(facts, worst, on)),
+    )
+
+
+def _annotations(facts: RunFacts, rank: RankFacts, on: OnFile) -> list[Evidence]:
+    index, steps = TraceIndex(facts.trace), facts.tables["steps"]
+    threads = {thread.rank: thread for thread, _ in ranks_and_steps(index.origin, steps)}
+    return annotations_in(facts.trace, threads[rank.rank], on.time, steps)
+
+
+def _without_file(rank: RankFacts) -> RankFacts:
+    """Return a rank's facts with the calls on its file as a kind of time of their own, which no column has."""
+    if rank.on_file is None:
+        return rank
+    parts = {kind.name.lower(): ns for kind, ns in rank.on_file.parts_ns.items()}
+    whole = {"on_file": rank.on_file.time.total_ns}
+    kinds, low, high = (
+        {kind: max(ns - parts.get(kind, 0), 0) for kind, ns in of_rank.items()} | whole
+        for of_rank in (rank.kinds, rank.low, rank.high)
+    )
+    exact = {
+        members: (max(bounds[0] - taken, 0), max(bounds[1] - taken, 0))
+        for members, bounds in rank.exact.items()
+        for taken in (sum(parts.get(kind, 0) for kind in members),)
+    }
+    blocked = dict(rank.blocked_ns)
+    if "file" in blocked:
+        blocked["file"] = max(blocked["file"] - parts.get(StallKind.OTHER.name.lower(), 0), 0)
+    return replace(rank, kinds=kinds, low=low, high=high, exact=exact, blocked_ns=blocked)

@@ -1,0 +1,249 @@
+"""What a loop does with one file is one cause with all of its time, whichever kinds of time the budget gives to it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+from builders import MS, ProcessBuilder, TraceBuilder
+from summary.scenes import Verdict, verdicts
+
+from stashtrace.analysis.findings.claims import claims_of
+from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.rows import Claim, tables_of
+from stashtrace.analysis.late.late import late
+from stashtrace.analysis.late.on_files import longer_on_file
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.headline import headline_text
+from stashtrace.summary.words.parts import findings_of
+
+STEPS, STEP = 24, 100 * MS
+LOG, SHARD = "/logs/train.slowlog", "/data/shard-0000.bin"
+Fill = Callable[[ProcessBuilder, int], None]
+
+
+def write_log(rank: ProcessBuilder, at: int) -> None:
+    """30 ms in calls on one file: 6 ms that an open blocks, 8 ms of copies, 16 ms that fsync blocks."""
+    rank.io(at, at + 6 * MS, op=IoOp.OPEN, path=LOG, blocked=True)
+    rank.io(at + 6 * MS, at + 14 * MS, op=IoOp.WRITE, path=LOG)
+    rank.io(at + 14 * MS, at + 30 * MS, op=IoOp.FSYNC, path=LOG, blocked=True)
+
+
+def alone(fill: Fill, *, ran: int, gap: int) -> Trace:
+    """One rank: in each step a gap of which the thread runs for ``ran``, then phases up to 100 ms."""
+    build = TraceBuilder()
+    rank, cpu = build.rank(0), 0
+    for number in range(STEPS + 1):
+        begin = number * STEP
+        rank.step_mark(begin)
+        if number == STEPS:
+            break
+        fill(rank, begin)
+        cpu += ran
+        for kind, since, until in (("forward", gap, 95 * MS), ("optimizer", 95 * MS, STEP)):
+            rank.phase(kind, begin + since, begin + until, cpu=(cpu, cpu + until - since), runqueue=(0, 0))
+            cpu += until - since
+    rank.lives(0, STEPS * STEP)
+    return build.trace()
+
+
+def two(fill: Fill, *, ran: int, gap: int, peer_reads: int = 0) -> Trace:
+    """Two ranks: rank 0 has a gap of ``gap`` before its forward of 20 ms, and rank 1 waits for it in an all-reduce.
+
+    Rank 1 reads a file of its own for ``peer_reads`` before its forward.
+    """
+    build = TraceBuilder()
+    cpu, end = [0, 0], gap + 25 * MS
+    for number in range(STEPS):
+        begin, entered = number * STEP, {}
+        for rank in range(2):
+            process, more = build.rank(rank), peer_reads if rank else gap
+            process.step_mark(begin)
+            if rank == 0:
+                fill(process, begin)
+            elif more:
+                process.io(begin, begin + more, path="/data/shard-0001.bin", blocked=True)
+            cpu[rank] += ran * (1 - rank)
+            clocks = (cpu[rank], cpu[rank] + 20 * MS)
+            process.phase("forward", begin + more, begin + more + 20 * MS, cpu=clocks, runqueue=(0, 0))
+            cpu[rank] = clocks[1]
+            entered[rank] = (begin + more + 20 * MS, begin + end)
+        keys = build.collective(entered)
+        for rank in range(2):
+            process = build.rank(rank)
+            process.collective_wait(keys[rank], *entered[rank])
+            process.phase(
+                "optimizer",
+                begin + end,
+                begin + STEP,
+                cpu=(cpu[rank], cpu[rank] + STEP - end),
+                runqueue=(0, 0),
+            )
+            cpu[rank] += STEP - end
+            process.lives(0, STEPS * STEP)
+    return build.trace()
+
+
+def claims(trace: Trace) -> list[Claim]:
+    return [claim for claim in claims_of(gather(trace)) if claim.section == "verdict"]
+
+
+def headline(trace: Trace) -> str:
+    return headline_text(findings_of(*tables_of(claims_of(gather(trace)))))
+
+
+def sentences(found: list[Verdict]) -> list[str]:
+    return [text for verdict in found for text in (verdict.text, *verdict.evidence)]
+
+
+def test_the_parts_of_three_kinds_are_one_verdict() -> None:
+    trace = alone(write_log, ran=8 * MS, gap=30 * MS)
+    (claim,) = claims(trace)
+    assert (claim.kind, claim.cause_kind, claim.file, claim.confidence) == ("other", "on_file", LOG, "exact")
+    assert claim.stall_ns == claim.low_ns == claim.high_ns == pytest.approx(30 * MS)
+    (verdict,) = verdicts(trace)
+    assert verdict.text == (
+        "rank 0 spends 30.0 ms a step (30 %) writing train.slowlog: fsync() 16.0 ms, write() 8.00 ms, open() 6.00 ms"
+    )
+    assert verdict.evidence == (f"the file is {LOG}",)
+    assert headline(trace) == "rank 0 spends 30 % of a step writing train.slowlog"
+
+
+def test_the_rest_keeps_its_verdict() -> None:
+    """12 ms of sleep and 8 ms of Python beside the calls stay what they are."""
+
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        write_log(rank, at)
+        rank.wait(WaitOp.SLEEP, at + 30 * MS, at + 42 * MS)
+
+    found = claims(alone(fill, ran=16 * MS, gap=50 * MS))
+    assert [(claim.cause_kind, round(claim.stall_ns / MS)) for claim in found] == [
+        ("on_file", 30),
+        ("asleep", 12),
+        ("python", 8),
+    ]
+    assert all(claim.low_ns <= claim.stall_ns <= claim.high_ns for claim in found)
+
+
+def test_a_cached_file_is_named() -> None:
+    """Reads of 25 ms that the page cache serves block nobody, and are no row of ``notable_io`` in a large run."""
+
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        rank.io(at, at + 25 * MS, op=IoOp.FREAD, path="/data/features-1.npy")
+
+    trace = alone(fill, ran=30 * MS, gap=30 * MS)
+    texts = [verdict.text for verdict in verdicts(trace)]
+    assert texts[0] == "rank 0 spends 25.0 ms a step (25 %) reading features-1.npy, in fread()"
+    assert texts[1].startswith("rank 0 spends 5.00 ms a step (5 %) in code of the loop")
+
+
+class _OnDisk:
+    """The calls of a trace as a large run leaves them: only those that blocked are in memory."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.rows_count = len(table)
+        self.counts = [len(table)]
+        self.begin_ns, self.end_ns = int(table["begin_ns"].min()), int(table["end_ns"].max())
+        self.notable = table.take((table["io_flags"] & int(IoFlag.BLOCKED)) != 0)
+        self.passes = 0
+
+    def whole(self) -> Table:
+        raise AssertionError("the calls of a large run stay on disk")
+
+    def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
+        self.passes += 1
+        half = self.rows_count // 2
+        for rows in (range(half), range(half, self.rows_count)):
+            yield self._table.take(slice(rows.start, rows.stop))
+
+
+def test_calls_that_stay_on_disk_count_and_are_read_once() -> None:
+    made = alone(write_log, ran=8 * MS, gap=30 * MS)
+    outline: Any = _OnDisk(made.io)
+    tables = {name: made.table(name) for name in made._tables if name != "io"}
+    trace = Trace(made.strings, tables, io_outline=outline)
+    facts = gather(trace)
+    on = facts.ranks[0].on_file
+    assert on is not None
+    assert on.time.total_ns == facts.ranks[0].steps_count * 30 * MS
+    once = outline.passes
+    gather(trace)
+    assert outline.passes - once < once, "the calls of a thread are kept with the trace"
+
+
+def test_a_call_inside_another_counts_once() -> None:
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        rank.io(at, at + 24 * MS, op=IoOp.FREAD, path=SHARD)
+        rank.io(at + 2 * MS, at + 20 * MS, path=SHARD, blocked=True)
+
+    (claim, *_) = claims(alone(fill, ran=6 * MS, gap=24 * MS))
+    assert claim.stall_ns == pytest.approx(24 * MS)
+    calls = [row for row in claim.evidence if row.code == "file_call"]
+    assert sum(row.amount_ns for row in calls) == pytest.approx(24 * MS)
+
+
+def test_many_files_none_of_which_takes_most() -> None:
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        rank.io(at, at + 15 * MS, path=f"/data/shard-{at // STEP:04}.bin", blocked=True)
+        rank.io(at + 15 * MS, at + 25 * MS, path=f"/data/shard-{at // STEP:04}.bin")
+
+    text = verdicts(alone(fill, ran=10 * MS, gap=25 * MS))[0].text
+    files = gather(alone(fill, ran=10 * MS, gap=25 * MS)).ranks[0].steps_count
+    assert text == f"rank 0 spends 25.0 ms a step (25 %) reading {files} files, in read()"
+
+
+def test_calls_of_sockets_are_no_files() -> None:
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        rank.io(at, at + 10 * MS, op=IoOp.RECV, path="/run/peer.sock", flags=int(IoFlag.SOCKET), blocked=True)
+        rank.io(at + 10 * MS, at + 25 * MS, path="/run/peer.sock", flags=int(IoFlag.SOCKET))
+
+    assert all(claim.cause_kind != "on_file" for claim in claims(alone(fill, ran=15 * MS, gap=25 * MS)))
+
+
+def test_a_late_rank_is_longer_by_all_its_calls() -> None:
+    trace = two(write_log, ran=8 * MS, gap=30 * MS)
+    said = sentences(verdicts(trace))
+    (head,) = (text for text in said if "longer than rank 1" in text)
+    assert head.startswith("rank 0 spends 30.0 ms a step longer than rank 1 writing train.slowlog; rank 1 waits")
+    assert not any("also" in text or "batch" in text or "no known cause" in text for text in said)
+    claim = claims(trace)[0]
+    assert claim.kind == "late", "the wait of rank 1 is shorter than these calls, and says more"
+    assert (claim.cause_rank, claim.file) == (0, LOG)
+
+
+def test_what_else_it_does_longer_is_said_beside() -> None:
+    """20 ms of sleep beside 30 ms of calls: the file is most of it, and the sleep is not hidden."""
+
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        write_log(rank, at)
+        rank.wait(WaitOp.SLEEP, at + 30 * MS, at + 50 * MS)
+
+    said = sentences(verdicts(two(fill, ran=8 * MS, gap=50 * MS)))
+    assert any(
+        text.startswith("rank 0 spends 30.0 ms a step longer than rank 1 writing train.slowlog") for text in said
+    )
+    assert "rank 0 also sleeps 20.0 ms a step longer than rank 1" in said
+
+
+def test_the_waits_name_the_file_and_all_its_time() -> None:
+    table = late(two(write_log, ran=8 * MS, gap=30 * MS))
+    rows = [row for row in table.rows() if row["step"] > 0]
+    assert {(row["late_rank"], row["cause_name"]) for row in rows} == {(0, LOG)}
+    assert {row["named_ns"] for row in rows} == {30 * MS}
+    said = sentences(verdicts(two(write_log, ran=8 * MS, gap=30 * MS)))
+    assert any("it spent 30.0 ms in calls on train.slowlog" in text for text in said)
+
+
+def test_what_peers_read_as_well_is_no_excess() -> None:
+    trace = two(write_log, ran=8 * MS, gap=30 * MS, peer_reads=12 * MS)
+    longer = longer_on_file(trace, steps(trace), 0, [0, 1])
+    assert longer is not None
+    assert longer.longer_ns == pytest.approx(18 * MS)
+    assert longer_on_file(trace, steps(trace), 1, [0, 1]) is None
+    assert any("rank 0 spends 18.0 ms a step longer than rank 1 writing" in text for text in sentences(verdicts(trace)))
