@@ -57,6 +57,14 @@ class Job:
         self.build.rank(rank).wait(WaitOp.SLEEP, self.now[rank], end)
         self.now[rank] = end
 
+    def read(self, rank: int, ms: float, path: str = "/data/shard-0000.bin") -> None:
+        """Read a file without a loader: blocked for three fifths of the time, then from memory."""
+        if ms <= 0:
+            return
+        begin, cached, end = (self.now[rank] + round(part * ms * MS) for part in (0.0, 0.6, 1.0))
+        self.build.rank(rank).io(begin, cached, path=path, blocked=True).io(cached, end, path=path)
+        self.now[rank] = end
+
     def load(self, rank: int, step: int, ms: float, path: str = "/data/shard-0017.tar") -> None:
         """Wait for a batch that a worker makes by reading a file for so long."""
         process, begin, end = self.build.rank(rank), self.now[rank], self.now[rank] + round(ms * MS)
@@ -212,7 +220,13 @@ def reducer_and_broadcast(sleeps: Extra, steps: int = 20) -> Trace:
 
 
 def pipeline_of(
-    stages: int, microbatches: int, work: Extra = none, steps: int = 12, sleeps: Extra = none, replicas: int = 1
+    stages: int,
+    microbatches: int,
+    work: Extra = none,
+    steps: int = 12,
+    sleeps: Extra = none,
+    replicas: int = 1,
+    reads: Extra = none,
 ) -> Trace:
     """Pipelines side by side: all forwards, then all backwards; ``work`` is more for each micro-batch.
 
@@ -224,6 +238,7 @@ def pipeline_of(
     for step in range(steps):
         for rank in range(stages * replicas):
             job.sleep(rank, sleeps(step, rank))
+            job.read(rank, reads(step, rank))
         for replica in range(replicas):
             ranks = range(replica, stages * replicas, replicas)
             _pass_through(job, ranks, microbatches, lambda rank, step=step: work(step, rank))

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from builders import MS, ProcessBuilder, TraceBuilder
-from summary.scenes import Verdict, verdicts
+from summary.scenes import Verdict, job, verdicts
+from wait_chains import Job, on, pipeline_of
 
 from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.rows import Claim, tables_of
 from stashtrace.analysis.late.late import late
 from stashtrace.analysis.late.on_files import longer_on_file
@@ -247,3 +249,36 @@ def test_what_peers_read_as_well_is_no_excess() -> None:
     assert longer.longer_ns == pytest.approx(18 * MS)
     assert longer_on_file(trace, steps(trace), 1, [0, 1]) is None
     assert any("rank 0 spends 18.0 ms a step longer than rank 1 writing" in text for text in sentences(verdicts(trace)))
+
+
+@pytest.mark.parametrize(
+    ("has_loader", "rank", "said"), [(True, 0, "data"), (True, -1, "data"), (False, 0, "reads"), (False, -1, "reads")]
+)
+def test_without_a_loader_nobody_waits_for_batches(has_loader: bool, rank: int, said: str) -> None:
+    trace = job(prep={0: 20})[1] if has_loader else two(write_log, ran=8 * MS, gap=30 * MS)
+    facts = gather(trace)
+    assert kind_in_words(facts, rank, "data") == said
+    assert kind_in_words(facts, rank, "compute") == "compute"
+
+
+def test_a_pipeline_names_all_calls_of_its_slow_stage() -> None:
+    """Stage 0 reads its file for 40 ms in each step: 24 ms blocked, 16 ms from memory."""
+    found = verdicts(pipeline_of(3, 4, reads=on(0, 40)))
+    assert found[0].text.startswith("stage 0 (rank 0) spends 40.0 ms a step longer than the other stages reading shard")
+
+
+def test_a_chain_is_longer_by_all_its_calls() -> None:
+    job_of_three = Job(3)
+    for pair in ((0, 1), (1, 2)):
+        job_of_three.build.group(list(pair), group=10 + pair[0], name=f"pair{pair[0]}")
+    for _ in range(STEPS):
+        job_of_three.read(0, 20)
+        for rank in range(3):
+            job_of_three.compute(rank, 5)
+            if rank < 2:
+                job_of_three.send(rank, rank + 1, group=10 + rank)
+        for rank in range(3):
+            job_of_three.update(rank)
+    head, own = (verdict.text for verdict in verdicts(job_of_three.trace())[:2])
+    assert head.startswith("rank 0 spends 20.0 ms a step longer than the others reading shard-0000.bin; rank 1 waits")
+    assert own == "rank 0 spends 20.0 ms a step (77 %) reading shard-0000.bin, in read()"
