@@ -33,7 +33,7 @@ WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
 #: The first step of a short recording holds what came before it, the last one may be cut: they are no steps like the
 #: others where they are longer than these by the first factor, or shorter than by the second.
-_EDGE_FACTORS = (1.5, 0.2)
+_EDGE_FACTORS = (1.5, 0.2, 3.0)
 
 #: A number of more digits is damage: added to another one it might not fit 64 bits.
 _MOST_DIGITS = 15
@@ -373,7 +373,8 @@ def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], upda
             inner = int(np.median(slowest[max(keep, 1) : -1]))
             if keep == 0 and slowest[0] > _EDGE_FACTORS[0] * inner:
                 left_out |= by_step.number == 0
-            if slowest[-1] < _EDGE_FACTORS[1] * inner:
+            longest = int(slowest[max(keep, 1) : -1].max())
+            if slowest[-1] < _EDGE_FACTORS[1] * inner or slowest[-1] > _EDGE_FACTORS[2] * longest:
                 left_out |= by_step.number == len(by_step) - 1
         marks[chosen] = left_out
     return marks
