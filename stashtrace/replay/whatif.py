@@ -47,6 +47,7 @@ _SINGLE = (
     "prep=x0.5",
     "fetch=0",
     "other=0",
+    "python=x0.5",
     "checkpoint=0",
 )
 #: Of the steps, by their length, those up to this part are quick ones.

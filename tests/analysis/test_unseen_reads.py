@@ -22,9 +22,10 @@ def process_of(
     calls: Sequence[tuple[IoOp, int, int]] = (),
     pid: int = 100,
     incarnation: int = 0,
+    ppid: int = 1,
 ) -> None:
     """Write a process: its facts, and calls as (operation, bytes, flags)."""
-    stash = StashWriter(folder, pid=pid, incarnation=incarnation)
+    stash = StashWriter(folder, pid=pid, ppid=ppid, incarnation=incarnation)
     stash.sync(0, 1000)
     path = stash.intern("/data/a.bin")
     rows = [
@@ -92,3 +93,13 @@ def test_images_of_one_process_share_the_kernel_s_count(tmp_path: Path) -> None:
     process_of(tmp_path, {"storage_read_bytes": GB, "loaded_bytes": 0}, [(IoOp.READ, GB, 0)])
     process_of(tmp_path, {"storage_read_bytes": GB + MB, "loaded_bytes": 0}, incarnation=1)
     assert unseen(tmp_path) == []
+
+
+def test_what_a_child_read_is_in_the_count_of_its_parent_too(tmp_path: Path) -> None:
+    """A rank waits for the end of its loader's worker, whose reads the kernel then adds to those of the rank."""
+    process_of(tmp_path, {"storage_read_bytes": 3 * GB, "loaded_bytes": 0})
+    process_of(tmp_path, {"storage_read_bytes": 3 * GB, "loaded_bytes": 0}, [(IoOp.READ, 3 * GB, 0)], pid=101, ppid=100)
+    assert unseen(tmp_path) == []
+    process_of(tmp_path, {"storage_read_bytes": 5 * GB, "loaded_bytes": 0}, pid=102)
+    process_of(tmp_path, {"storage_read_bytes": 3 * GB, "loaded_bytes": 0}, [(IoOp.READ, 3 * GB, 0)], pid=103, ppid=102)
+    assert unseen(tmp_path) == ["2.00 GB read from storage past the recorded calls"]

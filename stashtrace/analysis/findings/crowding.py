@@ -27,6 +27,8 @@ _NOTED_RATIO, _VERDICT_RATIO = 0.05, 0.2
 _BUSY_RATIO = 0.1
 #: Workers matter if they are this part of the threads that could run.
 _WORKERS_RATIO = 0.2
+#: Other programs matter if they use this part of what is wanted beyond the CPUs.
+_OF_EXCESS_RATIO = 0.5
 #: CPUs are taken if the threads that could run are at least this part of them, on average.
 _TAKEN_RATIO = 0.8
 #: CPUs that are idle for this part of the time are not what is scarce.
@@ -89,6 +91,7 @@ _CAUSES = {
     "others_hold_cpus": "others",
     "fewer_threads": "threads",
     "workers_hold_cpus": "workers",
+    "ranks_share_cpus": "ranks",
     "idle_cpus": "limit",
 }
 
@@ -112,7 +115,9 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
             name=rank.host,
         )
     ]
-    others = cpu.others_count > OTHERS_RATIO * cpu.count
+    # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.
+    excess = demand.whole + cpu.others_count - count
+    others = cpu.others_count > max(OTHERS_RATIO * cpu.count, _OF_EXCESS_RATIO * excess)
     if others:
         rows.append(Evidence("others_hold_cpus", "counters", low_ns=round(1e9 * cpu.others_count), of_count=count))
     elif cpu.busy_ratio < 1 - _IDLE_RATIO:
@@ -130,6 +135,8 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
                 name=_fact(facts, rank.rank, "omp_num_threads"),
             )
         )
+    elif not others and not _is_of_workers(demand, count) and demand.ranks_count > count:
+        rows.append(Evidence("ranks_share_cpus", "counters", items_count=demand.ranks_count, of_count=count))
     elif not others and _is_of_workers(demand, count):
         rows.append(
             Evidence(

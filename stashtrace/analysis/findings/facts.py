@@ -102,8 +102,8 @@ class RankFacts:
 
     @property
     def unexplained_ns(self) -> int:
-        """Part of ``other`` without a known cause: a lock or a pipe shows where a thread was blocked, not why."""
-        known = self.held_ns + sum(self.blocked_ns.get(call, 0) for call in KNOWN_CALLS)
+        """Part of ``other`` in which no recorded call, and no function on the device's streams, shows what blocked."""
+        known = self.held_ns + sum(self.blocked_ns.values())
         return max(self.kinds.get("other", 0) - known, 0)
 
     def share(self, group: str) -> float:

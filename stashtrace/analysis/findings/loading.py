@@ -193,14 +193,17 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
     length = blocked["end_ns"] - blocked["begin_ns"]
     if length.sum() < _WORTH_BLAMING * fetch_ns:
         return None
-    rate = float(blocked["result_bytes"].sum()) / (length.sum() / 1e9)
     paths = GroupBy(blocked["path_code"])
     spent = paths.sum(length)
     part = float(spent.max() / spent.sum())
+    if part > 0.5:  # the others are beside the point, and may be many short ones
+        mostly = np.flatnonzero(paths.number == spent.argmax())
+        blocked, length = blocked.take(mostly), length[mostly]
+    rate = float(blocked["result_bytes"].sum()) / (length.sum() / 1e9)
     return Evidence(
         "blocked_reads",
         "io",
-        amount_ns=float(np.median(length)),
+        amount_ns=float(length.mean()),
         # A socket's answers do not show its rate: the time is the delay before the first of them.
         rate_bytes_per_s=-1.0 if (blocked["op_code"] == IoOp.RECV).mean() > 0.5 else rate,
         part_ratio=part,

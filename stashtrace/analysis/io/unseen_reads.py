@@ -43,12 +43,15 @@ class _Process:
     seen_bytes: int = 0
     mapped_bytes: int = 0
     ahead_bytes: int = 0
+    #: The kernel adds what a child has read to the count of the parent that waits for its end.
+    children_bytes: float = 0.0
 
     def unseen_bytes(self) -> float:
         """Return the bytes that nothing explains; 0 unless they are clearly more than could be explained."""
         explained = self.seen_bytes + self.mapped_bytes + self.loaded_bytes
-        surely = self.storage_bytes > explained + self.seen_bytes + self.ahead_bytes + _SLACK_BYTES
-        return self.storage_bytes - explained if surely else 0.0
+        own = self.storage_bytes - self.children_bytes
+        surely = own > explained + self.seen_bytes + self.ahead_bytes + _SLACK_BYTES
+        return own - explained if surely else 0.0
 
 
 def unseen_reads(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> list[str]:
@@ -81,6 +84,10 @@ def _processes(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> Itera
     for image, value in itertools.chain(samples, facts("storage_read_bytes").items()):
         if image in of_image:
             of_image[image].storage_bytes = max(of_image[image].storage_bytes, value)
+    for image, parent in zip(table["process_id"].tolist(), table["parent_process_id"].tolist(), strict=True):
+        child = of_image[image]
+        if parent in of_image and of_image[parent] is not child and image == child.images[0]:
+            of_image[parent].children_bytes += child.storage_bytes
     loaded = facts("loaded_bytes")
     for process in by_identity.values():
         process.loaded_bytes = sum(loaded.get(image, _UNKNOWN_LOADED_BYTES) for image in process.images)

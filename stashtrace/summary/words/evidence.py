@@ -134,9 +134,9 @@ def _blocked_reads(row: Row, f: Finding) -> str:
     where = f"mostly from {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
     typical = duration_text(row["amount_ns"])
     if row["rate_bytes_per_s"] < 0:
-        return f"the median blocked read took {typical}, {where}"
+        return f"a blocked read takes {typical} on average, {where}"
     rate = bytes_text(row["rate_bytes_per_s"])
-    return f"blocked reads moved {rate}/s, {where}; the median one took {typical}"
+    return f"blocked reads moved {rate}/s, {where}; one takes {typical} on average"
 
 
 def _handoff_starved(row: Row, f: Finding) -> str:
@@ -170,6 +170,11 @@ def _workers_hold_cpus(row: Row, f: Finding) -> str:
         f"{counted(row['of_count'], 'rank')} and {counted(row['items_count'], 'loader worker')} share {cpus}:"
         f" {number(row['part_ratio'])} of these threads are the workers'; cheaper decoding or more CPUs would help"
     )
+
+
+def _ranks_share_cpus(row: Row, f: Finding) -> str:
+    cpus = counted(row["of_count"], "CPU")
+    return f"{counted(row['items_count'], 'rank')} share {cpus}: fewer ranks on this machine, or more CPUs, would help"
 
 
 def _fewer_batches(row: Row, f: Finding) -> str:
@@ -491,6 +496,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "cpu_demand": _cpu_demand,
     "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
     "fewer_threads": _fewer_threads,
+    "ranks_share_cpus": _ranks_share_cpus,
     "workers_hold_cpus": _workers_hold_cpus,
     "idle_cpus": _filled(
         "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"

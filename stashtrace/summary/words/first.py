@@ -18,6 +18,7 @@ _WORK = {
     "handoff": "the hand-off of its batches",
     "checkpoint": "its checkpoints",
     "launch": "its launches",
+    "python": "its code of the loop",
     "h2d": "its copies",
     "other": "its time asleep or blocked",
 }
@@ -69,6 +70,7 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "checkpoint": lambda row, value: "write checkpoints beside the steps, which then wait for none",
     "launch": lambda row, value: "halve the host's time between launches (CUDA graphs or torch.compile may)",
     "h2d": lambda row, value: "halve the copies between host and device",
+    "python": lambda row, value: "halve the code of the loop outside forward, backward and optimizer",
     "other": lambda row, value: "do without the sleeps and blocking calls of the step threads",
     "compute": lambda row, value: "make the computation twice as quick, as nothing else is sure to save 3 %",
     "network.bandwidth": lambda row, value: "double the bandwidth between hosts",
