@@ -59,6 +59,55 @@ def test_noise_makes_no_finding(name: str) -> None:
         assert period(lengths, found) is None, seed
 
 
+@pytest.mark.parametrize("count", [12, 13, 14, 16, 20, 23, 36, 47])
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_of_few_steps_makes_no_finding(name: str, count: int) -> None:
+    for seed in range(SEEDS):
+        lengths = NOISES[name](np.random.default_rng(seed), count)
+        found = stretches(lengths)
+        assert len(found) == 1, seed
+        assert drift(lengths, found) is None, seed
+        assert period(lengths, found) is None, seed
+
+
+def _few(kind: str, count: int, noise: Floats) -> Floats:
+    """Steps of 47 ms with noise, of which the second half, or each step, or every fourth one is longer."""
+    lengths = 47 + noise
+    if kind == "shift":
+        lengths[count // 2 :] += 40
+    elif kind == "drift":
+        lengths += np.linspace(0, 69, count)
+    else:
+        lengths[3::4] += 160
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("shift", 12), ("shift", 16), ("shift", 20), ("drift", 12), ("drift", 16), ("drift", 20), ("period", 20)],
+)
+@pytest.mark.parametrize("noise_ms", [0.0, 2.0])
+def test_what_was_planted_is_found_in_few_steps(kind: str, count: int, noise_ms: float) -> None:
+    for seed in range(20):
+        lengths = _few(kind, count, noise_ms * np.random.default_rng(seed).standard_normal(count))
+        found = stretches(lengths)
+        line, wave = drift(lengths, found), period(lengths, found)
+        assert (len(found) > 1, line is not None, wave is not None) == tuple(
+            kind == one for one in ("shift", "drift", "period")
+        ), seed
+        if kind == "shift":
+            assert (len(found), found[1].begin) == (2, count // 2), seed
+        elif line is not None:
+            assert abs(line.slope * (count - 1) - 69) < 0.15 * 69, seed
+        elif wave is not None:
+            assert (wave.every, wave.first, wave.count) == (4, 3, count // 4), seed
+
+
+def test_eleven_steps_and_stretches_of_five_tell_nothing() -> None:
+    assert len(stretches(np.array([47.0] * 5 + [87.0] * 6))) == 1
+    assert len(stretches(np.array([47.0] * 5 + [87.0] * 14))) == 1
+
+
 @pytest.mark.parametrize("name", ["gauss", "exponential", "student of 2", "single long steps"])
 def test_what_was_planted_is_found_under_noise(name: str) -> None:
     for seed in range(12):
@@ -144,6 +193,14 @@ def test_a_shift_names_the_step_the_rank_the_kind_and_the_file() -> None:
     shown = " ".join(summary(trace).split())
     assert "but 34." in shown.split("rank step")[0]
     assert "from step 118 on" in shown.split("rank step")[0]
+
+
+def test_a_drift_of_few_steps_has_its_amount() -> None:
+    trace = job(24, compute=lambda rank, step: 3 * MS * step if rank == 1 else 0).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["rank"], row["steps_count"]) == ("drift", 1, 19)
+    assert abs(row["delta_ns"] - 54 * MS) < 0.02 * 54 * MS
+    assert abs(row["rank_delta_ns"] - 54 * MS) < 0.02 * 54 * MS
 
 
 def test_a_shift_back_is_a_stretch() -> None:

@@ -75,7 +75,7 @@ def over_time(trace: Trace) -> Table:
     """Find shifts, drifts and periods in the length of the step, and what they come from.
 
     Found by the ranks of the lengths, so that single long steps do not count; noise of any distribution makes a finding
-    in fewer than one of thousands of runs. A change is one of at least 5 % of the step; runs of fewer than 24 counted
+    in fewer than one of thousands of runs. A change is one of at least 5 % of the step; runs of fewer than 12 counted
     steps have none. A long step counts as one of a period where it is longer by a tenth and stands out of the noise.
 
     Parameters
@@ -175,8 +175,9 @@ class _Budgets:
         """Return by how much each kind of each rank is longer in changed steps."""
         middle = np.mean if change.kind == "period" else np.median
         inside, outside = (middle(self.spent[:, :, part], axis=2) for part in (change.changed, change.others))
-        # From the middle of one half of a drift to the middle of the other is half of it.
-        return np.asarray((inside - outside) * (2 if change.kind == "drift" else 1), dtype=np.float64)
+        # From the middle of one half of a drift to the middle of the other are half of its steps.
+        count = len(change.changed)
+        return np.asarray((inside - outside) * (2 * (count - 1) / count if change.kind == "drift" else 1))
 
 
 def _row(

@@ -5,7 +5,8 @@
     period   long steps at every P-th place: more of them than chance puts there
 
 All thresholds are of chance (what exchangeable noise of any distribution does in one of thousands of runs) and of
-effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has.
+effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has. Of series too
+short for that, ``short`` finds what stands clear of all noise.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,10 +21,12 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.over_time.short import SHORT, clear_arc, clear_line, is_periodic
+
 Floats = npt.NDArray[np.float64]
 
-#: Fewer steps than this say nothing about time.
-LEAST_STEPS = 24
+#: Fewer steps than this say nothing about time: they hold no two stretches.
+LEAST_STEPS = 12
 #: Steps of the shortest stretch that is one.
 _STRETCH = 6
 #: More steps than this are joined to stretches of a median each.
@@ -119,9 +122,13 @@ def _arc(part: Floats) -> tuple[int, int] | None:
     inside[begin:end] = True
     # A trend inside the stretches is no noise that lasts.
     lasting = _lasting(np.concatenate([_without_line(piece) for piece in np.split(scores, [begin, end]) if len(piece)]))
-    if beyond[begin, end] / math.sqrt(lasting) < _BEYOND_CHANCE or not _matters(part[inside], part[~inside]):
-        return None
-    return begin, end
+    if beyond[begin, end] / math.sqrt(lasting) < _BEYOND_CHANCE:
+        clear = clear_arc(part, fits) if count < SHORT else None
+        if clear is None:
+            return None
+        begin, end = clear
+        inside = (places[:-1] >= begin) & (places[:-1] < end)
+    return (begin, end) if _matters(part[inside], part[~inside]) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -201,6 +208,11 @@ def _merged(values: Floats, places: list[int]) -> list[Stretch]:
 
 def drift(values: Floats, found: list[Stretch]) -> Drift | None:
     """Return the line that explains stretches of steadily longer or shorter steps better than they do."""
+    if len(found) == 1 and LEAST_STEPS <= len(values) < SHORT:
+        line = clear_line(values)
+        if line is None or abs(line[0]) * (len(values) - 1) < _WORTH_SAYING * found[0].length:
+            return None
+        return Drift(line[0], line[1], line[1] + line[0] * (len(values) - 1))
     levels = np.array([stretch.length for stretch in found])
     changes = np.diff(levels)
     if len(found) < 2 or not (np.all(changes > 0) or np.all(changes < 0)):
@@ -246,8 +258,11 @@ def period(values: Floats, found: list[Stretch]) -> Period | None:
             if times < _TIMES or times < _KEPT * places or 3 * times < len(long):
                 continue
             chance = _by_chance(count, len(long), places, times) * every * (count // _TIMES)
+            all_of_it = count < SHORT and times == places == len(long)
             # A multiple of a period hits as often as it, at fewer places.
-            if chance < _PERIOD_CHANCE and (best is None or chance < best[0]):
+            if (chance < _PERIOD_CHANCE or (all_of_it and is_periodic(count, places, every, count // _TIMES))) and (
+                best is None or chance < best[0]
+            ):
                 inside = np.arange(count) % every == first
                 excess = float(np.median(rest[inside]) - np.median(rest[~inside]))
                 best = (chance, Period(every, first, times, places, excess))
