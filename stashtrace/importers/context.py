@@ -346,7 +346,8 @@ class ImportContext:
     def doubt_cut_step(self, process_id: int, elapsed_ns: int, step: str) -> None:
         """Report that a recording ends inside a step; ``step`` names it and says how it is counted."""
         rank = self.processes[process_id].rank
-        advice = f"the recording of rank {rank} ends {duration_text(elapsed_ns)} into {step}"
+        ends = f"{duration_text(elapsed_ns)} into" if elapsed_ns > 0 else "before the work of"
+        advice = f"the recording of rank {rank} ends {ends} {step}"
         self.doubt("step_cut_off", advice, process_id)
 
     def say(self, key: str, value: str, process_id: int = -1) -> None:

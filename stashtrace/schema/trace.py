@@ -394,6 +394,8 @@ HOST_NOT_RECORDED = "host_not_recorded"
 OPERATORS_RECORDED = "operators_recorded"
 #: Of a process: its recording holds work of a device that the importer cannot read; the value names it.
 DEVICE_WORK_NOT_READ = "device_work_not_read"
+#: Reason of a loss: the file ends early, and any part of the work behind its last event may be missing.
+FILE_CUT = "file_cut"
 #: Of a file: how many processes the recorded program had, also those without a record.
 PROCESSES = "processes_count"
 #: Of a process: its pipeline stage, and its number among those that hold the same stage.

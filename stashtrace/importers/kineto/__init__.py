@@ -25,7 +25,7 @@ from stashtrace.importers.kineto.host import add_host_side
 from stashtrace.importers.kineto.operators import add_functions, add_operators
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import Severity
-from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, FILE_CUT, OPERATORS_RECORDED
 
 #: Texts that only Kineto writes at the beginning of a JSON file; those from the fifth on are also in bare lists.
 _MARKS = (
@@ -191,8 +191,9 @@ def _report_losses(file: KinetoFile, name: str, context: ImportContext, process_
     counts = file.counts
     if counts["truncated"]:
         # Kineto writes the host's events first, so a cut removes the work on devices.
-        advice = f"{name} ends early: what stands before is used; its compute may be waits that the cut took"
-        context.lose("file_cut", process_id=process_id, advice=advice)
+        taken = "idle time of its device may be work" if file.has_device_work else "its compute may be waits"
+        advice = f"{name} ends early: what stands before is used; {taken} that the cut took"
+        context.lose(FILE_CUT, process_id=process_id, advice=advice)
     for key, fault in (
         ("damaged", "are no JSON"),
         ("oversized", "are larger than 64 MiB"),

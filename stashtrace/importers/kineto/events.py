@@ -41,6 +41,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ends": ((), ()),
     "names": ((), ("name", "labels")),
 }
+_DEVICE_WORK = ("kernels", "talks", "copies", "memsets")
 #: Types of top-level values; a value of another type is damage.
 _TOP_TYPES: dict[str, type] = {"distributedInfo": dict, "deviceProperties": list, "computeProperties": list}
 _MOST_RANKS = 1 << 20
@@ -203,13 +204,18 @@ class KinetoFile:
         """End of the recording; None if the file does not say.
 
         An annotation that was open then ends, in the file, when the recording was processed, which may be much later.
+        Of a file that was cut it is the end of the last work of a device that is still there, if there is any: what
+        the host launched for later is lost.
         """
         marks = self.rows["ends"].begin_ns
         marks = marks[marks != ABSENT]
         if len(marks):
             return int(marks.max())
         window = self.rows["window"].end_ns
-        return int(window.max()) if len(window) else None
+        if len(window):
+            return int(window.max())
+        work = [self.rows[name].end_ns for name in _DEVICE_WORK if self.counts["truncated"] and len(self.rows[name])]
+        return int(np.concatenate(work).max()) if work else None
 
     @property
     def unread(self) -> dict[str, int]:
@@ -219,7 +225,7 @@ class KinetoFile:
     @property
     def has_device_work(self) -> bool:
         """Whether anything that ran on a device was read."""
-        return any(len(self.rows[name]) for name in ("kernels", "talks", "copies", "memsets"))
+        return any(len(self.rows[name]) for name in _DEVICE_WORK)
 
     def text(self, number: int) -> str:
         """Return the text at a place, empty for -1."""

@@ -16,6 +16,7 @@ import numpy as np
 from stashtrace.importers.context import Bools, Int64, is_nested
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, extent_of
+from stashtrace.importers.phase_names import CHECKPOINT
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
 from stashtrace.schema.trace import WHOLE_RECORDING
 
@@ -56,9 +57,9 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
     notes = rows.file.rows["notes"].timed()
     notes = notes.take(np.argsort(notes.begin_ns, kind="stable"))
     track = rows.threads(notes.tid)
-    is_step, is_load, is_update, is_zero, is_forward, is_backward = (
+    is_step, is_load, is_update, is_zero, is_forward, is_backward, is_save = (
         rows.file.matching(notes.name, pattern.search)
-        for pattern in (_STEP, _LOADER, _OPTIMIZER, _ZERO, _FORWARD, _BACKWARD)
+        for pattern in (_STEP, _LOADER, _OPTIMIZER, _ZERO, _FORWARD, _BACKWARD, CHECKPOINT)
     )
     until_ns = _recorded_until(rows.file, notes.take(is_step))
     steps, main = _steps(rows, notes, track, is_step, until_ns)
@@ -66,20 +67,21 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
     notes = replace(notes, end_ns=np.maximum(np.minimum(notes.end_ns, until_ns), notes.begin_ns))
     _add_batches(rows, notes.take(is_load), track[is_load])
     code = np.select(
-        [is_update, is_forward, is_backward],
-        [int(Phase.OPTIMIZER), int(Phase.FORWARD), int(Phase.BACKWARD)],
+        [is_update, is_forward, is_backward, is_save],
+        [int(Phase.OPTIMIZER), int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.CHECKPOINT)],
         default=0,
     )
-    _add_phases(rows, notes.take(code > 0), track[code > 0], code[code > 0])
     if main < 0:
         main = _main_thread(track, is_load | is_update, work)
+    aside = is_save & (track != main)  # a thread that writes while steps go on
+    _add_phases(rows, notes.take(code > 0), track[code > 0], code[code > 0], aside[code > 0])
     if main >= 0:
         rows.context.tracks.assign_role(main, ThreadRole.STEP)
         if not is_backward.any():
             _add_gradients(rows, main, np.sort(notes.begin_ns[is_update | is_forward | is_load | is_step]))
         if not len(steps.number) and not is_update.any() and np.count_nonzero(is_load) < 2:
             steps = _whole_recording(rows, main, until_ns)
-    others = ~(is_step | is_load | is_update | is_zero | is_forward | is_backward)
+    others = ~(is_step | is_load | is_update | is_zero | is_forward | is_backward | is_save)
     _add_spans(rows, notes.take(others), track[others])
     return steps
 
@@ -200,7 +202,7 @@ def _add_batches(rows: FileRows, loads: EventRows, track: Int64) -> None:
     )
 
 
-def _add_phases(rows: FileRows, notes: EventRows, track: Int64, code: Int64) -> None:
+def _add_phases(rows: FileRows, notes: EventRows, track: Int64, code: Int64, aside: Bools) -> None:
     if not len(notes):
         return
     order = np.lexsort((-notes.end_ns, notes.begin_ns, track))
@@ -212,7 +214,7 @@ def _add_phases(rows: FileRows, notes: EventRows, track: Int64, code: Int64) -> 
         track_id=own,
         process_id=np.full(len(order), rows.process_id),
         phase_code=code[order],
-        phase_flags=is_nested(own, begin, end) * int(PhaseFlag.NESTED),
+        phase_flags=is_nested(own, begin, end) * int(PhaseFlag.NESTED) | aside[order] * int(PhaseFlag.BACKGROUND),
         name_code=rows.codes(notes.name[order], _class_name),
     )
 

@@ -20,6 +20,7 @@ import numpy as np
 from stashtrace.importers.bounds import MOST_DIGITS, parse_json
 from stashtrace.importers.context import Bools, ImportContext, Int64, is_nested
 from stashtrace.importers.nsys.database import Database, Processes
+from stashtrace.importers.phase_names import CHECKPOINT
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
 
 EVENTS = "NVTX_EVENTS"
@@ -36,7 +37,7 @@ _PHASES = (
     (re.compile(r"^(forward|fwd|forward[ _-]?pass)$", re.IGNORECASE), Phase.FORWARD),
     (re.compile(r"^(backward|bwd|backward[ _-]?pass)$", re.IGNORECASE), Phase.BACKWARD),
     (re.compile(r"^(optimizer|optim|opt)([ _.-]?step)?$|^Optimizer\.step#", re.IGNORECASE), Phase.OPTIMIZER),
-    (re.compile(r"^(save[ _-]?)?checkpoint$", re.IGNORECASE), Phase.CHECKPOINT),
+    (CHECKPOINT, Phase.CHECKPOINT),
 )
 _BATCH_WAIT = re.compile(
     r"^enumerate\(DataLoader\)|^(data[ _-]?load(er|ing)?|(load|get|next|fetch)[ _-]?(data|batch)|batch[ _-]?wait)$",
