@@ -172,7 +172,14 @@ def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int, apa
     known = time_of_kind(trace, rank, steps, StallKind.PYTHON)
     if known is None or not len(known[1] - apart):
         return []
-    thread, time = known[0], known[1] - apart
+    rows = code_in(trace, known[0], known[1] - apart, steps, steps_count)
+    if sum(row.part_ratio for row in rows) < 0.5:
+        rows.append(Evidence("python_unknown", "stalls", rank=rank))
+    return rows
+
+
+def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
+    """Return what is known of the code that a step thread ran in a time: annotations, files, garbage collection."""
     rows = annotations_in(trace, thread, time, steps) + file_calls(trace, thread, time, steps_count)
     spans = trace.spans
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
@@ -182,13 +189,11 @@ def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int, apa
             Evidence(
                 "python_collects",
                 "spans",
-                rank=rank,
+                rank=thread.rank,
                 amount_ns=collected / max(steps_count, 1),
                 part_ratio=collected / max(time.total_ns, 1),
             )
         )
-    if sum(row.part_ratio for row in rows) < 0.5:
-        rows.append(Evidence("python_unknown", "stalls", rank=rank))
     return rows
 
 

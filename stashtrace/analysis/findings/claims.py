@@ -10,7 +10,7 @@ from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.ending.claims import ending_claims, failure_claims
 from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.facts import RunFacts
-from stashtrace.analysis.findings.losses import loss_claims
+from stashtrace.analysis.findings.losses import cut_ranks, loss_claims
 from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.over_time.in_steps import in_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
@@ -164,10 +164,11 @@ def steps_of_ranks(facts: RunFacts, kind: str) -> tuple[int, int]:
 
 
 def _uneven(facts: RunFacts) -> list[Claim]:
-    """Return a claim about ranks that made fewer steps than others."""
+    """Return a claim about ranks that made fewer steps than others; what a cut file holds does not tell."""
     if not facts.ranks:
         return []
     table = facts.tables["step_kinds"]
+    table = table.take(~np.isin(table["rank"], list(cut_ranks(facts.trace))))
     made: dict[int, int] = {}
     for row in table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS)).rows():
         made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.stalls.index import cut_processes
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import Trace
 
@@ -53,6 +54,12 @@ def lost_count(trace: Trace) -> int:
 def loses_uncounted(trace: Trace) -> bool:
     """Return True if records were lost whose number is unknown."""
     return bool(_named(trace, _UNCOUNTED).any())
+
+
+def cut_ranks(trace: Trace) -> frozenset[int]:
+    """Return the ranks whose file ends early: where they show no work, the cut may have taken it."""
+    processes = trace.processes
+    return frozenset(processes["rank"][np.isin(processes["process_id"], list(cut_processes(trace)))].tolist())
 
 
 def _named(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:

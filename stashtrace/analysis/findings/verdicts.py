@@ -23,8 +23,10 @@ from stashtrace.analysis.findings.blocking import (
 )
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.file_claims import file_claims, without_files
+from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loading import loading
+from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
@@ -45,6 +47,8 @@ _COMPUTE_BOUND_RATIO = 0.9
 _LIKE_RATIO = 0.5
 #: Kinds of the column ``host`` in which a device stands idle.
 _OF_DEVICES = ("sync", "launch")
+#: Columns with time in which nothing is seen to run; of a recording that was cut, it is no finding.
+_IDLE_GROUPS = ("host", "other")
 
 
 def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
@@ -96,6 +100,7 @@ def _stalls(facts: RunFacts) -> list[Claim]:
     """Return claims about the stalls of one kind of steps, worst first."""
     claims = file_claims(facts)
     facts = without_files(facts)
+    cut = cut_ranks(facts.trace)
     for group, claims_of in (
         ("data", _data),
         ("late", _late),
@@ -105,7 +110,8 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         ("host", _host),
         ("other", _other),
     ):
-        hit = [r for r in facts.ranks if r.share(group) >= WORTH_SAYING_RATIO]
+        told = [r for r in facts.ranks if r.rank not in cut] if group in _IDLE_GROUPS else facts.ranks
+        hit = [r for r in told if r.share(group) >= WORTH_SAYING_RATIO]
         hit.sort(key=lambda r: (-r.per_step_ns(*COLUMNS[group]), r.rank))
         while hit:
             # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
@@ -264,15 +270,41 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     pauses = [row for row in _idle_reasons(facts, worst) if row.code == "pauses"]
     if pauses and pauses[0].amount_ns > 0.5 * claim.stall_ns:
         return [replace(claim, cause_kind="pauses", evidence=tuple(pauses))]
+    work = host_work(facts.trace, worst.rank, facts.tables["steps"], worst.steps_count)
+    if work is not None and work.time_ns > 0.5 * claim.stall_ns * worst.steps_count:
+        return [_host_elsewhere(facts, worst, claim, work)]
     rows = _host_evidence(facts, worst, claim.stall_ns if cause == "sync" else 0.0)
     call = next((row.kind for row in rows if row.code in ("blocking_call", "draining_call")), "")
     return [replace(claim, cause_kind=cause, call=call, evidence=tuple(rows))]
 
 
+def _host_elsewhere(facts: RunFacts, worst: RankFacts, claim: Claim, work: HostWork) -> Claim:
+    """Return the claim about a device that waits for a host which stands in no call and launches nothing.
+
+    A blocking call that drained the device is evidence: what keeps the device idle comes after it.
+    """
+    count = max(worst.steps_count, 1)
+    code = "host_after_calls" if work.after_calls_ns > 0.5 * work.time_ns else "host_before_launch"
+    part = work.time_ns / count / max(claim.stall_ns, 1.0)
+    rows = [Evidence(code, "stalls", rank=worst.rank, amount_ns=work.time_ns / count, part_ratio=part), *work.rows]
+    name = next((row.name for row in rows if row.code == "python_in" and row.part_ratio >= 0.5), "")
+    if code == "host_after_calls":
+        if sum(row.part_ratio for row in work.rows) < 0.5:
+            rows.append(Evidence("host_unknown", "stalls", rank=worst.rank))
+        rows += _host_evidence(facts, worst, claim.stall_ns)
+        drained = next((row.kind for row in rows if row.code in ("blocking_call", "draining_call")), "")
+        warmup = facts.warmup_count == 0
+        rows += calls_of_others(facts.trace, worst.rank, drained, facts.tables["steps"], warmup=warmup)
+    else:
+        rows += _host_evidence(facts, worst, 0.0)
+    return replace(claim, cause_kind="launch", call=name, evidence=tuple(rows))
+
+
 def _perhaps_host(facts: RunFacts) -> list[Claim]:
     """Return a claim about the host's part where only an upper bound is known, and that is large."""
-    bound = {r.rank: r.bounds_ns(*_OF_DEVICES)[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in facts.ranks}
-    hit = sorted((r for r in facts.ranks if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
+    told = [r for r in facts.ranks if r.rank not in cut_ranks(facts.trace)]
+    bound = {r.rank: r.bounds_ns(*_OF_DEVICES)[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in told}
+    hit = sorted((r for r in told if bound[r.rank] >= _WORTH_DOUBTING_RATIO), key=lambda r: -bound[r.rank])
     if not hit:
         return []
     claim = _claim(hit, "host", _OF_DEVICES)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.late.causes import CAUSES, COMPUTE, PYTHON, RankTimes
+from stashtrace.analysis.late.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
 from stashtrace.analysis.late.on_files import file_calls
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
@@ -57,11 +58,11 @@ class Namer:
             "prep": self._prep,
             "handoff": self._handoff,
             "compute": self._compute,
-            "python": self._python,
+            "python": partial(self._loop_code, PYTHON),
             "checkpoint": self._checkpoint,
             "straggler": self._straggler,
             "sync": self._device_call,
-            "launch": self._device_call,
+            "launch": self._launch,
             "other": self._other,
         }
 
@@ -152,11 +153,11 @@ class Namer:
             return Named(process, -1, self._index.trace.text(key), more[key])
         return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
 
-    def _python(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+    def _loop_code(self, cause: int, late: Window, other: Window | None, time: TimeSet) -> Named:
         """Name the annotation, or the file, in which the loop's own code spends longer than that of the other rank."""
         process = late.times.thread.process_id
         for names_of in (self._annotations, self._files):
-            apart = names_of(other, other.times.sets[PYTHON] & other.time) if other is not None else {}
+            apart = names_of(other, other.times.sets[cause] & other.time) if other is not None else {}
             more = {code: spent - apart.get(code, 0) for code, spent in names_of(late, time).items()}
             code = max(more, key=lambda key: (more[key], -key), default=-1)
             if code > 0 and more[code] > 0:
@@ -164,6 +165,10 @@ class Namer:
                     return self._on_file(late, code) if more[code] * _NAMES_DIVISOR >= time.total_ns else Named(process)
                 return Named(process, -1, self._index.trace.text(code), more[code])
         return Named(process)
+
+    def _launch(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        named = self._loop_code(LAUNCH, late, other, time)
+        return named if named.name else self._device_call(late, other, time)
 
     def _annotations(self, window: Window, time: TimeSet) -> dict[int, int]:
         """Return how long the annotations of a step thread lie in a time, by name code."""

@@ -163,12 +163,13 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
 #
 #     compute, python: + gc + cpu_contention        other: + sleep        launch: + gc + sleep
 #
+# ``sync`` ends where the blocking call returns: what the host does from there to its next launch is ``launch``.
 # The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
 #: Kinds of a late rank's time, stall kinds first. ``before``: its window began later than those of the others.
 CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "sleep", "cpu_contention", "before")
-COMPUTE, OTHER, LAUNCH, PYTHON = (CAUSES.index(name) for name in ("compute", "other", "launch", "python"))
+COMPUTE, OTHER, SYNC, LAUNCH, PYTHON = (CAUSES.index(name) for name in ("compute", "other", "sync", "launch", "python"))
 GC, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
 
 
@@ -207,6 +208,9 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     sets = [TimeSet.of(time.begin[time.tag == k], time.end[time.tag == k]) for k in _STALLS]
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
+    # Ranks that drain their devices alike differ in what their hosts do after it.
+    elsewhere = sets[SYNC] & made.beside.get("host_elsewhere", TimeSet.empty())
+    sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]

@@ -6,7 +6,7 @@
     nothing                            ...       ...       idle: why the host gave the device nothing to do
 
 Applies to steps whose kernels were recorded. Idle time says nothing of the host before the first work that another tool
-recorded, and where the next work had been launched already.
+recorded, where the next work had been launched already, and in a recording that was cut.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -29,7 +29,8 @@ from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED
 
 #: Possible causes of an idle device if its host was not recorded.
 _UNSEEN = (StallKind.STRAGGLER,)
-#: What a device may have done that has no record: before its recording began, or in a form that is not read.
+#: What a device may have done that has no record: before its recording began, behind a cut, or in a form that is not
+#: read.
 _UNKNOWN = (StallKind.COMPUTE, StallKind.LAUNCH)
 #: Between two works that are queued a device pauses for less than this; a longer pause waits for something.
 _PAUSE_NS = 20_000
@@ -67,7 +68,9 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.FETCH, stood.reading))
     idle = working.gaps(thread.begin_ns, thread.end_ns)
     unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
-    if _saw_host(index, thread):
+    if thread.process_id in index.cut_processes:
+        layers.append(Layer(StallKind.OTHER, idle, _UNKNOWN))
+    elif _saw_host(index, thread):
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
         layers.append(Layer(StallKind.OTHER, ahead))
         layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
@@ -86,6 +89,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         "before_first": unseen,
         "launched_before": ahead,
         "pauses": pauses,
+        "host_elsewhere": _host_elsewhere(index, thread, idle),
     }
     return RankLayers("kernels", layers, divided.late, beside=beside)
 
@@ -156,6 +160,15 @@ def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> 
         late = ~ran_dry & (launcher == track)
         inside.append(TimeSet.of_rows(calls, own) & TimeSet(idle.begin[late], idle.end[late]))
     return TimeSet.united(*inside)
+
+
+def _host_elsewhere(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
+    """Return the idle time in which no thread is in a blocking call and the next work is not launched yet."""
+    launched = np.append(index.trace.kernels["launch_ns"], -1)[_next_work(index, thread, idle)]
+    known = launched >= 0
+    before = TimeSet.of(idle.begin[known], np.clip(launched, idle.begin, idle.end)[known])
+    calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
+    return before - TimeSet.of_rows(calls, rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)])
 
 
 def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:

@@ -74,22 +74,27 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
 
 def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
     begin, end, code, name, track = _calls(index, thread)
-    inside = window.within(begin, end) > 0
+    made = rank_layers(index, thread)
+    # A call may have drained the device before the first counted step, or have returned as that began.
+    dry = _perhaps_idle(made)
+    dry_ns = window.within(dry.begin, dry.end)
+    drains = TimeSet.of(dry.begin[dry_ns > 0], dry.begin[dry_ns > 0] + 1).within(begin, end + 1) > 0
+    touching = window.within(begin, end) > 0
+    inside = touching | drains
     begin, end, code, name, track = (column[inside] for column in (begin, end, code, name, track))
+    touching = touching[inside]
     if not len(begin):
         return Table.empty(IDLE_CALLS)
-    made = rank_layers(index, thread)
     idle = made.time_of(*_HOST_KINDS) & window
     possible = (made.beside.get("host_paced", TimeSet.empty()) & window) - idle
     callers = GroupBy(code, name, track)
     codes, names, tracks = callers.keys
     spent = np.zeros((4, len(callers)), dtype=np.int64)
-    dry = _perhaps_idle(made) & window
     for at, rows in enumerate(callers):
         time = TimeSet.of(begin[rows], end[rows]) & window
         drained = TimeSet.of(begin[rows], end[rows] + 1).within(dry.begin, dry.begin + 1) > 0
         spent[:3, at] = [part.total_ns for part in (time, time & idle, time & possible)]
-        spent[3, at] = int((dry.end - dry.begin)[drained].sum())
+        spent[3, at] = int(dry_ns[drained].sum())
     texts = [
         index.trace.text(name) or DeviceCall(code).name.lower()
         for code, name in zip(codes.tolist(), names.tolist(), strict=True)
@@ -102,7 +107,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
             "call": np.array(texts, dtype="U48")[order],
             "call_code": codes[order],
             "track_id": tracks[order],
-            "calls_count": callers.sizes[order],
+            "calls_count": callers.count(touching)[order],
             "inside_ns": spent[0][order],
             "idle_ns": spent[1][order],
             "possible_ns": spent[2][order],

@@ -21,7 +21,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import FILE_CUT, Trace
 
 Result = TypeVar("Result")
 
@@ -80,7 +80,8 @@ class RankLayers:
     beside : dict of str to TimeSet
         Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
         was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
-        had been launched).
+        had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next
+        work).
     """
 
     method: str
@@ -135,6 +136,12 @@ def blocked_by_guess(trace: Trace) -> frozenset[int]:
     return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
 
 
+def cut_processes(trace: Trace) -> frozenset[int]:
+    """Return the processes whose recording ends early, so that any of the work of their devices may be missing."""
+    losses = trace.losses
+    return frozenset(losses["process_id"][losses["name_code"] == trace.strings.find(FILE_CUT)].tolist()) - {-1}
+
+
 def _rows_by(table: str, column: str) -> cached_property[RowsBy]:
     """Return a property: rows of a table of the index's trace, grouped by one of its columns on first use."""
     return cached_property(lambda index: RowsBy(getattr(index.trace, table)[column]))
@@ -170,6 +177,11 @@ class TraceIndex:
         facts = self.trace.metadata
         named = facts["key_code"] == self.trace.strings.find(key)
         return bool((named & (facts["process_id"] == process_id)).any())
+
+    @cached_property
+    def cut_processes(self) -> frozenset[int]:
+        """As the function of this name."""
+        return cut_processes(self.trace)
 
     @cached_property
     def matched(self) -> Matched:

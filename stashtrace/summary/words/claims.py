@@ -19,6 +19,7 @@ from stashtrace.summary.words.parts import (
     filled,
     lost,
     lost_amount,
+    number,
     operation,
     plural,
     ranks,
@@ -32,6 +33,8 @@ _ALL_RATIO = 0.95
 _NAME_WIDTH = 40
 #: From this share of the step on, waiting for batches is what bounds a rank.
 _BOUND_RATIO = 0.25
+#: More blocking calls a step than this are counted.
+_SEVERAL_CALLS = 1.5
 #: A longer list of missing ranks is replaced by their number.
 _RANKS_WIDTH = 20
 
@@ -67,6 +70,11 @@ def _late(f: Finding) -> str:
             return words(f)
     where = f" in {operation(row['call'])}" if row["call"] else ""
     head = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
+    one = f.first("late_one")
+    if one is not None:
+        most = "all" if one["part_ratio"] >= _ALL_RATIO else percent_text(one["part_ratio"])
+        times = f"in {one['items_count']} of {one['of_count']} steps"
+        return f"{head}, {most} of it for rank {one['rank']}, {times}: too few to tell whether that is chance"
     bubble = f.first("bubble")
     if bubble is not None and row["cause_kind"] == "bubble":
         return f"{head} for the stages of their pipeline: most of it is the bubble that such a pipeline has"
@@ -203,7 +211,7 @@ def _host(f: Finding) -> str:
         )
     if row["cause_kind"] != "sync":
         hosts = "its host" if row["items_count"] == 1 else "their hosts"
-        return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts} to launch work"
+        return f"{_devices(row)} {verb(row, 'waits', 'wait')} {lost(row)} for {hosts}{_elsewhere(f)}"
     inside = f.first("blocking_call")
     why = " after the host has waited for it"
     if inside is not None:
@@ -212,6 +220,27 @@ def _host(f: Finding) -> str:
     elif f.first("draining_call") is not None:
         why = " after blocking calls that drained it"
     return f"{_devices(row)} {verb(row, 'stands', 'stand')} idle for {lost(row)}{why}"
+
+
+def _elsewhere(f: Finding) -> str:
+    """Say what a host does instead of launching work, or only that it does not launch."""
+    after, several = f.first("host_after_calls"), f.row["items_count"] > 1
+    free = after or f.first("host_before_launch")
+    if free is None or not (after or f.row["call"]):
+        return " to launch work"
+    until = "before the next launch"
+    if after is not None:
+        call = f.first("draining_call") or f.first("blocking_call")
+        until = "between a blocking call and the next launch"
+        if call is not None and call["part_ratio"] > _SEVERAL_CALLS:
+            until = f"between blocking calls ({number(call['part_ratio'])} a step) and the next launches"
+    if f.row["call"]:
+        most = "" if (f.first("python_in") or free)["part_ratio"] * free["part_ratio"] >= _ALL_RATIO else "mostly "
+        doing = f"{'are' if several else 'is'} {most}in {shortened(f.row['call'], _NAME_WIDTH)}"
+    else:
+        most = "" if free["part_ratio"] >= _ALL_RATIO else "mostly "
+        doing = f"{most}{'do' if several else 'does'} something else"
+    return f", which {doing} {until}"
 
 
 def _python(f: Finding) -> str:

@@ -205,6 +205,11 @@ def _blocking_call(row: Row, f: Finding) -> str:
     return f"{name}{item} on {where}: {often}, during {length} of that"
 
 
+def _calls_of_others(row: Row, f: Finding) -> str:
+    whose = f"rank {row['rank']} makes" if row["rank"] >= 0 else "the other ranks make"
+    return f"{whose} {number(row['part_ratio'])} of these calls a step"
+
+
 #: Kind of time -> what a late rank does longer than its peers.
 _SURPLUS_WORDS = {
     "compute": "computes {more} longer than {peers}",
@@ -289,7 +294,9 @@ def surplus(row: Row, peers: str) -> str:
         return f"{text} {_blocked_words(name)}"
     if name and kind == "compute":
         return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
-    return f"{text} ({name})" if name and kind in ("host", "link", "python") else text
+    if name and kind == "host":
+        return text.replace("because of its host", f"because its host is in {name}")
+    return f"{text} ({name})" if name and kind in ("link", "python") else text
 
 
 def _blocked_words(name: str) -> str:
@@ -389,6 +396,8 @@ def _late_because(row: Row, f: Finding) -> str:
         return f"{text} {place}" if whole else f"{text}, {duration_text(row['low_ns'])} of that {place}"
     if kind == "checkpoint":
         return f"{text}, writing {os.path.basename(row['name'])}"
+    if kind == "launch":
+        return text.replace("for its host to launch", f"for its host, which was in {name}")
     if kind == "straggler":
         return text.replace("others itself", f"{name} in another group")
     return f"{text} ({name})"
@@ -506,6 +515,12 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "copies": _copies,
     "blocking_call": _blocking_call,
     "draining_call": _blocking_call,
+    "calls_of_others": _calls_of_others,
+    "host_in_phase": _filled("{amount_ns:time} a step of it in the {kind}"),
+    "host_unknown": _filled(
+        "what the host does then is not in the recording; an annotation around parts of the loop (record_function,"
+        " stashtrace.annotate) would name it"
+    ),
     "not_explained": _filled("not explained by what was recorded: no call covers it"),
     "host_function": lambda row, f: filled(
         "functions on the host: {part_ratio:number} a step on {stream}, taking {amount_ns:time}",
@@ -519,6 +534,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "late_part": _late_part,
     "late_also": lambda row, f: f"rank {row['rank']} also {surplus(row, peers_of(row))}",
     "late_by_turns": _late_by_turns,
+    "late_one_work": lambda row, f: f"rank {row['rank']} {surplus(row, peers_of(row))}",
     "unlike_rank": _unlike_rank,
     "late_begins_later": _filled(
         "rank {rank} begins its first step {amount_ns:time} after rank {of_count}; the cause lies before the recording"

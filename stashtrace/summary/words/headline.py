@@ -13,11 +13,12 @@ from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.over_time import steps_of_time
 from stashtrace.summary.words.parts import Finding, plural, ranks, share, verb
-from stashtrace.units import percent_text
+from stashtrace.units import percent_text, shortened
 
 #: Longest headline, in characters.
 MOST_CHARACTERS = 100
 _NO_STEPS = "no_steps"
+_NAME_WIDTH = 24
 
 
 def headline_text(found: Sequence[Finding]) -> str:
@@ -88,6 +89,10 @@ def _host(f: Finding) -> str:
     if f.row["cause_kind"] not in ("sync", "launch"):
         return ""
     devices = f"the device{plural(f.row['items_count'])} of {ranks(f.row)}"
+    if f.row["cause_kind"] == "launch" and f.row["call"]:
+        hosts = "their hosts are" if f.row["items_count"] > 1 else "its host is"
+        name = shortened(f.row["call"], _NAME_WIDTH)
+        return f"{devices} {verb(f.row, 'waits', 'wait')} {_part_of_step(f)}: {hosts} in {name}"
     return f"{devices} {verb(f.row, 'stands', 'stand')} idle for {_part_of_step(f)} because of the host"
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.late.late import late
+from stashtrace.analysis.late.surplus import GROUPS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.units import ranks_in
@@ -18,6 +20,8 @@ SEVERAL = 3
 _EXCEEDS = 2
 #: Causes of ``late`` that say no more than that the rank was late: it waited itself, or its transfer ended later.
 _CIRCULAR = ("straggler", "network", "interconnect")
+#: Causes in which nothing is seen to run: in a recording that was cut, the cut may have taken what did.
+IDLE_KINDS = (*GROUPS["host"], *GROUPS["other"])
 
 
 def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[Evidence]:
@@ -33,7 +37,9 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
     for row in np.flatnonzero(chosen).tolist():
         if victim in ranks_in(str(table["waiting_ranks"][row])):
             rows = wait_evidence(table, row)
-            return rows[:1] if table["cause_kind"][row] in _CIRCULAR else rows
+            kind = str(table["cause_kind"][row])
+            untold = kind in _CIRCULAR or (kind in IDLE_KINDS and late_rank in cut_ranks(trace))
+            return rows[:1] if untold else rows
     return []
 
 

@@ -1,8 +1,9 @@
 """Which ranks make the others wait: the roots of waits that stand out of what steps vary, and what they do longer.
 
 In a job whose ranks are alike some rank comes last in each step, and now and then the same one several times. A rank is
-named only where its part of the waiting is more than that: over many steps, in most of its steps, or by an act that no
-step needs (a sleep, a save, a read of a file).
+named only where its part of the waiting is more than that: over many steps, in most of its steps, by an act that no
+step needs (a sleep, a save, a read of a file), or in steps that chance does not make long (every fourth one, all from
+one on).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,7 +15,9 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.lateness.costliest import IDLE_KINDS
 from stashtrace.analysis.findings.lateness.noise import ENOUGH_STEPS, noise_of, stands_out_of_noise
+from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.late.cause_names import Named, Namer, Window
 from stashtrace.analysis.late.causes import CAUSES, rank_times
@@ -33,6 +36,8 @@ from stashtrace.units import ranks_text
 _LEAST_RATIO = 0.25
 #: Of two ranks, the one that makes the other wait by its work has at least this share of the waiting.
 _OF_TWO_RATIO = 2 / 3
+#: All waiting but for what clocks round ends at a rank.
+_NEARLY_ALL_RATIO = 0.9
 #: A rank is late again and again if chance would make it so with less than this probability.
 _BY_CHANCE = 0.02
 #: Things that a step does not need: each is named wherever it makes others wait, however seldom.
@@ -177,8 +182,11 @@ def culprits(facts: RunFacts, found: Blame) -> list[Culprit]:
 def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
     """Return True if a rank makes others wait more than ranks that are alike do by turns."""
     ranks = max(len(facts.ranks), 2)
-    whole = found.by_step_ns.sum(axis=0)
-    own = found.by_step_ns[row]
+    steps = facts.tables["steps"]
+    recorded = np.isin(np.unique(steps["step"]), steps["step"][steps["rank"] == found.ranks[row]])
+    # A rank with fewer steps is not on time in those that it lacks.
+    by_step = found.by_step_ns[:, recorded]
+    whole, own = by_step.sum(axis=0), by_step[row]
     share = own.sum() / max(whole.sum(), 1.0)
     if found.ranks[row] < 0 or share < _LEAST_RATIO:
         return False
@@ -188,8 +196,10 @@ def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
         return True
     if share < (_OF_TWO_RATIO if ranks == 2 else _LEAST_RATIO):
         return False
+    if _changes_with_time(facts, found, row):
+        return True
     if len(whole) < ENOUGH_STEPS:
-        second = np.sort(np.delete(found.by_step_ns.sum(axis=1), row))[-1:].sum() / max(whole.sum(), 1.0)
+        second = np.sort(np.delete(by_step.sum(axis=1), row))[-1:].sum() / max(whole.sum(), 1.0)
         return bool(share >= _OF_TWO_RATIO or share >= 2 * second)
     lead = own - (whole - own) / (ranks - 1)
     if stands_out_of_noise(lead, ranks):
@@ -199,6 +209,32 @@ def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
     times, trials = int(np.count_nonzero(most & large)), int(np.count_nonzero(large))
     by_chance = ranks * chance(times, trials, ranks)
     return by_chance < _BY_CHANCE and 2 * times > trials and lead.mean() > noise_of(lead)
+
+
+def _changes_with_time(facts: RunFacts, found: Blame, row: int) -> bool:
+    """Return True if most waiting ends at a rank in steps that it alone makes longer by a period, a shift or a drift.
+
+    ``over_time`` has no such row of noise.
+    """
+    rank, own = int(found.ranks[row]), found.by_step_ns[row]
+    numbers = np.unique(facts.tables["steps"]["step"])
+    for change in facts.tables["over_time"].rows():
+        inside = (numbers >= change["first_step_index"]) & (numbers <= change["last_step_index"])
+        inside &= (np.arange(len(numbers)) - np.searchsorted(numbers, change["first_step_index"])) % change[
+            "every_count"
+        ] == 0
+        alone = change["rank"] == rank and change["ranks"] == ranks_text([rank])
+        if alone and change["delta_ns"] > 0 and own[inside].sum() >= _OF_TWO_RATIO * found.whole_ns:
+            return True
+    return False
+
+
+def only_root(facts: RunFacts, found: Blame) -> Culprit | None:
+    """Return the rank at which nearly all waits end although it does not stand out; None if there is none."""
+    row = int(found.by_step_ns.sum(axis=1).argmax())
+    if found.ranks[row] < 0 or found.by_step_ns[row].sum() < _NEARLY_ALL_RATIO * found.whole_ns:
+        return None
+    return _culprit(facts, found, row)
 
 
 def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
@@ -213,6 +249,8 @@ def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
     whole = {r.rank: r.kinds.get("straggler", 0) for r in facts.ranks}
     part_of = {victim: ns / max(whole.get(victim, 0), 1) for victim, ns in lost.items()}
     work = _work(facts, found, row, part, list(lost))
+    if work.kind in IDLE_KINDS and rank in cut_ranks(facts.trace):
+        work = _LongerWork()  # what it did then may be what the cut took
     kind, group = work.kind, work.group
     named, longer, before_waits = Named(), work.longer_ns, work.before_waits
     if work.on is not None:

@@ -21,6 +21,7 @@ from stashtrace.analysis.findings.lateness.culprits import (
     blame,
     culprits,
     lost_operation,
+    only_root,
 )
 from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.lateness.staging import pipeline_claims
@@ -219,5 +220,17 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
     if part >= _LEFT_RATIO and long <= _FEW_RATIO * steps_count:
         few = Evidence("late_few", "straggler_roots", items_count=long, of_count=steps_count, part_ratio=part)
         return [replace(claim, cause_kind="few", evidence=(few, *rows))]
+    one = only_root(facts, found)
+    if one is not None and steps_count >= costliest.SEVERAL:
+        times = Evidence(
+            "late_one",
+            "straggler_roots",
+            rank=one.rank,
+            items_count=one.often[0],
+            of_count=steps_count,
+            part_ratio=one.share_ratio,
+        )
+        work = [replace(_surplus_row(facts, one), code="late_one_work")] if one.group else []
+        return [replace(claim, cause_kind="few", evidence=(times, *work))]
     kind = "once" if steps_count < costliest.SEVERAL else "alternates"
     return [replace(claim, cause_kind=kind, evidence=tuple(rows))]

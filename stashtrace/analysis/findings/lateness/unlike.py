@@ -9,6 +9,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.lateness.noise import noise_of, stands_out_of_noise
+from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.late.roots import Floats
 from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.schema.groupby import GroupBy
@@ -47,6 +48,7 @@ def unlike_ranks(facts: RunFacts) -> list[Unlike]:
     most of the waiting.
     """
     ranks, longer = _longer_than_median(facts)
+    cut = cut_ranks(facts.trace)
     if len(ranks) < 3 or not longer.size:
         return []
     wait_ns = max(rank.per_step_ns("straggler") for rank in facts.ranks)
@@ -54,7 +56,8 @@ def unlike_ranks(facts: RunFacts) -> list[Unlike]:
         chosen = [
             rank
             for rank, own in zip(ranks, sign * longer, strict=True)
-            if own.mean() >= max(EXPLAINS_RATIO * wait_ns, _CLEARLY * noise_of(own))
+            if rank not in cut
+            and own.mean() >= max(EXPLAINS_RATIO * wait_ns, _CLEARLY * noise_of(own))
             and stands_out_of_noise(own, len(ranks))
         ]
         if 0 < len(chosen) <= len(ranks) // 2:

@@ -1,0 +1,203 @@
+"""What the host does after a blocking call has drained its device, in made-up files of torch.profiler."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from importers.kineto_files import device, host, launch, step, write
+
+import stashtrace
+from stashtrace.analysis.findings import summarize
+from stashtrace.errors import DataLossWarning
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
+from stashtrace.summary.text import summary
+
+MS = 1000.0  # stamps of the files are us
+#: Work of a device in each step, the transfer of its all-reduce, and how long a launch takes.
+COMPUTE, TRANSFER, LAUNCH = 20 * MS, 2 * MS, 10.0
+
+Extra = Callable[[int, int], float]
+
+
+def _none(rank: int, number: int) -> float:
+    return 0.0
+
+
+def job(
+    folder: Path,
+    *,
+    ranks: int = 2,
+    steps: int = 12,
+    python: Extra = _none,
+    name: str = "",
+    pieces: Mapping[int, int] | None = None,
+    cut: Mapping[int, float] | None = None,
+) -> Trace:
+    """Ranks that launch a kernel and an all-reduce in each step, then wait for their devices.
+
+    Parameters
+    ----------
+    folder : Path
+    ranks, steps : int
+    python : callable
+        Milliseconds for which the host of a rank does something else at the begin of a step.
+    name : str
+        Annotation around that.
+    pieces : mapping of int to int
+        Rank -> into how many kernels its work is divided, with a blocking call and as much of ``python`` before each.
+    cut : mapping of int to float
+        Rank -> part of its file that is there.
+    """
+    events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
+    begin, key = 0.0, 0
+    for number in range(steps):
+        entered, calls = [], []
+        for rank in range(ranks):
+            mine, now, count = events[rank], begin, (pieces or {}).get(rank, 1)
+            for piece in range(count):
+                extra = python(rank, number) * MS / count
+                if extra and name:
+                    mine.append(host(name, now, extra, cat="user_annotation"))
+                now += extra
+                key += 1
+                mine += [launch(key, now, LAUNCH), device("gemm", now + LAUNCH, COMPUTE / count, correlation=key)]
+                now += LAUNCH + COMPUTE / count
+                if piece < count - 1:
+                    key += 1
+                    since = now - COMPUTE / count
+                    mine.append(launch(key, since, now - since, name="cudaStreamSynchronize"))
+            entered.append(now)
+            key += 1
+            calls.append(key)
+        end = max(entered) + TRANSFER
+        for rank in range(ranks):
+            enter = entered[rank]
+            talk = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20}
+            talk |= {"Group size": ranks, "dtype": "Float", "Process Group Name": "0", "Seq": number}
+            talk |= {"Process Group Ranks": str(list(range(ranks)))}
+            key += 1
+            events[rank] += [
+                launch(calls[rank], enter - COMPUTE / 2, LAUNCH),
+                device(
+                    "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                    enter,
+                    end - enter,
+                    stream=20,
+                    correlation=calls[rank],
+                    **talk,
+                ),
+                launch(key, enter - COMPUTE / 4, end - enter + COMPUTE / 4 + 5, name="cudaStreamSynchronize"),
+                step(number, begin, end + 5 - begin),
+            ]
+        begin = end + 5
+    for rank, mine in enumerate(events):
+        info = {"backend": "nccl", "rank": rank, "world_size": ranks}
+        mine.sort(key=lambda event: float(event["ts"]))
+        devices = [{"id": 0, "name": "H100"}]
+        path = write(folder / f"rank{rank}.json", mine, distributedInfo=info, deviceProperties=devices)
+        text = path.read_bytes()
+        path.write_bytes(text[: int(len(text) * (cut or {}).get(rank, 1.0))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        return stashtrace.load(folder)
+
+
+def _verdicts(trace: Trace) -> list[dict[str, Any]]:
+    return [row for row in document(summarize(trace))["findings"] if row["section"] == "verdict"]
+
+
+def _said(trace: Trace) -> str:
+    return " ".join(summary(trace).split())
+
+
+def test_the_host_is_the_cause_where_all_ranks_drain_their_devices_alike(tmp_path: Path) -> None:
+    trace = job(tmp_path, ranks=4, python=lambda rank, number: 40.0 if rank == 3 else 0.0)
+    first, second = _verdicts(trace)[:2]
+    assert first["text"] == (
+        "the device of rank 3 waits 40.0 ms a step (65 %) for its host, which does something else between a blocking"
+        " call and the next launch"
+    )
+    assert (first["kind"], first["cause_kind"], first["ranks"]) == ("host", "launch", "3")
+    assert abs(first["stall_ns"] - 40e6) < 0.1e6
+    said = first["evidence_text"]
+    assert any("cudaStreamSynchronize" in line and "1 a step" in line and "for 40.0 ms a step" in line for line in said)
+    assert "the other ranks make 1 of these calls a step" in said
+    assert any(line.startswith("what the host does then is not in the recording") for line in said)
+    assert second["text"].startswith("rank 3 has its device idle 40.0 ms a step longer than the others")
+    assert any(
+        "its device waited 40.0 ms longer" in line and "its host to launch" in line for line in second["evidence_text"]
+    )
+
+
+def test_the_annotation_in_which_the_host_is_has_its_name(tmp_path: Path) -> None:
+    trace = job(tmp_path, python=lambda rank, number: 40.0 if rank == 0 else 0.0, name="push_metrics")
+    first, second = _verdicts(trace)[:2]
+    assert first["text"] == (
+        "the device of rank 0 waits 40.0 ms a step (65 %) for its host, which is in push_metrics between a blocking"
+        " call and the next launch"
+    )
+    assert first["call"] == "push_metrics"
+    assert second["text"].startswith(
+        "rank 0 has its device idle 40.0 ms a step longer than rank 1 because its host is in push_metrics"
+    )
+    assert _said(trace).startswith("the device of rank 0 waits 65 % of a step: its host is in push_metrics")
+
+
+def test_one_who_makes_more_blocking_calls_than_others_is_told_how_many(tmp_path: Path) -> None:
+    trace = job(tmp_path, python=lambda rank, number: 40.0 if rank == 0 else 0.0, pieces={0: 10})
+    first = _verdicts(trace)[0]
+    assert "between blocking calls (10 a step) and the next launches" in first["text"]
+    assert "rank 1 makes 1 of these calls a step" in first["evidence_text"]
+
+
+@pytest.mark.parametrize("name", ["save_checkpoint", "Trainer.save_checkpoint", "checkpoint"])
+def test_a_checkpoint_is_called_one(tmp_path: Path, name: str) -> None:
+    every_fourth: Extra = lambda rank, number: 160.0 if rank == 0 and number % 4 == 3 else 0.0  # noqa: E731
+    trace = job(tmp_path, steps=24, python=every_fourth, name=name)
+    first, second = _verdicts(trace)[:2]
+    assert first["text"].startswith("rank 0 saves checkpoints 42.1 ms a step longer than rank 1; rank 1 waits 42.1 ms")
+    assert second["text"].startswith("checkpoints stop rank 0 for 42.1 ms a step on average")
+    assert "5 checkpoints in these steps, 160 ms on average" in second["evidence_text"]
+    assert "by turns" not in _said(trace)
+
+
+def test_a_rank_that_is_late_in_every_fourth_step_stands_out(tmp_path: Path) -> None:
+    every_fourth: Extra = lambda rank, number: 160.0 if rank == 0 and number % 4 == 3 else 0.0  # noqa: E731
+    late = next(row for row in _verdicts(job(tmp_path, steps=24, python=every_fourth)) if row["kind"] == "late")
+    assert late["cause_rank"] == 0
+    assert late["text"].startswith("rank 0 has its device idle 42.1 ms a step longer than rank 1")
+
+
+def test_one_root_in_few_steps_is_said_and_blamed_for_nothing(tmp_path: Path) -> None:
+    now_and_then: Extra = lambda rank, number: 160.0 if rank == 0 and number in (6, 7, 11, 14, 22) else 0.0  # noqa: E731
+    late = next(row for row in _verdicts(job(tmp_path, steps=24, python=now_and_then)) if row["kind"] == "late")
+    assert late["cause_rank"] == -1
+    assert late["text"].endswith("all of it for rank 0, in 5 of 19 steps: too few to tell whether that is chance")
+    assert late["evidence_text"][0].startswith("rank 0 has its device idle 42.1 ms a step longer than rank 1")
+
+
+def test_idle_time_of_a_cut_file_is_no_finding(tmp_path: Path) -> None:
+    trace = job(tmp_path, ranks=4, cut={2: 0.65})
+    said = _said(trace)
+    assert not [row for row in _verdicts(trace) if row["kind"] in ("host", "other", "late")]
+    assert "rank2.json ends early" in said
+    assert "idle time of its device may be work that the cut took" in said
+    assert "did not make the same number of steps" not in said
+    # The step in which the file ends is not one of those that are counted.
+    assert "step 7: that step is not counted" in said
+
+
+def test_a_host_of_a_cut_file_is_not_blamed(tmp_path: Path) -> None:
+    slow: Extra = lambda rank, number: 40.0 if rank == 1 else 0.0  # noqa: E731
+    whole, cut = job(tmp_path / "whole", python=slow), job(tmp_path / "cut", python=slow, cut={1: 0.7})
+    assert [row["kind"] for row in _verdicts(whole)][:2] == ["host", "late"]
+    assert not [row for row in _verdicts(cut) if row["kind"] in ("host", "other")]
+    late = next(row for row in _verdicts(cut) if row["kind"] == "late")
+    assert late["text"].startswith("rank 1 comes last")
+    assert "what rank 1 does longer than the others is not in the recording" in late["evidence_text"]
