@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.blocking import KNOWN_CALLS, blocked_calls
+from stashtrace.analysis.findings.blocking import blocked_calls
 from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.changes import changes_of
 from stashtrace.analysis.findings.rows import BUDGETS
