@@ -173,6 +173,14 @@ def test_long_waits_in_three_steps_prove_nothing() -> None:
     assert row(trace)["cause_rank"] == -1
 
 
+def test_a_rank_that_is_late_in_every_other_step_is_named() -> None:
+    """As with one slow worker of two: the steps vary by as much as the rank is late, and it alone makes them."""
+    noise = noisy(4, 0.2)
+    trace = data_parallel(lambda s, r: noise(s, r) + (150 if r == 1 and s % 2 else 0), steps=65)
+    assert re.match(r"rank 1 computes 7[4-7]\.\d ms a step longer than rank 0", late(trace).text)
+    assert row(trace)["cause_rank"] == 1
+
+
 def test_two_ranks_that_sleep_by_turns_are_both_said_to_sleep() -> None:
     found = late(data_parallel(lambda step, rank: 20.0 if step % 2 == rank else 0.0, kind="sleep"))
     assert "wait for each other by turns" in found.text

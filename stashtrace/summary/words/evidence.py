@@ -445,7 +445,7 @@ def _epochs_workers_end(row: Row, f: Finding) -> str:
 def _late_often_of_worst(row: Row, f: Finding) -> str:
     times, of = row["items_count"], row["of_count"]
     which = f"all {of} steps" if times == of else f"{times} of the {of} steps"
-    return f"rank {row['rank']} makes most of the waiting in {which} with much of it"
+    return f"rank {row['rank']} makes most of the waiting in {which} with long waits"
 
 
 def _checkpoints(row: Row, f: Finding) -> str:

@@ -40,6 +40,8 @@ _OF_TWO_RATIO = 2 / 3
 _NEARLY_ALL_RATIO = 0.9
 #: A rank is late again and again if chance would make it so with less than this probability.
 _BY_CHANCE = 0.02
+#: No chance makes it so.
+_NEVER_BY_CHANCE = 1e-6
 #: Things that a step does not need: each is named wherever it makes others wait, however seldom.
 _ACTS = ("fetch", "checkpoint", "gc", "sleep", "h2d")
 #: Unless another rank's acts make others wait for this part of it as well: then they do so by turns.
@@ -208,7 +210,9 @@ def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
     most = own >= 0.5 * whole
     times, trials = int(np.count_nonzero(most & large)), int(np.count_nonzero(large))
     by_chance = ranks * chance(times, trials, ranks)
-    return by_chance < _BY_CHANCE and 2 * times > trials and lead.mean() > noise_of(lead)
+    # Half of the steps long and half short, as with one slow worker of two, are no noise where one rank makes them all.
+    alone = by_chance < _NEVER_BY_CHANCE and share >= _NEARLY_ALL_RATIO
+    return by_chance < _BY_CHANCE and 2 * times > trials and (alone or lead.mean() > noise_of(lead))
 
 
 def _changes_with_time(facts: RunFacts, found: Blame, row: int) -> bool:
