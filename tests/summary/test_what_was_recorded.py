@@ -69,7 +69,7 @@ def test_who_is_late_is_not_measured_where_ranks_are_missing(tmp_path: Path) -> 
     assert "measured: data, link, late," in words(stashtrace.load(tmp_path))
 
 
-@pytest.mark.parametrize(("after_ms", "told"), [(5, "5.00 ms each in later calls on their files"), (0, "on average$")])
+@pytest.mark.parametrize(("after_ms", "told"), [(5, "5.00 ms each in other calls on their files"), (0, "on average$")])
 def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
     build = TraceBuilder()
     rank, now = build.rank(0), 0

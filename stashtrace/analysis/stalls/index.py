@@ -127,6 +127,7 @@ class IoRows:
     is_receive: np.ndarray
     is_blocked: np.ndarray
     flags: np.ndarray
+    is_open: np.ndarray
 
 
 def blocked_by_guess(trace: Trace) -> frozenset[int]:
@@ -318,6 +319,7 @@ class TraceIndex:
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
             is_blocked=blocked,
             flags=flags,
+            is_open=np.isin(op, (IoOp.OPEN, IoOp.FOPEN)),
         )
 
     @cached_property

@@ -21,7 +21,7 @@ from stashtrace.analysis.stalls.collectives import (
     in_flight_heads,
     own_collectives,
 )
-from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.index import READ_OPS, Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.updates import runs_closure
 from stashtrace.schema.groupby import GroupBy
@@ -72,8 +72,11 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     saving = TimeSet.of(begin[saves], end[saves])
 
     io, own = index.io, index.io_by_track.rows(thread.track_id)
-    reads = io.is_storage[own] & io.is_read[own]
-    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], _paths_written(index, thread, saving))
+    saved, outputs = _paths_written(index, thread, saving)
+    # Who opens a file to write it reads nothing: that the old one is cut to nothing may take as long as a write.
+    opens_output = io.is_open[own] & np.isin(io.path[own], outputs)
+    reads = io.is_storage[own] & io.is_read[own] & ~opens_output
+    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], saved)
     foreign = io.is_blocked[own] & ~reads & ~commits
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
@@ -209,14 +212,19 @@ def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False)
     return TimeSet.of_rows(spans, chosen)
 
 
-def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> Int64:
-    """Return codes of files that the thread's checkpoints wrote; a later fsync or rename belongs to the checkpoint."""
+def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:
+    """Return codes of files that the thread's checkpoints wrote, and of those that it writes and does not read.
+
+    An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter.
+    """
     io = index.trace.notable_io
     own = rows_of(io["track_id"], thread.track_id)
-    writes = np.isin(io["op_code"][own], _WRITE_OPS) & (io["path_code"][own] != index.trace.strings.find(""))
-    begin = io["begin_ns"][own][writes]
-    inside = intervals.locate(saving.begin, saving.end, begin) >= 0
-    return np.unique(int64(io["path_code"][own][writes][inside]))
+    op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
+    writes = np.isin(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
+    inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
+    fetches = np.isin(op, READ_OPS) & ~np.isin(op, (IoOp.OPEN, IoOp.FOPEN))
+    written = np.unique(int64(path[writes]))
+    return np.unique(int64(path[writes][inside])), np.setdiff1d(written, path[fetches])
 
 
 # Time of the step thread between its phases: how much of it the thread ran, by its own clocks at the boundaries.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
@@ -122,7 +123,7 @@ def first_changes(trace: Trace) -> Table:
     with contextlib.suppress(MissingDataError):  # a job without such buckets
         buckets = gradient_buckets(trace, graph)
     answers = single_changes(graph, buckets=buckets)
-    if not len(trace.waits):  # whether time without a record was a wait is not known
+    if is_imported(trace):  # whether time without a record was a wait is not known
         answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
     chosen = _chosen(graph, answers, buckets)
     if not chosen:

@@ -450,7 +450,7 @@ def _late_often_of_worst(row: Row, f: Finding) -> str:
 
 def _checkpoints(row: Row, f: Finding) -> str:
     count = counted(row["items_count"], "checkpoint")
-    after = f", and {duration_text(row['low_ns'])} each in later calls on their files" if row["low_ns"] > 0 else ""
+    after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
 
