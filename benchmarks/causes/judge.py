@@ -40,6 +40,8 @@ WRONG_BLAME, FALSE = "blames another", "false sentence"
 _RANKS = r"\branks?\s+(\d+(?:\s*[-–]\s*\d+)?(?:\s*(?:,|and)\s*\d+(?:\s*[-–]\s*\d+)?)*)"
 _AWAITED = re.compile(r"\bwait(?:s|ing|ed)?\b.*?\bfor\b.*?" + _RANKS + r"|\btraces? back to " + _RANKS)
 _LENGTH = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s*(us|µs|ms|s)\b")
+#: Of a time that is said whole before, the part in one call: "fsync() 16.9 ms".
+_PART = re.compile(r"\b\w+\(\) \d[\d,]*(?:\.\d+)?\s*(?:us|µs|ms|s)\b")
 _UNIT_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
 _NOBODY = re.compile(r"\balternat|\bin turns?\b|\btransfers?\b|\bcompute bound\b|\bbubble\b(?!.*\bstage \d)")
 
@@ -143,6 +145,7 @@ def _named_ranks(text: str, awaited: re.Match[str] | None) -> set[int]:
 def lengths_ms(head: str) -> list[tuple[float, float]]:
     """Return the lengths of time that a head says, each with its bounds."""
     found: list[tuple[float, float]] = []
+    head = _PART.sub("", head)
     # "is blocked 25 ms a step, 20 ms of it asleep" says 20 ms of the cause.
     matches = [match for match in _LENGTH.finditer(head) if head.startswith(" of it", match.end())]
     matches = matches or list(_LENGTH.finditer(head))

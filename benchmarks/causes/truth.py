@@ -66,6 +66,9 @@ def _amounts(
         most = max(values)
         amounts[f"{name} of rank {rank}"] = _mean(values)
         amounts[f"{name} of rank {rank} where it happens"] = _mean([v for v in values if v >= HAPPENS_RATIO * most])
+        if len(values) > 1:
+            slope = statistics.linear_regression(range(len(values)), values).slope
+            amounts[f"growth of {name} of rank {rank} over the run"] = slope * (len(values) - 1)
         if usual:
             amounts[f"{name} of rank {rank} more than the others"] = _mean(values) - usual
     if len(cause.ranks) < len(clocks):

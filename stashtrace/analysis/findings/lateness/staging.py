@@ -35,7 +35,7 @@ _IS_BUBBLE_RATIO = 0.5
 #: Work of the ranks of one stage that varies by more than this part within a step is worth a sentence.
 _UNEVEN_RATIO = 0.05
 #: Groups of time in which a rank waits for another or moves data: they are not its work.
-_NO_WORK = ("late", "link", "host", "cpu_contention")
+_NO_WORK = ("late", "link", "cpu_contention")
 
 
 @dataclass(frozen=True, slots=True)
