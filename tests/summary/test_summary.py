@@ -42,8 +42,8 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
   ▶ rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches
       its worker takes 57.0 ms to make a batch: 44.0 ms of it on the CPU
         (decoding, transforming, collating), 13.0 ms blocked in storage
-      blocked reads moved 40.0 MB/s, mostly from train-0117.tar; the median one
-        took 13.0 ms
+      blocked reads moved 40.0 MB/s, mostly from train-0117.tar; one takes 13.0
+        ms on average
   ▶ rank 0 waits 57.0 ms a step longer than rank 1 for batches; rank 1 waits
     57.0 ms a step (63 %) for it in all-reduce
       rank 0 makes most of the waiting in 7 of 7 steps

@@ -22,7 +22,7 @@ from stashtrace.schema.kinds import ProcessRole
 from stashtrace.units import ranks_text
 
 #: Waits for a CPU are noted from the first share of the step on; from the second on they are a verdict.
-_NOTED_RATIO, _VERDICT_RATIO = 0.05, 0.2
+_NOTED_RATIO, WAITS_MATTER_RATIO = 0.05, 0.2
 #: A thread that could run for this part of the time takes part in the computation.
 _BUSY_RATIO = 0.1
 #: Workers matter if they are this part of the threads that could run.
@@ -76,7 +76,7 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
         items_count=len(crowded),
         share_ratio=worst.contention_ratio,
     )
-    if worst.contention_ratio <= _VERDICT_RATIO:
+    if worst.contention_ratio <= WAITS_MATTER_RATIO:
         return [claim]
     rows = _reasons(facts, worst)
     cause = next((_CAUSES[row.code] for row in rows if row.code in _CAUSES), "")

@@ -21,6 +21,7 @@ from stashtrace.analysis.findings.blocking import (
     reads_outside_batches,
     time_of_kind,
 )
+from stashtrace.analysis.findings.crowding import WAITS_MATTER_RATIO
 from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.file_claims import file_claims, without_files
 from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
@@ -199,6 +200,8 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         *_transfers(facts, worst),
         *devices.bus_bandwidth(facts.trace, worst, facts.tables["steps"]),
     ]
+    if worst.contention_ratio > WAITS_MATTER_RATIO:
+        rows.append(Evidence("transfers_share_cpus", "hidden", rank=worst.rank, part_ratio=worst.contention_ratio))
     place = "network" if between_hosts else "interconnect" if place_known else "unknown"
     call = next((row.name for row in rows if row.code == "bus_bandwidth"), "")
     return [replace(claim, cause_kind=place, call=call, evidence=tuple(rows))]

@@ -506,6 +506,9 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
     "fewer_threads": _fewer_threads,
     "ranks_share_cpus": _ranks_share_cpus,
+    "transfers_share_cpus": _filled(
+        "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it is that"
+    ),
     "workers_hold_cpus": _workers_hold_cpus,
     "idle_cpus": _filled(
         "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"

@@ -69,6 +69,8 @@ def _late(f: Finding) -> str:
     work = f.first("late_surplus") or f.first("late_surplus_before")
     if work is not None:
         return f"rank {work['rank']} {surplus(work, peers_of(work))}; {_waits('for it')(f)}"
+    if f.first("slow_rank") is not None or f.first("slow_stage") is not None:
+        return verdict_text(f, steps=False).partition("; ")[0]  # who waits for it is not said
     rank = f.row["cause_rank"]
     return _waits(f"for rank {rank}" if rank >= 0 else "for other ranks")(f)
 
