@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 from builders import MS, TraceBuilder, trace_from_text
+from corpus import corpus
 from importers.kineto_files import device, host, launch, rank_of_two, write
 from summary.scenes import job, row_texts, verdicts, worded
 
 import stashtrace
+from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.document import document
 from stashtrace.summary.text import summary
 
 EVENTS = [
@@ -165,3 +168,16 @@ def test_many_ranks_are_cut() -> None:
 def test_one_loss_is_no_several(count: int, told: str) -> None:
     (text,) = worded(Claim("loss", "darshan", name="impossible_numbers", items_count=count))
     assert text == f"{told} (darshan)"
+
+
+def test_of_a_recording_without_steps_nothing_is_said_of_a_step() -> None:
+    shown = document(summarize(stashtrace.load(corpus("kineto/one_gpu/alexnet.json.gz"))))
+    verdicts = [row for row in shown["findings"] if row["section"] == "verdict"]
+    said = [
+        shown["headline"],
+        *(row["text"] for row in verdicts),
+        *(t for row in verdicts for t in row["evidence_text"]),
+    ]
+    assert verdicts[0]["text"] == "the device of rank 0 has no work in the recording for 30.5 s (70 %) at its begin"
+    assert "cudaFree on thread 2869224 (python3.10): 15 in all, during 6.55 s of that" in said
+    assert not [text for text in said if " a step" in text]

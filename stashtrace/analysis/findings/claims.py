@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stashtrace.analysis.findings.crowding import contention_claims
@@ -60,6 +62,9 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     )
     if facts.ranks:
         claims = in_steps(facts, claims)
+        if one_recording(trace):
+            whole = Evidence("whole_recording", "steps")
+            claims = [replace(c, evidence=(*c.evidence, whole)) if c.section == "verdict" else c for c in claims]
         claims += change_claims(facts.tables["over_time"], np.unique(trace.batches["rank"]).tolist())
     else:
         known = lost or any(claim.kind == "hung" for claim in ending)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.summary.words.claims import CLAIMS, loss, verdict_text
 from stashtrace.summary.words.evidence import COSTLIEST, EVIDENCE, JOINERS
-from stashtrace.summary.words.parts import Finding
+from stashtrace.summary.words.parts import Finding, of_recording
 
 
 def claim_text(finding: Finding) -> str:
@@ -30,7 +30,7 @@ def evidence_texts(finding: Finding) -> list[str]:
         words = EVIDENCE.get(row["code"])
         if words is None:
             continue
-        text, joiner = words(row, finding), JOINERS.get(row["code"], "")
+        text, joiner = of_recording(finding, words(row, finding)), JOINERS.get(row["code"], "")
         if not text:
             continue
         if joiner and sentences:

@@ -20,6 +20,7 @@ from stashtrace.summary.words.parts import (
     lost,
     lost_amount,
     number,
+    of_recording,
     operation,
     plural,
     ranks,
@@ -326,7 +327,7 @@ def verdict_text(f: Finding, *, steps: bool = True) -> str:
     Without ``steps`` it does not say in which steps its time lies.
     """
     words = file_claim if f.first("on_file") is not None else CLAIMS[f.row["kind"]]
-    text = words(f) + (steps_of_time(f) if steps else "")
+    text = of_recording(f, words(f)) + (steps_of_time(f) if steps else "")
     return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
 
 

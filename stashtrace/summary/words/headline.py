@@ -12,7 +12,7 @@ from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.over_time import steps_of_time
-from stashtrace.summary.words.parts import Finding, plural, ranks, share, verb
+from stashtrace.summary.words.parts import Finding, of_recording, plural, ranks, share, verb
 from stashtrace.units import percent_text, shortened
 
 #: Longest headline, in characters.
@@ -43,7 +43,7 @@ def _forms(f: Finding) -> Iterator[str]:
     yield verdict_text(f)
     whole = verdict_text(f, steps=False)
     short = _SHORT.get("on_file" if f.first("on_file") is not None else f.row["kind"])
-    said = short(f) if short is not None else ""
+    said = of_recording(f, short(f)) if short is not None else ""
     said = f"in {f.row['name']} steps, {said}" if said and f.row["name"] else said
     texts = [text for text in (whole, said, said.partition("; ")[0]) if text]
     yield from (f"{text}{where}" for text in texts)  # a mean is not said without the steps that it is of

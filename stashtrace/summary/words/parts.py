@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,14 @@ def share(row: Row) -> str:
         return f"{share} on rank {row['rank']}" if row["items_count"] > 1 else share
     most, least = percent_text(row["share_ratio"]), percent_text(row["least_ratio"])
     return most if most == least else f"{least.removesuffix(' %')} to {most}"
+
+
+def of_recording(f: Finding, text: str) -> str:
+    """Return what is said of a step; if no step was marked it is said of the recording, which counts as one."""
+    if f.first("whole_recording") is None:
+        return text
+    text = re.sub(r"\b(\d+ (?:ns|us|ms|s|min|h)|\d[\d.,]* (?:ns|us|ms|s)) a step\b", r"\1", text)
+    return text.replace("of a step", "of the recording").replace(" a step", " in all")
 
 
 def lost(row: Row) -> str:
