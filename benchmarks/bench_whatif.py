@@ -66,6 +66,7 @@ def main() -> int:
     for line in (*(page.totals(own) for own in (rows, apart, faults) if own), noise):
         print(line)
     command = f"python benchmarks/bench_whatif.py --runs DIR --repeat {options.repeat}"
+    command += f" --only {' '.join(options.only)}" if options.only else ""
     command += " --faults DIR2" if options.faults else ""
     figures = {
         "predictions": [as_row(row) for row in rows],
@@ -75,34 +76,39 @@ def main() -> int:
         "spread_ratio": differ,
     }
     facts, versions = harness.machine(), harness.versions("torch")
-    harness.write_result("whatif", figures, command=command, modules=("numpy", "torch"), folder=options.out)
+    # Jobs that were held apart, recorded alone, have a page of their own beside that of all others.
+    name = "whatif" if rows or faults else "whatif_apart"
+    harness.write_result(name, figures, command=command, modules=("numpy", "torch"), folder=options.out)
     lines = [
-        "# What-if predictions",
+        "# What-if predictions" if rows or faults else "# What-if predictions of jobs that were held apart",
         "",
         (__doc__ or "").split("\n\n")[2].replace("\n", " ").split(" ``--faults``")[0],
         "",
         f"`{command}`, commit {versions['commit']}, {facts['cores_count']} cores of {facts['cpu']}"
         f"{' (virtual)' if facts['virtual'] else ''}, torch {versions['torch']}",
         "",
-        f"**{page.totals(rows)}; {noise}.**",
-        "",
-        *page.by_kind(rows),
-        "",
-        *REMARKS,
-        "",
-        "## The run as it was",
-        "",
-        "The example in five shapes, replayed without a change; the worst of its recordings.",
-        "",
-        *page.shapes(replays),
-        "",
-        "## All predictions",
-        "",
-        *page.all_rows(rows, differ),
     ]
+    if rows:
+        lines += [
+            f"**{page.totals(rows)}; {noise}.**",
+            "",
+            *page.by_kind(rows),
+            "",
+            *REMARKS,
+            "",
+            "## The run as it was",
+            "",
+            "The example in five shapes, replayed without a change; the worst of its recordings.",
+            "",
+            *page.shapes(replays),
+            "",
+            "## All predictions",
+            "",
+            *page.all_rows(rows, differ),
+            "",
+        ]
     if apart:
         lines += [
-            "",
             "## Jobs that were held apart",
             "",
             "No constant of the replay was chosen by these: bursts, passes that start their workers anew, ranks that"
@@ -111,10 +117,10 @@ def main() -> int:
             f"**{page.totals(apart)}.**",
             "",
             *page.all_rows(apart, differ),
+            "",
         ]
     if faults:
         lines += [
-            "",
             "## Jobs with a fault, predicted without it",
             "",
             "Faulty jobs of `python benchmarks/bench_faults.py --runs DIR2`, beside jobs of the same loop, ranks and"
@@ -124,7 +130,7 @@ def main() -> int:
             "",
             *page.all_rows(faults, {}),
         ]
-    (options.out / "whatif.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (options.out / f"{name}.md").write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
     return 0
 
 
