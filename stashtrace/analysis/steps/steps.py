@@ -31,8 +31,9 @@ from stashtrace.schema.trace import Trace, kept_with_trace
 #: Steps at the head of a run that are left out by default, and the length that marks further ones.
 WARMUP_STEPS, WARMUP_FACTOR = 5, 3
 
-#: The first step of a short recording holds what came before it, the last one may be cut: they are no steps like the
-#: others where they are longer than these by the first factor, or shorter than by the second.
+#: The first step of a short recording holds what came before it, the last one may be cut, or hold what comes once at
+#: the end: the first is no step like the others where it is longer than these are in the middle by the first factor,
+#: the last where it is shorter than the shortest by the second, or longer than the longest by the third.
 _EDGE_FACTORS = (1.5, 0.2, 3.0)
 
 #: A number of more digits is damage: added to another one it might not fit 64 bits.
@@ -373,8 +374,8 @@ def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], upda
             inner = int(np.median(slowest[max(keep, 1) : -1]))
             if keep == 0 and slowest[0] > _EDGE_FACTORS[0] * inner:
                 left_out |= by_step.number == 0
-            longest = int(slowest[max(keep, 1) : -1].max())
-            if slowest[-1] < _EDGE_FACTORS[1] * inner or slowest[-1] > _EDGE_FACTORS[2] * longest:
+            others = slowest[max(keep, 1) : -1]
+            if not _EDGE_FACTORS[1] * others.min() <= slowest[-1] <= _EDGE_FACTORS[2] * others.max():
                 left_out |= by_step.number == len(by_step) - 1
         marks[chosen] = left_out
     return marks

@@ -33,6 +33,9 @@ def loop(*lengths: list[int]) -> Trace:
         ([49, 19, 19, 18, 1], [1, 0, 0, 0, 1]),
         ([49, 19], [0, 0]),
         ([10] * 20 + [1], [1] * 5 + [0] * 15 + [1]),
+        ([10] * 20 + [40], [1] * 5 + [0] * 15 + [1]),  # what comes once, at the end
+        ([10] * 20 + [25], [1] * 5 + [0] * 16),
+        ([150, 12] * 10, [1] * 5 + [0] * 15),  # the last is like every other one
     ],
 )
 def test_edges_that_are_not_like_the_others_are_left_out(lengths: list[int], left_out: list[int]) -> None:
