@@ -2,7 +2,7 @@
 
     shift    the ranks of the values inside an arc of steps against those outside (circular binary segmentation)
     drift    a line (Theil and Sen) that explains a staircase of shifts better than the stairs do
-    period   long steps at every P-th place: more of them than chance puts there
+    period   long steps at every P-th place: more of them than chance puts there; or half of the steps, by turns
 
 All thresholds are of chance (what exchangeable noise of any distribution does in one of thousands of runs) and of
 effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has. Of series too
@@ -21,7 +21,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.short import SHORT, clear_arc, clear_line, is_periodic
+from stashtrace.analysis.findings.over_time.short import SHORT, clear_arc, clear_line, is_clear, is_periodic
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,6 +41,8 @@ _PERIOD_CHANCE = 1e-4
 _TIMES, _KEPT = 4, 0.75
 #: A long step of a period is longer than the usual one by this part, and by so many deviations.
 _LONG, _DEVIATIONS = 0.1, 5.0
+#: Periods of which half the steps are long; these are so in each of that many parts of the series.
+_TURNS, _PARTS = (2, 4, 6, 8), 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,21 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Steps ``first``, ``first + every``, ... are longer by ``excess``; ``count`` of ``places`` are."""
+    """Steps ``first``, ``first + every``, ... are longer by ``excess``; ``count`` of ``places`` are.
+
+    And so are as many steps after each of them as make ``width`` together.
+    """
 
     every: int
     first: int
     count: int
     places: int
     excess: float
+    width: int = 1
+
+    def holds(self, count: int) -> npt.NDArray[np.bool_]:
+        """Return which of so many steps are those of the period."""
+        return np.asarray((np.arange(count) - self.first) % self.every < self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +185,15 @@ def _matters(one: Floats, other: Floats) -> bool:
     usual = min(float(np.median(one)), float(np.median(other)))
     if difference < _WORTH_SAYING * max(usual, 1.0):
         return False
+    ordered = _ordered(one, other)
+    return max(ordered, 1 - ordered) >= _TOLD_APART
+
+
+def _ordered(one: Floats, other: Floats) -> float:
+    """Return the share of pairs of steps of which that of ``one`` is longer; of equal ones half counts."""
     below = np.searchsorted(np.sort(other), one, side="left").mean() / len(other)
     up_to = np.searchsorted(np.sort(other), one, side="right").mean() / len(other)
-    ordered = (below + up_to) / 2
-    return bool(max(ordered, 1 - ordered) >= _TOLD_APART)
+    return float((below + up_to) / 2)
 
 
 def _refined(values: Floats, place: int, size: int) -> int:
@@ -266,7 +281,48 @@ def period(values: Floats, found: list[Stretch]) -> Period | None:
                 inside = np.arange(count) % every == first
                 excess = float(np.median(rest[inside]) - np.median(rest[~inside]))
                 best = (chance, Period(every, first, times, places, excess))
-    return best[1] if best is not None else None
+    waves = [wave for wave in (best and best[1], _by_turns(rest, usual)) if wave is not None]
+    return max(waves, key=lambda wave: wave.excess * wave.places, default=None)
+
+
+def _by_turns(rest: Floats, usual: float) -> Period | None:
+    """Return the period of which half the steps are long; None if there is none.
+
+    Long and short ones are the two halves of the values then, and no deviation from the median tells them from noise.
+    The mean of the values, with the sign that the period gives them, does. Noise that alternates of itself lasts under
+    these signs; it also changes its turn, so that each part of the series is looked at.
+    """
+    count, scores = len(rest), _scores(rest)
+    best: tuple[float, Period] | None = None
+    for every in _TURNS:
+        if count // every < _TIMES:
+            break
+        for first in range(every):
+            wave = Period(every, first, 0, 0, 0.0, every // 2)
+            signed = np.where(wave.holds(count), scores, -scores)
+            beyond = float(signed.sum()) / math.sqrt(count * _lasting(signed - signed.mean()))
+            if best is None or beyond > best[0]:
+                best = beyond, wave
+    if best is None:
+        return None
+    beyond, wave = best
+    at = wave.holds(count)
+    long, short = rest[at], rest[~at]
+    excess = float(np.median(long) - np.median(short))
+    if excess < _LONG * max(usual + float(np.median(short)), 1.0):
+        return None
+    in_turn = all(
+        _ordered(rest[part][at[part]], rest[part][~at[part]]) >= _TOLD_APART
+        for part in np.array_split(np.arange(count), _PARTS)
+        if 0 < np.count_nonzero(at[part]) < len(part)
+    )
+    by_chance = beyond < _BEYOND_CHANCE and not (
+        count < SHORT and is_clear(long, short, usual) and is_periodic(count, len(long), wave.every, count // _TIMES)
+    )
+    if by_chance or not in_turn:
+        return None
+    times = int(np.count_nonzero(long > np.median(short) + excess / 2))
+    return Period(wave.every, wave.first, times, len(long), excess, wave.width)
 
 
 def _by_chance(count: int, long: int, places: int, times: int) -> float:

@@ -73,6 +73,12 @@ def clear_line(values: Floats) -> tuple[float, float] | None:
     return slope, start
 
 
+def is_clear(long: Floats, short: Floats, usual: float) -> bool:
+    """Return True if a wide gap parts all long values, given as what they differ from ``usual``, from all short."""
+    rest = np.concatenate([long - np.median(long), short - np.median(short)])
+    return float(long.min() - short.max()) >= _GAP * _deviation(rest, np.array([usual]))
+
+
 def by_chance_all(count: int, places: int, every: int) -> float:
     """Return a bound of the probability that steps are long at all of every so many places, and nowhere else.
 
