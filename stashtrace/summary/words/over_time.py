@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stashtrace.analysis.findings.over_time.in_steps import NOTHING_RATIO
+from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.summary.words.on_file import doing
 from stashtrace.summary.words.parts import Finding, Row, counted, ranks_named
 from stashtrace.units import duration_text, percent_text, shortened
 
@@ -21,6 +24,8 @@ _VERBS = {
     "python": (("spends", "spend"), "{more} in code of the loop outside forward, backward and optimizer"),
     "reads": (("is blocked", "are blocked"), "{longer} in reads of files"),
     "other": (("is blocked or asleep", "are blocked or asleep"), "{longer}"),
+    "together": (("works", "work"), "{longer}, in several kinds of time"),
+    **{kind: (("spends", "spend"), f"{{more}} in {kind} steps before it") for kind in QUIET_KINDS},
 }
 _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
 
@@ -32,9 +37,12 @@ def _whose(f: Finding) -> str:
         return f": {ranks_named(absent['name'], ('makes', 'make'))} no step then"
     if row is None:
         return "; no kind of time of one rank explains it"
-    verbs, rest = _VERBS[row["kind"] if row["kind"] in _VERBS else COLUMN_OF[row["kind"]]]
+    file = f.first("changed_file")
+    kind = row["kind"] if row["kind"] in _VERBS or file is not None else COLUMN_OF[row["kind"]]
+    verbs, rest = _VERBS[kind] if file is None else (("spends", "spend"), "{more} {doing}")
     grows = f.row["share_ratio"] >= 0
     words = {"longer": "longer" if grows else "less", "more": "more" if grows else "less"}
+    words["doing"] = doing(file["kind"], file["name"]) if file is not None else ""
     said = rest.format(**words, part=_PARTS.get(row["kind"], ""))
     until = " at the end than at the beginning" if f.row["kind"] == "drift" else ""
     return f": {ranks_named(row['name'], verbs)} {duration_text(row['amount_ns'])} {said}{until}"
@@ -47,8 +55,10 @@ def _shift(f: Finding) -> str:
         "begin": (f"up to step {at['of_count']}", "afterwards"),
         "middle": (f"in steps {at['items_count']} to {at['of_count']}", "in the others"),
     }[at["kind"]]
-    takes = f"a step takes {duration_text(f.row['stall_ns'])}, {other} {duration_text(at['amount_ns'])}"
-    return f"{when} {takes}{_whose(f)}"
+    usual = duration_text(at["amount_ns"])
+    # Of several changes, the steps before or behind one of them are not all as usual.
+    beside = f" instead of the usual {usual}" if f.first("beside_changes") is not None else f", {other} {usual}"
+    return f"{when} a step takes {duration_text(f.row['stall_ns'])}{beside}{_whose(f)}"
 
 
 def _drift(f: Finding) -> str:
@@ -62,12 +72,20 @@ def _drift(f: Finding) -> str:
 
 def _period(f: Finding) -> str:
     at = f.evidence[0]
-    which = every_nth(at["items_count"], f.row["items_count"])
-    return f"{which} takes {duration_text(f.row['stall_ns'])}, the others {duration_text(at['amount_ns'])}{_whose(f)}"
+    which = every_nth(at["items_count"], f.row["items_count"], at["name"])
+    usually = " usually" if f.first("beside_changes") is not None else ""
+    length, usual = duration_text(f.row["stall_ns"]), duration_text(at["amount_ns"])
+    if at["name"]:
+        return f"in {which} a step takes {length}, in the others{usually} {usual}{_whose(f)}"
+    return f"{which} takes {length}, the others{usually} {usual}{_whose(f)}"
 
 
-def every_nth(first: int, every: int) -> str:
-    """Name the steps of a period: ``every 20th step (19, 39, ...)``."""
+def every_nth(first: int, every: int, together: str = "") -> str:
+    """Name the steps of a period: ``every 20th step (19, 39, ...)``; of several in a row how many are given."""
+    if together:
+        row = [str(first + at) for at in range(int(together))]
+        again = [str(first + every + at) for at in range(int(together))]
+        return f"{together} of every {every} steps ({', '.join([*row, *again])}, ...)"
     if every == 2:
         return f"every other step ({first}, {first + 2}, ...)"
     return f"every {_nth(every)} step ({first}, {first + every}, ...)"
@@ -80,9 +98,6 @@ def _nth(number: int) -> str:
 
 #: Kind of claim -> its words.
 CHANGES: dict[str, Callable[[Finding], str]] = {"shift": _shift, "drift": _drift, "period": _period}
-
-#: Steps that have at most this part of what the others have of a time have nothing of it.
-_NOTHING_RATIO = 0.1
 
 
 def steps_of_time(f: Finding, *, amounts: bool = True) -> str:
@@ -97,13 +112,13 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
     length = duration_text(e["amount_ns"]) if some else ""
     if kind in ("growth", "decline"):
         return f"{'growing' if kind == 'growth' else 'shrinking'} {f'by {length} ' if some else ''}over the run"
-    only = "only" if e["part_ratio"] <= _NOTHING_RATIO else "mostly"
+    only = "only" if e["part_ratio"] <= NOTHING_RATIO else "mostly"
     which = {
         "begin": f"{only} up to step {last}",
         "middle": f"{only} in steps {first} to {last}",
         "end": f"{only} from step {first} on",
         "ends": f"{'not' if only == 'only' else 'less'} in steps {first} to {last}",
-        "period": f"{only} in {every_nth(first, last)}",
+        "period": f"{only} in {every_nth(first, last, e['name'])}",
     }[kind]
     if not some:
         return which
@@ -148,7 +163,9 @@ def behind_it(row: Row, f: Finding) -> str:
         return ""  # the claim says it
     name = row["name"]
     words = _BEHIND.get(row["kind"]) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
-    return words.format(ns=duration_text(row["amount_ns"]), name=shortened(name, _PATH_WIDTH))
+    whole = (f.first("changed_time") or {"amount_ns": -1})["amount_ns"]
+    part = "all" if row["amount_ns"] >= whole >= 0 else duration_text(row["amount_ns"])
+    return words.format(ns=part, name=shortened(name, _PATH_WIDTH))
 
 
 def mean_alone(f: Finding, mean_ns: float) -> str:
@@ -157,6 +174,11 @@ def mean_alone(f: Finding, mean_ns: float) -> str:
     if usual is not None:
         most = f"{duration_text(usual['amount_ns'])} in {usual['items_count']} of {usual['of_count']} steps"
         return f", mean {duration_text(mean_ns)}, but {most}"
+    turns = f.first("steps_alternate")
+    if turns is not None:
+        which = "every other step" if turns["of_count"] == 2 else f"{turns['items_count']} of {turns['of_count']} steps"
+        long, short = duration_text(turns["amount_ns"]), duration_text(turns["low_ns"])
+        return f", mean {duration_text(mean_ns)}: {long} in {which}, {short} in the others"
     grow = f.first("steps_grow")
     if grow is not None:
         verb = "growing" if grow["amount_ns"] > grow["low_ns"] else "shrinking"
@@ -171,7 +193,8 @@ def mean_alone(f: Finding, mean_ns: float) -> str:
     when = {"end": f"from step {first} on", "begin": f"up to step {last}"}.get(
         change["kind"], f"in steps {first} to {last}"
     )
+    usually = "usually " if f.first("beside_changes") is not None else ""
     return (
-        f" of {duration_text(change['low_ns'])}, but {duration_text(change['amount_ns'])} {when}"
+        f" of {usually}{duration_text(change['low_ns'])}, but {duration_text(change['amount_ns'])} {when}"
         f" (mean {duration_text(mean_ns)})"
     )

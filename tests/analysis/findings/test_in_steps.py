@@ -18,8 +18,11 @@ from stashtrace.summary.words.headline import MOST_CHARACTERS
 Sleeps = Callable[[int, int], int]
 
 
-def job(sleeps: Sleeps, steps: tuple[int, int] = (60, 60)) -> Trace:
-    """Make two ranks that compute 20 ms a step, sleep, and meet in an all-reduce while both make steps."""
+def job(sleeps: Sleeps, steps: tuple[int, int] = (60, 60), *, file: str = "") -> Trace:
+    """Make two ranks that compute 20 ms a step, sleep, and meet in an all-reduce while both make steps.
+
+    With a ``file`` they read it instead of sleeping: a half of that time blocked, a half copying.
+    """
     build = TraceBuilder()
     clock = [0, 0]
     for step in range(max(steps)):
@@ -32,7 +35,11 @@ def job(sleeps: Sleeps, steps: tuple[int, int] = (60, 60)) -> Trace:
             process.phase("forward", now, now + 5 * MS, cpu=(ran, ran + 5 * MS), runqueue=(0, 0))
             process.phase("backward", now + 5 * MS, now + 20 * MS, cpu=(ran + 5 * MS, ran + 20 * MS), runqueue=(0, 0))
             asleep = sleeps(rank, step) * MS
-            if asleep:
+            if asleep and file:
+                middle, end = now + 20 * MS + asleep // 2, now + 20 * MS + asleep
+                process.io(now + 20 * MS, middle, path=file, blocked=True, result_bytes=1 << 20)
+                process.io(middle, end, path=file, blocked=False, result_bytes=1 << 20)
+            elif asleep:
                 process.wait(WaitOp.SLEEP, now + 20 * MS, now + 20 * MS + asleep)
             entered[rank] = now + 20 * MS + asleep
         end = max(entered.values()) + MS
@@ -99,6 +106,12 @@ def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:
     assert verdicts(trace)["other"].endswith("; rank 1 has 40 of 75 steps")
     (change,) = [row for row in document(summarize(trace))["findings"] if row["section"] == "time"]
     assert change["text"].endswith(": rank 1 makes no step then")
+
+
+def test_a_late_rank_is_longer_by_all_of_its_calls_on_a_file() -> None:
+    said = verdicts(job(lambda rank, step: 40 if rank == 0 and step < 40 else 0, file="/data/shard-0000.bin"))
+    assert said["late"].startswith("rank 0 spends 25.5 ms a step longer than rank 1 reading shard-0000.bin")
+    assert said["late"].endswith("; only up to step 39, by 40.0 ms a step there")
 
 
 def test_the_headline_keeps_the_steps() -> None:

@@ -12,7 +12,7 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.over_time.changes import over_time
 from stashtrace.analysis.findings.over_time.series import Floats, drift, period, stretches
-from stashtrace.schema.kinds import SpanKind
+from stashtrace.schema.kinds import PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.document import document
 from stashtrace.summary.text import summary
@@ -138,9 +138,10 @@ def job(
     compute: Callable[[int, int], int] = lambda rank, step: 0,
     sleep: Callable[[int, int], int] = lambda rank, step: 0,
     save: Callable[[int, int], int] = lambda rank, step: 0,
+    transfer: Callable[[int], int] = lambda step: 0,
     file: str = "",
 ) -> TraceBuilder:
-    """Extra nanoseconds of a rank in a step: in its worker, in its forward, before the all-reduce, in a checkpoint."""
+    """Extra nanoseconds of a rank in a step: in its worker, its forward, before the all-reduce, a checkpoint, in it."""
     build = TraceBuilder()
     rng = np.random.default_rng(7)
     clock = [0, 0]
@@ -164,7 +165,7 @@ def job(
                 process.phase("checkpoint", now, now + save(rank, step))
                 now += save(rank, step)
             entered[rank] = now + sleep(rank, step)
-        end = max(entered.values()) + MS // 2
+        end = max(entered.values()) + MS // 2 + transfer(step)
         keys = build.collective({rank: (at, end) for rank, at in entered.items()})
         for rank, at in entered.items():
             build.rank(rank).collective_wait(keys[rank], at, end)
@@ -189,7 +190,7 @@ def test_a_shift_names_the_step_the_rank_the_kind_and_the_file() -> None:
     (claim,) = claims(trace)
     assert str(claim["text"]).startswith("from step 118 on a step takes 34.")
     assert "rank 1 waits 25.0 ms longer for batches" in str(claim["text"])
-    assert claim["evidence_text"] == ["calls on /data/shard-17.tar take 25.0 ms of it"]
+    assert claim["evidence_text"] == ["calls on /data/shard-17.tar take all of it"]
     shown = " ".join(summary(trace).split())
     assert "but 34." in shown.split("rank step")[0]
     assert "from step 118 on" in shown.split("rank step")[0]
@@ -254,3 +255,166 @@ def test_a_balanced_job_has_no_change(steps: int) -> None:
     trace = job(steps).trace()
     assert len(over_time(trace)) == 0
     assert claims(trace) == []
+
+
+def test_one_onset_under_noise_of_the_machine_is_one_change() -> None:
+    """Rank 1 sleeps from step 150 on; all steps are longer in steps 170 to 239, when the machine is slow."""
+    trace = job(
+        300,
+        sleep=lambda rank, step: (32 if step < 240 else 28) * MS if rank == 1 and step >= 150 else 0,
+        transfer=lambda step: 20 * MS if 170 <= step < 240 else 0,
+    ).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["place"], row["first_step_index"], row["last_step_index"]) == ("shift", "end", 150, 299)
+    assert row["rank"] == 1
+    assert 28 * MS <= row["rank_delta_ns"] <= 33 * MS
+    (claim,) = claims(trace)
+    assert str(claim["text"]).startswith("from step 150 on a step takes ")
+    assert ", before 9." in str(claim["text"])
+    said = [str(row["text"]) for row in document(summarize(trace))["findings"] if row["section"] == "verdict"]
+    assert any("; only from step 150 on, " in text for text in said), said
+
+
+def test_of_several_changes_each_is_compared_with_the_usual_step() -> None:
+    trace = job(
+        200,
+        compute=lambda rank, step: 30 * MS if rank == 0 and 100 <= step < 150 else 0,
+        save=lambda rank, step: 15 * MS if rank == 1 and step >= 150 else 0,
+    ).trace()
+    said = [str(claim["text"]) for claim in claims(trace)]
+    assert said[0].startswith("in steps 100 to 149 a step takes 39."), said
+    assert " instead of the usual 9." in said[0]
+    assert said[1].startswith("from step 150 on a step takes 24."), said
+    assert " instead of the usual 9." in said[1]
+    head = " ".join(summary(trace).split("rank  ")[0].split())
+    assert "195 steps of usually 9." in head, head
+
+
+def test_what_is_behind_a_change_is_never_more_than_it() -> None:
+    """An annotation of 30 ms, of which the loop computes 20 ms."""
+    build = job(120, sleep=lambda rank, step: 20 * MS if rank == 1 and step >= 60 else 0)
+    process = build.rank(1)
+    track = next(r["track_id"] for r in build.rows["phases"] if r["process_id"] == process.process_id)
+    own = [r for r in build.rows["phases"] if r["track_id"] == track]
+    for backward in [r for i, r in enumerate(own) if i % 3 == 1][60:]:
+        end = backward["end_ns"]
+        build.add(
+            "spans",
+            span_id=len(build.rows["spans"]),
+            begin_ns=end - 4 * MS,
+            end_ns=end + 20 * MS,
+            track_id=track,
+            kind_code=int(SpanKind.USER),
+            name_code=build.strings.code("tokenize"),
+        )
+    trace = build.trace()
+    (row,) = over_time(trace).rows()
+    assert (row["rank"], row["cause_kind"], row["cause_name"]) == (1, "annotation", "tokenize")
+    assert row["cause_ns"] <= row["rank_delta_ns"]
+    (claim,) = claims(trace)
+    assert claim["evidence_text"] == ["the annotation tokenize takes all of it"]
+
+
+def test_waits_for_a_lock_are_not_what_a_transfer_is_made_of() -> None:
+    build = job(120, transfer=lambda step: 20 * MS if step >= 60 else 0)
+    for row in build.rows["collective_waits"]:
+        rank = 0 if row["process_id"] == build.rank(0).process_id else 1
+        build.rank(rank).wait(WaitOp.COND_WAIT, row["begin_ns"], row["end_ns"])
+    (row,) = over_time(build.trace()).rows()
+    assert row["stall_kind"] in ("network", "interconnect")
+    assert (row["cause_kind"], row["cause_ns"]) == ("", -1)
+    (claim,) = claims(build.trace())
+    assert claim["evidence_text"] == []
+
+
+def test_a_wait_is_behind_the_kind_of_time_that_it_is_part_of_alone() -> None:
+    """Of a sleep of 30 ms at the end of a forward none is a part of the 30 ms that the backward computes longer."""
+    build = job(
+        120,
+        compute=lambda rank, step: 30 * MS if rank == 1 and step >= 60 else 0,
+        sleep=lambda rank, step: 20 * MS if rank == 1 and step >= 60 else 0,
+    )
+    process = build.rank(1)
+    backwards = [
+        r
+        for r in build.rows["phases"]
+        if r["process_id"] == process.process_id and r["end_ns"] - r["begin_ns"] == 5 * MS
+    ]
+    for backward in backwards[60:]:
+        process.wait(WaitOp.SLEEP, backward["end_ns"], backward["end_ns"] + 20 * MS)
+    (row,) = over_time(build.trace()).rows()
+    assert (row["rank"], row["stall_kind"]) == (1, "compute")
+    assert (row["cause_kind"], row["cause_name"]) == ("phase", "forward")
+    assert abs(row["cause_ns"] - 30 * MS) < MS
+
+
+def test_what_is_behind_a_drift_grows_as_much_as_it() -> None:
+    build = job(150, compute=lambda rank, step: step * MS // 10 if rank == 1 else 0)
+    (row,) = over_time(build.trace()).rows()
+    assert (row["kind"], row["cause_kind"], row["cause_name"]) == ("drift", "phase", "forward")
+    assert abs(row["cause_ns"] - row["rank_delta_ns"]) < 0.1 * row["rank_delta_ns"]
+
+
+def _reads(steps: int, ran_ms: int, blocked_ms: int) -> TraceBuilder:
+    """Rank 0 reads a file in every eighth step: blocked for one part of it, while it runs for the other."""
+    whole = (ran_ms + blocked_ms) * MS
+    build = job(steps, sleep=lambda rank, step: whole if rank == 0 and step % 8 == 7 else 0)
+    process = build.rank(0)
+    own = [r for r in build.rows["phases"] if r["process_id"] == process.process_id]
+    for step in range(7, steps, 8):
+        begin = own[3 * step + 1]["end_ns"]
+        middle = begin + blocked_ms * MS
+        process.io(begin, middle, path="/data/shard-0000.bin", blocked=True, result_bytes=1 << 20)
+        process.io(middle, begin + whole, path="/data/shard-0000.bin", blocked=False, result_bytes=1 << 20)
+    return build
+
+
+def test_reads_of_a_file_in_several_kinds_of_time_are_named_by_it() -> None:
+    trace = _reads(120, 70, 66).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "on_file")
+    assert abs(row["rank_delta_ns"] - 136 * MS) < MS
+    assert (row["cause_kind"], row["cause_name"]) == ("reads", "/data/shard-0000.bin")
+    (claim,) = claims(trace)
+    assert str(claim["text"]).endswith(": rank 0 spends 136 ms more reading shard-0000.bin")
+    assert claim["evidence_text"] == []
+
+
+def test_a_rank_with_several_kinds_of_longer_time_is_named() -> None:
+    trace = job(
+        120,
+        prep=lambda rank, step: 30 * MS if rank == 1 and step >= 60 else 0,
+        compute=lambda rank, step: 30 * MS if rank == 1 and step >= 60 else 0,
+        sleep=lambda rank, step: 30 * MS if rank == 1 and step >= 60 else 0,
+    ).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["rank"], row["stall_kind"]) == (1, "together")
+    assert abs(row["rank_delta_ns"] - 90 * MS) < 2 * MS
+    (claim,) = claims(trace)
+    assert str(claim["text"]).endswith(": rank 1 works 90.0 ms longer, in several kinds of time")
+
+
+def test_steps_of_validation_that_the_others_wait_for_are_named() -> None:
+    """Rank 0 validates before every eighth step, while rank 1 waits in it already."""
+    build, clock = TraceBuilder(), [0, 0]
+    for step in range(120):
+        entered = {}
+        for rank in (0, 1):
+            process, now = build.rank(rank), clock[rank]
+            for _ in range(20 if rank == 0 and step % 8 == 0 and step else 0):
+                process.phase("forward", now, now + 5 * MS, flags=PhaseFlag.NO_GRAD)
+                now += 5 * MS
+            process.phase("forward", now, now + 3 * MS).phase("backward", now + 3 * MS, now + 8 * MS)
+            entered[rank] = now + 8 * MS
+        end = max(entered.values()) + MS // 2
+        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
+        for rank, at in entered.items():
+            build.rank(rank).collective_wait(keys[rank], at, end)
+            build.rank(rank).phase("optimizer", end, end + MS // 2)
+            clock[rank] = end + MS // 2
+    trace = build.trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "validation")
+    assert abs(row["rank_delta_ns"] - 100 * MS) < MS
+    (claim,) = claims(trace)
+    assert str(claim["text"]).endswith(": rank 0 spends 100 ms more in validation steps before it")

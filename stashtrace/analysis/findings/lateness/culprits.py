@@ -18,6 +18,7 @@ from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.lateness.costliest import IDLE_KINDS
 from stashtrace.analysis.findings.lateness.noise import ENOUGH_STEPS, noise_of, stands_out_of_noise
 from stashtrace.analysis.findings.losses import cut_ranks
+from stashtrace.analysis.findings.over_time.changes import changed_steps
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.late.cause_names import Named, Namer, Window
 from stashtrace.analysis.late.causes import CAUSES, rank_times
@@ -223,10 +224,7 @@ def _changes_with_time(facts: RunFacts, found: Blame, row: int) -> bool:
     rank, own = int(found.ranks[row]), found.by_step_ns[row]
     numbers = np.unique(facts.tables["steps"]["step"])
     for change in facts.tables["over_time"].rows():
-        inside = (numbers >= change["first_step_index"]) & (numbers <= change["last_step_index"])
-        inside &= (np.arange(len(numbers)) - np.searchsorted(numbers, change["first_step_index"])) % change[
-            "every_count"
-        ] == 0
+        inside = changed_steps(change, numbers) | (change["kind"] == "drift")
         alone = change["rank"] == rank and change["ranks"] == ranks_text([rank])
         if alone and change["delta_ns"] > 0 and own[inside].sum() >= _OF_TWO_RATIO * found.whole_ns:
             return True

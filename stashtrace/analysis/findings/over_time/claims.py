@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+from stashtrace.analysis.findings.over_time.whose import ON_FILE
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.table import Table
 
@@ -27,8 +29,11 @@ def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
                 amount_ns=row["usual_ns"],
                 part_ratio=row["step_delta_ns"] / 1e6,
                 kind=row["place"],
+                name=str(row["together_count"]) if row["together_count"] > 1 else "",
             )
         ]
+        if len(changes) > 1:
+            rows.append(Evidence("beside_changes", _TABLE, items_count=len(changes) - 1))
         if row["rank"] >= 0:
             rows.append(
                 Evidence(
@@ -42,7 +47,11 @@ def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
                     name=row["ranks"],
                 )
             )
-        if row["cause_kind"]:
+        if row["stall_kind"] == ON_FILE:
+            rows.append(
+                Evidence("changed_file", _TABLE, number, row["rank"], kind=row["cause_kind"], name=row["cause_name"])
+            )
+        elif row["cause_kind"]:
             worker = int(row["cause_name"]) if row["cause_kind"] == "worker" else -1
             rows.append(
                 Evidence(
@@ -68,7 +77,7 @@ def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
                 stall_ns=row["changed_ns"],
                 cause_kind=row["stall_kind"],
                 cause_rank=row["rank"],
-                file=row["cause_name"] if row["cause_kind"] == "file" else "",
+                file=row["cause_name"] if row["cause_kind"] == "file" or row["stall_kind"] == ON_FILE else "",
                 call=row["cause_name"] if row["cause_kind"] in ("annotation", "phase") else "",
                 evidence=tuple(rows),
             )
@@ -81,20 +90,33 @@ def steps_evidence(changes: Table) -> Sequence[Evidence]:
     if not len(changes):
         return ()
     row = next(changes.rows())
-    if row["kind"] == "period":
-        others = row["every_count"] - 1
-        return (Evidence("usual_steps", _TABLE, 0, amount_ns=row["usual_ns"], items_count=others, of_count=others + 1),)
-    if row["kind"] == "drift":
-        return (Evidence("steps_grow", _TABLE, 0, low_ns=row["usual_ns"], amount_ns=row["changed_ns"]),)
-    return (
-        Evidence(
-            "steps_change",
+    beside = (Evidence("beside_changes", _TABLE, items_count=len(changes) - 1),) if len(changes) > 1 else ()
+    return (_of_steps(row), *beside)
+
+
+def _of_steps(row: dict[str, Any]) -> Evidence:
+    if row["kind"] == "period" and 2 * row["together_count"] == row["every_count"]:
+        return Evidence(
+            "steps_alternate",
             _TABLE,
             0,
             low_ns=row["usual_ns"],
             amount_ns=row["changed_ns"],
-            items_count=row["first_step_index"],
-            of_count=row["last_step_index"],
-            kind=row["place"],
-        ),
+            items_count=row["together_count"],
+            of_count=row["every_count"],
+        )
+    if row["kind"] == "period":
+        others = row["every_count"] - 1
+        return Evidence("usual_steps", _TABLE, 0, amount_ns=row["usual_ns"], items_count=others, of_count=others + 1)
+    if row["kind"] == "drift":
+        return Evidence("steps_grow", _TABLE, 0, low_ns=row["usual_ns"], amount_ns=row["changed_ns"])
+    return Evidence(
+        "steps_change",
+        _TABLE,
+        0,
+        low_ns=row["usual_ns"],
+        amount_ns=row["changed_ns"],
+        items_count=row["first_step_index"],
+        of_count=row["last_step_index"],
+        kind=row["place"],
     )

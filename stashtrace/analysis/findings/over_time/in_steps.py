@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.over_time.changes import changed_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.units import ranks_in, ranks_text
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +28,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: A change explains a time if at least this part of it is what the changed steps have more than the others.
 _EXPLAINS_RATIO = 0.5
+#: Steps that have at most this part of what the others have of a time have nothing of it.
+NOTHING_RATIO = 0.1
 #: With fewer steps it is not said that a time lies in few of them.
 _ENOUGH_STEPS = 20
 #: Few steps are at most this part of all, and hold at least that part of the time.
@@ -106,7 +109,7 @@ class _Budget:
     def _changed(self, claim: Claim, numbers: npt.NDArray[np.int64], whole: Floats, ranks_count: int) -> list[Evidence]:
         """Return the change of the run that most of the time comes from."""
         for place, row in enumerate(self._changes):
-            changed = _changed_steps(row, numbers)
+            changed = changed_steps(row, self._numbers)[self._at(self._numbers, numbers)]
             if row["cause_kind"] == "absent" or not changed.any() or changed.all():
                 continue
             inside, outside = float(whole[changed].mean()), float(whole[~changed].mean())
@@ -116,8 +119,11 @@ class _Budget:
             if more * part < _EXPLAINS_RATIO * whole.mean():
                 continue
             each_ns = (2 * more if drifts else max(inside, outside)) / ranks_count
-            if claim.kind == "late":  # the work of the late rank is said, not the waiting for it
-                each_ns = abs(row["rank_delta_ns"]) if row["rank"] == claim.cause_rank else -1
+            part_ratio = min(inside, outside) / max(inside, outside, 1.0)
+            if claim.kind == "late":
+                fewer = np.count_nonzero(changed if row["delta_ns"] >= 0 else ~changed)
+                alone = not drifts and part_ratio <= NOTHING_RATIO
+                each_ns = _late_ns(claim, row, len(whole) / fewer if alone else 0.0)
             kind, first, last = _which(row)
             return [
                 Evidence(
@@ -127,8 +133,9 @@ class _Budget:
                     items_count=first,
                     of_count=last,
                     amount_ns=each_ns,
-                    part_ratio=min(inside, outside) / max(inside, outside, 1.0),
+                    part_ratio=part_ratio,
                     kind=kind,
+                    name=str(row["together_count"]) if row["together_count"] > 1 else "",
                 )
             ]
         return []
@@ -170,14 +177,18 @@ class _Budget:
         ]
 
 
-def _changed_steps(row: dict[str, Any], numbers: npt.NDArray[np.int64]) -> Bools:
-    """Return which steps are the changed ones of a row of ``over_time``; of a drift its second half."""
-    if row["kind"] == "drift":
-        return np.asarray(np.arange(len(numbers)) >= len(numbers) // 2)
-    inside = (numbers >= row["first_step_index"]) & (numbers <= row["last_step_index"])
-    if row["kind"] == "period":
-        return np.asarray(inside & ((numbers - row["first_step_index"]) % row["every_count"] == 0))
-    return np.asarray(inside)
+def _late_ns(claim: Claim, row: dict[str, Any], steps_ratio: float) -> float:
+    """Return by how much longer a late rank works in a changed step; -1 if unknown.
+
+    What its sentence says it does longer may be calls on a file, or several kinds of time. Where the other steps have
+    nothing of it, it follows from that: ``steps_ratio`` is the number of all steps for each that has it, else 0.
+    """
+    longer = next((e for e in claim.evidence if e.code in ("late_surplus", "late_surplus_before")), None)
+    if row["rank"] not in (-1, claim.cause_rank):
+        return -1
+    alone_ns = longer.amount_ns * steps_ratio if longer is not None and steps_ratio else -1.0
+    of_kind = row["rank"] >= 0 and (row["stall_kind"] in COLUMN_OF or alone_ns < 0)
+    return max(alone_ns, abs(row["rank_delta_ns"]) if of_kind else -1)
 
 
 def _which(row: dict[str, Any]) -> tuple[str, int, int]:
