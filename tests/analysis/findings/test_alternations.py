@@ -78,6 +78,12 @@ def test_a_period_of_more_time_is_said_before_an_alternation() -> None:
     assert (found.every, found.first, found.width) == (8, 7, 1)
 
 
+@pytest.mark.parametrize("every", [4, 6, 8])
+def test_steps_that_grow_over_and_over_again_are_not_long_by_turns(every: int) -> None:
+    lengths = np.tile(30 + 10.0 * np.arange(every), 12) + np.random.default_rng(1).normal(0, 1, 12 * every)
+    assert period(lengths, stretches(lengths)) is None
+
+
 def _words(slow: Callable[[int], bool]) -> tuple[str, str]:
     trace = job(120, prep=lambda rank, step: 100 * MS if rank == 1 and slow(step) else 0).trace()
     rows = document(summarize(trace))["findings"]

@@ -43,6 +43,8 @@ _TIMES, _KEPT = 4, 0.75
 _LONG, _DEVIATIONS = 0.1, 5.0
 #: Periods of which half the steps are long; these are so in each of that many parts of the series.
 _TURNS, _PARTS = (2, 4, 6, 8), 4
+#: And the places of long steps, as those of short ones, differ among each other by less than this part of the excess.
+_LEVEL = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,10 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
         for part in np.array_split(np.arange(count), _PARTS)
         if 0 < np.count_nonzero(at[part]) < len(part)
     )
+    of_place = np.array([np.median(rest[place :: wave.every]) for place in range(wave.every)])
+    is_long = wave.holds(wave.every)
+    if max(float(np.ptp(of_place[is_long])), float(np.ptp(of_place[~is_long]))) > _LEVEL * excess:
+        return None  # steps that grow, over and over again
     by_chance = beyond < _BEYOND_CHANCE and not (
         count < SHORT and is_clear(long, short, usual) and is_periodic(count, len(long), wave.every, count // _TIMES)
     )
