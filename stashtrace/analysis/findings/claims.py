@@ -12,9 +12,9 @@ from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.ending.claims import ending_claims, failure_claims
 from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.facts import RunFacts
-from stashtrace.analysis.findings.losses import cut_ranks, loss_claims
+from stashtrace.analysis.findings.losses import loss_claims
 from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
-from stashtrace.analysis.findings.over_time.in_steps import in_steps
+from stashtrace.analysis.findings.over_time.in_steps import UNEVEN_STEPS, in_steps, made_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
@@ -37,8 +37,6 @@ _LOW_CONFIDENCE_RATIO = 0.05
 _SMALL_RATIO = 0.00995
 _STEAL_RATIO = 0.02
 _HIDDEN_RATIO = 0.01
-#: Ranks of a job that was stopped may be a step apart.
-_UNEVEN = 1
 _HIDDEN = ("loading", "communication", "copy", "checkpoint")
 _FILES_AT_MOST = 3
 #: Calls that move bytes; the others open, close and look up.
@@ -140,7 +138,7 @@ def _steps(facts: RunFacts) -> list[Claim]:
         if row["kind"] in facts.tables["steps"]["kind"] and row["kind"] not in QUIET_KINDS:
             rows += steps_evidence(facts.tables["over_time"])
         fewest, most = steps_of_ranks(facts, row["kind"])
-        if most - fewest > _UNEVEN:
+        if most - fewest > UNEVEN_STEPS:
             rows.append(Evidence("fewest_steps", "step_kinds", number, items_count=fewest))
         if row["kind"] == "iteration":
             share = row["rollout_ns"] / max(row["mean_ns"], 1)
@@ -169,15 +167,9 @@ def steps_of_ranks(facts: RunFacts, kind: str) -> tuple[int, int]:
 
 
 def _uneven(facts: RunFacts) -> list[Claim]:
-    """Return a claim about ranks that made fewer steps than others; what a cut file holds does not tell."""
-    if not facts.ranks:
-        return []
-    table = facts.tables["step_kinds"]
-    table = table.take(~np.isin(table["rank"], list(cut_ranks(facts.trace))))
-    made: dict[int, int] = {}
-    for row in table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS)).rows():
-        made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]
-    if not made or max(made.values()) - min(made.values()) <= _UNEVEN:
+    """Return a claim about ranks that made fewer steps than others."""
+    made = made_steps(facts) if facts.ranks else {}
+    if not made or max(made.values()) - min(made.values()) <= UNEVEN_STEPS:
         return []
     ranks: dict[int, list[int]] = {}
     for rank, count in sorted(made.items(), key=lambda item: (-item[1], item[0])):

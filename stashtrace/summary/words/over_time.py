@@ -128,7 +128,7 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
 
 
 def _by_turns(e: Row, f: Finding, amounts: bool) -> str:
-    return "by turns, each step on one of them alone"
+    return "they take turns, each step on one of them alone"
 
 
 def _few_steps(e: Row, f: Finding, amounts: bool) -> str:
@@ -139,7 +139,7 @@ def _few_steps(e: Row, f: Finding, amounts: bool) -> str:
 
 
 def _fewer_steps(e: Row, f: Finding, amounts: bool) -> str:
-    return f"{ranks_named(e['name'], ('has', 'have'))} {e['items_count']} of {e['of_count']} steps"
+    return f"{ranks_named(e['name'], ('made', 'made'))} {e['items_count']} of {e['of_count']} steps"
 
 
 _BEHIND = {

@@ -93,7 +93,7 @@ def test_a_time_of_each_step_is_said_alone() -> None:
 
 def test_ranks_that_have_a_time_by_turns_are_said_to() -> None:
     said = verdicts(job(lambda rank, step: 30 if step % 2 == rank else 0))
-    assert said["other"].endswith("; by turns, each step on one of them alone")
+    assert said["other"].endswith("; they take turns, each step on one of them alone")
 
 
 def test_a_time_of_one_step_is_said_with_it() -> None:
@@ -103,7 +103,7 @@ def test_a_time_of_one_step_is_said_with_it() -> None:
 
 def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:
     trace = job(lambda rank, step: 40 if rank == 1 else 0, (80, 45))
-    assert verdicts(trace)["other"].endswith("; rank 1 has 40 of 75 steps")
+    assert verdicts(trace)["other"].endswith("; rank 1 made 45 of 80 steps")
     (change,) = [row for row in document(summarize(trace))["findings"] if row["section"] == "time"]
     assert change["text"].endswith(": rank 1 makes no step then")
 

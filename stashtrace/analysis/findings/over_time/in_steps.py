@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.over_time.changes import changed_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.units import ranks_in, ranks_text
@@ -30,6 +32,8 @@ Bools = npt.NDArray[np.bool_]
 _EXPLAINS_RATIO = 0.5
 #: Steps that have at most this part of what the others have of a time have nothing of it.
 NOTHING_RATIO = 0.1
+#: Ranks of a job that was stopped may be a step apart.
+UNEVEN_STEPS = 1
 #: With fewer steps it is not said that a time lies in few of them.
 _ENOUGH_STEPS = 20
 #: Few steps are at most this part of all, and hold at least that part of the time.
@@ -53,6 +57,16 @@ def in_steps(facts: RunFacts, claims: Sequence[Claim]) -> list[Claim]:
     ]
 
 
+def made_steps(facts: RunFacts) -> dict[int, int]:
+    """Return how many steps that train each rank made, warm-up included; what a cut file holds does not tell."""
+    table = facts.tables["step_kinds"]
+    table = table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS))
+    made: dict[int, int] = {}
+    for row in table.take(~np.isin(table["rank"], list(cut_ranks(facts.trace)))).rows():
+        made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]
+    return made
+
+
 class _Budget:
     """Time of the counted steps by rank and step."""
 
@@ -66,7 +80,7 @@ class _Budget:
         self._stalls = stalls.take(own)
         self._present = np.zeros((len(self._ranks), len(self._numbers)), dtype=bool)
         self._present[self._at(self._ranks, steps["rank"]), self._at(self._numbers, steps["step"])] = True
-        self._most = int(self._present.sum(axis=1).max(initial=0))
+        self._made = made_steps(facts)
 
     @staticmethod
     def _at(known: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -167,14 +181,11 @@ class _Budget:
     def _fewer(self, claim: Claim, ranks: Sequence[int]) -> list[Evidence]:
         """Return that the rank whose time it is made fewer steps than others."""
         whose = [claim.cause_rank] if claim.kind == "late" and claim.cause_rank in self._ranks else ranks
-        made = self._present[self._at(self._ranks, np.array(whose))].sum(axis=1)
-        if int(made.max()) >= self._most - 1:
+        made = max(self._made.get(rank, 0) for rank in whose)
+        most = max(self._made.values(), default=0)
+        if not 0 < made < most - UNEVEN_STEPS:
             return []
-        return [
-            Evidence(
-                "fewer_steps", "steps", items_count=int(made.max()), of_count=self._most, name=ranks_text(list(whose))
-            )
-        ]
+        return [Evidence("fewer_steps", "steps", items_count=made, of_count=most, name=ranks_text(list(whose)))]
 
 
 def _late_ns(claim: Claim, row: dict[str, Any], steps_ratio: float) -> float:
