@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from stashtrace.analysis.steps.loop import (
     steps_of,
     tokens_of,
 )
+from stashtrace.analysis.steps.quiet import brief_steps, join_as, join_quiet, trains_of
+from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.events import STEPS
@@ -40,46 +42,17 @@ _EDGE_FACTORS = (1.5, 0.2, 3.0)
 _MOST_DIGITS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class RankSteps:
-    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread.
-
-    Attributes
-    ----------
-    columns : StepColumns
-        Begin and end on the host, and kind.
-    ordinal : int64 array
-        Number of each step among all ranks, as far as it is known.
-    begin_ns, end_ns, clock_code
-        On the device, where the rank has one.
-    thinned : int64 array
-        1 where the event budget left a step without events.
-    numbered : bool
-        Whether the steps came with their numbers.
-    """
-
-    thread: StepThread
-    columns: StepColumns
-    sub_steps: Int64
-    ordinal: Int64
-    begin_ns: Int64
-    end_ns: Int64
-    clock_code: int
-    thinned: Int64
-    numbered: bool = False
-
-
 @kept_with_trace
 def steps(trace: Trace) -> Table:
     """Find the steps of every rank and number them alike on all ranks.
 
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
-    validation steps, from one to the next; a rollout and its updates are one iteration; a rank that never trains does
-    inference. Where the script calls ``stashtrace.step()``, those marks alone decide;
-    imported steps (``ProfilerStep#N``) keep begin, end and number.
-    The rules are in ``docs/concepts/steps.md``. A run
-    that recorded ``--steps A:B`` alone is numbered from A.
+    validation steps, from one to the next, unless only some ranks make them while the others wait, or they are far
+    shorter than those of training: then they are part of the next training step. A rollout and its updates are one
+    iteration; a rank that never trains does inference. Where the script calls ``stashtrace.step()``, those marks alone
+    decide; imported steps (``ProfilerStep#N``) keep begin, end and number. The rules are in ``docs/concepts/steps.md``.
+    A run that recorded ``--steps A:B`` alone is numbered from A.
 
     Parameters
     ----------
@@ -136,8 +109,9 @@ def host_steps(trace: Trace) -> Table:
     rows = RowsBy(known["rank"])
     for rank in ranks:
         own = rows.rows(rank.thread.rank)
-        if len(own) == len(rank.begin_ns):  # else rows were lost after the steps had been numbered
-            begin[own], end[own] = rank.begin_ns, rank.end_ns
+        joined = join_as(rank, known["kind"][own])
+        if len(own) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
+            begin[own], end[own] = joined.begin_ns, joined.end_ns
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
@@ -161,7 +135,7 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
         Number of the first step.
     """
     numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
-    ranks = list(ranks) if numbered else _number(ranks)
+    ranks = list(ranks) if numbered else _number_among_all(ranks, _first_updates(ranks, collectives))
     if not any(len(r.columns.begin) for r in ranks):
         raise MissingDataError(
             "no rank finished a step", hint="record at least one optimizer step, or call stashtrace.step() in the loop"
@@ -272,26 +246,38 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSt
     begin, end, clock = devices.on_device(thread.process_id, columns)
     thinned = devices.thinned(thread.process_id, begin, end)
     sub_steps = _sub_steps(tokens, columns)
-    return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, len(whole) > 0)
+    brief = brief_steps(tokens, columns, sub_steps)
+    return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, brief, len(whole) > 0)
 
 
 def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
     return micro_batches(tokens, columns) if len(columns.begin) else int64([])
 
 
-def _number(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+def _first_updates(ranks: Sequence[RankSteps], collectives: Table) -> list[int]:
+    """Return the number among all ranks of each rank's first update, by updates and collectives alone."""
+    if all(trains_of(rank).all() for rank in ranks):
+        return [0] * len(ranks)
+    trained = [rank.take(np.flatnonzero(trains_of(rank))) for rank in ranks]
+    trained = [replace(rank, ordinal=int64(np.arange(len(rank.ordinal)))) for rank in trained]
+    shifted, _ = _check_by_collectives(collectives, trained)
+    return [int(rank.ordinal[0]) if len(rank.ordinal) else 0 for rank in shifted]
+
+
+def _number_among_all(ranks: Sequence[RankSteps], first_updates: Sequence[int]) -> list[RankSteps]:
     """Common ordinals: updates match updates; validation that only some ranks do leaves a gap on the others."""
-    quiet = [np.isin(r.columns.kind, QUIET_KINDS) for r in ranks]
-    trains = max((int((~q).sum()) for q in quiet), default=0)
+    ranks = join_quiet(ranks, first_updates)
+    quiet = [~trains_of(r) for r in ranks]
+    trains = max((int((~q).sum()) + offset for q, offset in zip(quiet, first_updates, strict=True)), default=0)
     before: list[Int64] = []  # per rank: validation steps before each update, and after the last
-    for q in quiet:
-        position = np.cumsum(~q)[q]
+    for q, offset in zip(quiet, first_updates, strict=True):
+        position = np.cumsum(~q)[q] + offset
         before.append(int64(np.bincount(position, minlength=trains + 1)))
     widest = np.max(before, axis=0) if before else int64([])
     passed = np.cumsum(widest)  # validation ordinals before update t
     numbered = []
-    for rank, q, own in zip(ranks, quiet, before, strict=True):
-        update_index: Int64 = np.cumsum(~q) - ~q
+    for rank, q, own, offset in zip(ranks, quiet, before, first_updates, strict=True):
+        update_index = int64(np.cumsum(~q) - ~q) + offset
         nth = np.cumsum(q) - q - (np.cumsum(own) - own)[update_index]
         ordinal = np.where(q, update_index + (passed - widest)[update_index] + nth, update_index + passed[update_index])
         numbered.append(replace(rank, ordinal=int64(ordinal)))

@@ -205,18 +205,16 @@ CASES = {
         """,
         "0 0: 8-11 train",
     ),
-    "rank 0 validates alone: ordinals of the updates agree": (
+    "rank 0 validates alone: that is part of the step in which the others wait for it": (
         """
         rank 0 phase  : FBO.VV|VFBO
         rank 1 phase  : FBO.....FBO
         """,
         """
         0 0: 0-3 train
-        0 1: 3-6 validation
-        0 2: 6-7 validation
-        0 3: 7-10 train
+        0 1: 3-10 train
         1 0: 0-3 train
-        1 3: 3-11 train
+        1 1: 3-11 train
         """,
     ),
     "a rank that was recorded from its second step on is shifted by its collectives": (
