@@ -225,6 +225,7 @@ _SURPLUS_WORDS = {
     "python": "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
     "reads": "is blocked {more} longer than {peers} in reads of files",
     "unrecorded": "has {more} more than {peers} in which nothing was recorded",
+    "quiet": "spends {more} longer than {peers} in forwards without gradients",
 }
 #: More ranks than this are not said one by one.
 _NAMED_AT_MOST = 4

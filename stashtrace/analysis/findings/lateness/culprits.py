@@ -9,12 +9,16 @@ one on).
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.lateness.alone import quiet_alone_ns
 from stashtrace.analysis.findings.lateness.costliest import IDLE_KINDS
 from stashtrace.analysis.findings.lateness.noise import ENOUGH_STEPS, noise_of, stands_out_of_noise
 from stashtrace.analysis.findings.losses import cut_ranks
@@ -86,6 +90,8 @@ class Culprit:
         File, worker, kernel, phase or call behind it.
     on : OnFile, optional
         The calls on a file that it is mostly longer in, whatever kinds of time they are.
+    is_quiet : bool
+        What it does longer are mostly forwards without gradients that it makes alone, whatever kinds of time they are.
     share_ratio : float
         Part of all waiting that ends at it.
     wait_ns : float
@@ -108,6 +114,7 @@ class Culprit:
     also: dict[str, float]
     named: Named
     on: OnFile | None
+    is_quiet: bool
     share_ratio: float
     wait_ns: float
     part_of: dict[int, float]
@@ -221,14 +228,18 @@ def _changes_with_time(facts: RunFacts, found: Blame, row: int) -> bool:
 
     ``over_time`` has no such row of noise.
     """
-    rank, own = int(found.ranks[row]), found.by_step_ns[row]
+    own = found.by_step_ns[row]
+    changes = _own_changes(facts, int(found.ranks[row]))
+    return any(own[inside].sum() >= _OF_TWO_RATIO * found.whole_ns for _, inside in changes)
+
+
+def _own_changes(facts: RunFacts, rank: int) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.bool_]]]:
+    """Yield the changes over time in which a rank alone makes steps longer, and the mask of these steps."""
     numbers = np.unique(facts.tables["steps"]["step"])
     for change in facts.tables["over_time"].rows():
         inside = changed_steps(change, numbers) | (change["kind"] == "drift")
-        alone = change["rank"] == rank and change["ranks"] == ranks_text([rank])
-        if alone and change["delta_ns"] > 0 and own[inside].sum() >= _OF_TWO_RATIO * found.whole_ns:
-            return True
-    return False
+        if change["rank"] == rank and change["ranks"] == ranks_text([rank]) and change["delta_ns"] > 0:
+            yield change, inside
 
 
 def only_root(facts: RunFacts, found: Blame) -> Culprit | None:
@@ -270,6 +281,7 @@ def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
         work.also,
         named,
         work.on,
+        work.is_quiet,
         wait_ns / max(found.whole_ns, 1.0),
         wait_ns / steps_count,
         part_of,
@@ -289,6 +301,7 @@ class _LongerWork:
     before_waits: bool = False
     also: dict[str, float] = field(default_factory=dict)
     on: OnFile | None = None
+    is_quiet: bool = False
 
 
 def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[int]) -> _LongerWork:
@@ -307,7 +320,7 @@ def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[in
     def largest_kind(group: str) -> str:
         return max(GROUPS[group], key=lambda kind: float(kinds[CAUSES.index(kind)]))
 
-    surplus = surplus_over_peers(facts.trace, facts.tables["steps"], rank, [r.rank for r in facts.ranks])
+    surplus = _surplus(facts, found, row)
     longer = {group: sum(surplus.get(kind, 0.0) for kind in GROUPS[group]) for group in sums}
     matters = [group for group, ns in sums.items() if ns >= _MENTIONED_RATIO * wait_ns]
     file = longer_on_file(facts.trace, facts.tables["steps"], rank, [r.rank for r in facts.ranks])
@@ -318,6 +331,9 @@ def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[in
         also = {group: ns for group, ns in rest.items() if ns >= EXPLAINS_RATIO * file.longer_ns}
         return _LongerWork(kind, GROUP_OF[kind], file.longer_ns, also=also, on=file.on)
     best = max(matters, key=lambda group: longer[group], default="")
+    quiet_ns = quiet_alone_ns(facts, rank, [r.rank for r in facts.ranks])
+    if best and quiet_ns >= max(_MOSTLY_RATIO * sum(max(ns, 0.0) for ns in longer.values()), 1.0):
+        return _LongerWork(largest_kind(best), best, quiet_ns, is_quiet=True)
     if best and longer[best] * len(victims) >= max(EXPLAINS_RATIO * wait_ns / steps_count, 1.0):
         also = {group: longer[group] for group in matters if group != best}
         also = {group: ns for group, ns in also.items() if ns >= EXPLAINS_RATIO * longer[best]}
@@ -328,6 +344,24 @@ def _work(facts: RunFacts, found: Blame, row: int, part: Int64, victims: list[in
         return _LongerWork()
     before_ns = _before_waits_ns(found, part, GROUPS[most]) / steps_count
     return _LongerWork(largest_kind(most), most, before_ns, before_waits=True)
+
+
+def _surplus(facts: RunFacts, found: Blame, row: int) -> dict[str, float]:
+    """Return by how much longer a root does each kind of time in a step; see ``surplus_over_peers``.
+
+    Where it makes others wait in every few steps alone, these are compared: that another rank is slower in the rest
+    makes nobody wait less for it.
+    """
+    steps, rank, ranks = facts.tables["steps"], int(found.ranks[row]), [r.rank for r in facts.ranks]
+    surplus = surplus_over_peers(facts.trace, steps, rank, ranks)
+    numbers = np.unique(steps["step"])
+    for change, inside in _own_changes(facts, rank):
+        own = found.by_step_ns[row]
+        if change["kind"] == "period" and own[inside].sum() >= _OF_TWO_RATIO * own.sum():
+            there = surplus_over_peers(facts.trace, steps.take(np.isin(steps["step"], numbers[inside])), rank, ranks)
+            part = float(inside.mean())
+            return {kind: max(ns, part * there.get(kind, 0.0)) for kind, ns in surplus.items()}
+    return surplus
 
 
 def _is_mostly(file: LongerOnFile, longer: dict[str, float], least_ns: float) -> bool:

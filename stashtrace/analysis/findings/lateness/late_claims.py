@@ -120,6 +120,7 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
     """Return what a root does longer than the only other rank, or than the median of the others."""
     others = [rank.rank for rank in facts.ranks if rank.rank != culprit.rank]
     row = Evidence("late_surplus_before") if culprit.before_waits else Evidence("late_surplus")
+    kind = "quiet" if culprit.is_quiet else kind_in_words(facts, culprit.rank, culprit.group)
     return replace(
         row,
         source_table="straggler_roots",
@@ -128,7 +129,7 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
         worker_id=culprit.named.worker,
         amount_ns=culprit.longer_ns,
         low_ns=culprit.named.name_ns,
-        kind=culprit.on.way if culprit.on is not None else kind_in_words(facts, culprit.rank, culprit.group),
+        kind=culprit.on.way if culprit.on is not None else kind,
         name=culprit.named.name,
     )
 
