@@ -19,8 +19,13 @@ def quiet_alone_ns(facts: RunFacts, rank: int, peers: list[int]) -> float:
 
     They are those before all else that its steps consist of.
     """
-    steps = host_steps(facts.trace)
-    tables = compared_steps(facts.trace, steps.take(in_steps(steps, facts.tables["steps"])), rank, peers)
+    steps = facts.tables["steps"]
+    if not (facts.trace.phases["phase_flags"] & PhaseFlag.NO_GRAD).any():
+        return 0.0
+    if (steps["clock_code"] != 0).any():  # phases are on the host's clock
+        on_host = host_steps(facts.trace)
+        steps = on_host.take(in_steps(on_host, steps))
+    tables = compared_steps(facts.trace, steps, rank, peers)
     if not tables:
         return 0.0
     spent = {one: _leading_ns(facts.trace.phases, own) for one, own in tables.items()}
