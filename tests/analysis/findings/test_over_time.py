@@ -394,8 +394,8 @@ def test_a_rank_with_several_kinds_of_longer_time_is_named() -> None:
     assert str(claim["text"]).endswith(": rank 1 works 90.0 ms longer, in several kinds of time")
 
 
-def test_steps_of_validation_that_the_others_wait_for_are_named() -> None:
-    """Rank 0 validates before every eighth step, while rank 1 waits in it already."""
+def test_an_evaluation_of_one_rank_that_the_others_wait_for_is_work_of_its_step() -> None:
+    """Rank 0 evaluates before every eighth step, while rank 1 waits in it already."""
     build, clock = TraceBuilder(), [0, 0]
     for step in range(120):
         entered = {}
@@ -414,7 +414,7 @@ def test_steps_of_validation_that_the_others_wait_for_are_named() -> None:
             clock[rank] = end + MS // 2
     trace = build.trace()
     (row,) = over_time(trace).rows()
-    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "validation")
+    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "compute")
     assert abs(row["rank_delta_ns"] - 100 * MS) < MS
     (claim,) = claims(trace)
-    assert str(claim["text"]).endswith(": rank 0 spends 100 ms more in validation steps before it")
+    assert str(claim["text"]).endswith(": rank 0 computes 100 ms longer")
