@@ -220,7 +220,11 @@ def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
     by_chance = ranks * chance(times, trials, ranks)
     # Half of the steps long and half short, as with one slow worker of two, are no noise where one rank makes them all.
     alone = by_chance < _NEVER_BY_CHANCE and share >= _NEARLY_ALL_RATIO
-    return by_chance < _BY_CHANCE and 2 * times > trials and (alone or lead.mean() > noise_of(lead))
+    if by_chance < _BY_CHANCE and 2 * times > trials and (alone or lead.mean() > noise_of(lead)):
+        return True
+    # Beside one that is late by more in a few steps, another one may be so in all others.
+    times, trials = _often(found, row)
+    return times >= _OF_TWO_RATIO * trials and ranks * chance(times, trials, ranks) < _NEVER_BY_CHANCE
 
 
 def _changes_with_time(facts: RunFacts, found: Blame, row: int) -> bool:
