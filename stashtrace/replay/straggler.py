@@ -79,7 +79,7 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
         return out
     # What one rank does before a send the other one has done before an earlier operation: only whole steps compare.
     to_one_rank = np.append(_is_pair(graph)[transfers.values], False)[following]
-    out = _steps_alike(graph, out, threads[to_one_rank])
+    out = _steps_alike(graph, out, threads[to_one_rank], luck)
     whole = (following >= 0) & ~to_one_rank
     threads, following = threads[whole], following[whole]
     if not len(threads):
@@ -193,8 +193,11 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     return _steps_alike(graph, work, np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST))))
 
 
-def _steps_alike(graph: Graph, work: Floats, chosen: Int64) -> Floats:
-    """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them."""
+def _steps_alike(graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0) -> Floats:
+    """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.
+
+    As ``luck`` grows, what a rank does longer in single steps stays, and only what it does longer on average goes.
+    """
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])
     if len(ranks) < 2:
@@ -203,6 +206,12 @@ def _steps_alike(graph: Graph, work: Floats, chosen: Int64) -> Floats:
     cell = kinds.number, ranks.number, steps.number
     spent = GroupBy.cells(cell, (len(kinds), len(ranks), len(steps))).sum(work[chosen])
     excess = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
+    if luck > 0:
+        mean = spent.mean(axis=2, keepdims=True)
+        general = np.maximum(mean - np.array([_of_others(of_kind) for of_kind in mean]), 0.0)
+        # Of its excess in all steps that part which is more than the others have by turns.
+        part = np.divide(general, excess.mean(axis=2, keepdims=True), out=np.zeros_like(general), where=general > 0)
+        excess = (1 - luck) * excess + luck * np.minimum(part, 1.0) * excess
     late = _late_ns(graph, ranks.values, steps.values)
     late[:, steps.values < 0] = np.inf  # before the first step
     left = spent - np.minimum(excess, late)

@@ -118,7 +118,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"others": 1.4},
             "others",
             [
-                "on average 2 threads of the job could run at a time, on 2 CPUs, of which other programs used 1.4",
+                "on average 2 threads of the job could run at a time, on 2 CPUs; other programs used 1.4 of these",
                 "stop other programs on this machine, or record while they are idle",
             ],
         ),

@@ -26,7 +26,7 @@ def test_names_the_rank_that_is_not_there() -> None:
         "the job hung: rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB",
         "  ranks 0,1,3 wait in it for 31.0 s",
         "  rank 2 last called number 2",
-        "  the last that rank 2 finished is all-reduce, 31.0 s before the records end",
+        "  the last thing that rank 2 finished is all-reduce, 31.0 s before the records end",
     ]
 
 

@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.findings.ending.claims import ending_claims
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.late.on_files import on_file
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
@@ -64,6 +68,8 @@ _FIXED = "interconnect."
 _SURE_RATIO = 0.5
 #: A rank, or a kind of work, is named if it is this part of what a change takes away.
 _MOSTLY_RATIO = 0.6
+#: This part of the loop's own code is a good part.
+_FILES_RATIO = 0.25
 #: A rate that makes all but the latency of a transfer vanish, and one that makes that vanish.
 _ENDLESS, _NONE = 1e9, 1e-9
 
@@ -123,6 +129,9 @@ def first_changes(trace: Trace) -> Table:
     with contextlib.suppress(MissingDataError):  # a job without such buckets
         buckets = gradient_buckets(trace, graph)
     answers = single_changes(graph, buckets=buckets)
+    # What one rank does longer than the others is asked by itself, and files are no code that could be quicker.
+    if len(np.unique(graph.ends_rank)) > 1 or _is_in_files(trace, graph):
+        answers = [answer for answer in answers if answer.changes[0].quantity != "python"]
     if is_imported(trace):  # whether time without a record was a wait is not known
         answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
     chosen = _chosen(graph, answers, buckets)
@@ -131,8 +140,21 @@ def first_changes(trace: Trace) -> Table:
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 
 
+def _is_in_files(trace: Trace, graph: Graph) -> bool:
+    """Return True if a good part of the loop's own code is in calls on files, of some rank."""
+    index = TraceIndex(trace)
+    for thread, steps in ranks_and_steps(index.origin, index.steps):
+        found = on_file(index, thread, steps)
+        code = (graph.rank == thread.rank) & (graph.kind == StallKind.PYTHON)
+        if found is not None and found.parts_ns.get(StallKind.PYTHON, 0) > _FILES_RATIO * graph.work_ns[code].sum():
+            return True
+    return False
+
+
 def what_to_do_first(trace: Trace) -> Table:
     """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
+    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal"}:
+        return _because("the job did not end well: look at that first")
     rows = _rows_count(trace)
     if rows > MOST_ROWS:
         return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")

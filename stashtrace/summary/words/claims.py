@@ -97,6 +97,8 @@ def _late(f: Finding) -> str:
             f"ranks {a['rank']} and {b['rank']} wait for each other by turns{where}, {' and '.join(parts)} a step:"
             " neither takes longer than their steps vary"
         )
+    if len(turns) == 1 and f.first("other_rank") is not None:
+        return f"{head} for rank {(f.first('other_rank') or {})['rank']}, which takes no longer than the steps vary"
     return f"{head} by turns for whoever comes last: no rank takes longer than the steps vary"
 
 

@@ -157,7 +157,7 @@ def _activity(kind: str, name: str = "") -> str:
 def _did_last(row: Row, f: Finding) -> str:
     what = _activity(row["kind"], row["name"])
     before = f", {duration_text(row['amount_ns'])} before the records end" if row["amount_ns"] > 0 else ""
-    return f"the last that rank {row['rank']} finished is {what}{before}"
+    return f"the last thing that rank {row['rank']} finished is {what}{before}"
 
 
 def _ran_since(row: Row, f: Finding) -> str:

@@ -54,8 +54,8 @@ _ENDS_IT = {
     "join": "the timeline shows where",
     "poll": "the timeline shows where",
     "lock": "another thread of its process holds it or is to signal it; the timeline shows where",
-    "socket": "the process at the other end of the connection lets it wait; the timeline shows where",
-    "pipe": "the process at the other end of the pipe lets it wait; the timeline shows where",
+    "socket": "the process at the other end of the connection keeps it waiting; the timeline shows where",
+    "pipe": "the process at the other end of the pipe keeps it waiting; the timeline shows where",
     "io": "the timeline shows where",
 }
 _PART_WORDS = {
@@ -134,7 +134,7 @@ def _blocked_reads(row: Row, f: Finding) -> str:
     where = f"mostly from {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
     typical = duration_text(row["amount_ns"])
     if row["rate_bytes_per_s"] < 0:
-        return f"a blocked read takes {typical} on average, {where}"
+        return f"blocked reads, {where}, take {typical} on average"
     rate = bytes_text(row["rate_bytes_per_s"])
     return f"blocked reads moved {rate}/s, {where}; one takes {typical} on average"
 
@@ -151,7 +151,7 @@ def _cpu_demand(row: Row, f: Finding) -> str:
     if others >= _OTHERS_TOLD * of_host:  # they are not bound to the CPUs that the job may use
         is_whole = of_host == row["of_count"]
         used = f"other programs used {number(others)}"
-        used = f", of which {used}" if is_whole else f"; {used} of the host's {of_host}"
+        used = f"; {used} of these" if is_whole else f"; {used} of the host's {of_host}"
     cpus = counted(row["of_count"], "CPU")
     return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
 

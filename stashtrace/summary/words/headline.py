@@ -56,9 +56,7 @@ def _loses(one: str, many: str, what: str) -> Callable[[Finding], str]:
 
 
 def _part_of_step(f: Finding) -> str:
-    """Word a share of the step: ``33 % of a step on rank 1``."""
-    part, on, rank = share(f.row).partition(" on rank")
-    return f"{part} of a step{on}{rank}"
+    return f"{share(f.row)} of a step"
 
 
 def _waits(whom: str) -> Callable[[Finding], str]:
@@ -87,6 +85,9 @@ def _host(f: Finding) -> str:
         part = percent_text(f.row["share_ratio"])
         upto = "up to " if f.row["items_count"] > 1 else ""
         spend = f"{ranks(f.row)} {'spend' if f.row['items_count'] > 1 else 'spends'}"
+        collects = f.first("python_collects")
+        if collects is not None and collects["part_ratio"] >= 0.5 and not f.row["call"]:
+            return f"{spend} {upto}{part} of a step in code of the loop, mostly in garbage collection"
         return f"{spend} {upto}{part} of a step outside forward, backward and optimizer"
     if f.row["cause_kind"] not in ("sync", "launch"):
         return ""

@@ -128,7 +128,7 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
 
 
 def _by_turns(e: Row, f: Finding, amounts: bool) -> str:
-    return "they take turns, each step on one of them alone"
+    return "they take turns: in each step only one of them"
 
 
 def _few_steps(e: Row, f: Finding, amounts: bool) -> str:

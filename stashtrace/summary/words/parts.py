@@ -45,25 +45,32 @@ def findings_of(findings: Table, evidence: Table) -> list[Finding]:
 
 
 def amount(row: Row) -> str:
-    """Word the mean time per step: the figure, a bound or a range, as ``confidence`` allows."""
+    """Word the mean time per step: the figure, a bound or a range, as ``confidence`` allows.
+
+    What is said of several ranks is true of each: the bounds are those of the rank that loses most.
+    """
     point, low, high = (duration_text(row[name]) for name in ("stall_ns", "low_ns", "high_ns"))
-    if row["confidence"] == "exact":
-        least = duration_text(row["least_ns"])
-        return f"{least} to {point}" if row["items_count"] > 1 and least != point else point
+    least, several = duration_text(row["least_ns"]), row["items_count"] > 1
+    if row["confidence"] in ("exact", "at_least"):
+        length = f"{least} to {point}" if several and least != point else point
+        return length if row["confidence"] == "exact" else f"at least {length}"
+    if several:
+        return f"up to {high}"
     words = {"at_least": f"at least {point}", "up_to": f"up to {high}", "between": f"between {low} and {high}"}
     return words[str(row["confidence"])]
 
 
 def share(row: Row) -> str:
-    """Word the share of the step that ``amount`` is: a range where ranks differ, else that of the rank hit hardest."""
-    if row["confidence"] != "exact" and row["stall_ns"] > 0:
+    """Word the share of the step that ``amount`` is: a range where ranks differ, a bound where ``amount`` is one."""
+    if row["confidence"] in ("up_to", "between") and row["stall_ns"] > 0:
         scale = row["share_ratio"] / row["stall_ns"]
         low, high = (percent_text(row[name] * scale) for name in ("low_ns", "high_ns"))
-        point = percent_text(row["share_ratio"])
-        between = high if low == high else f"{low.removesuffix(' %')} to {high}"
-        share = {"at_least": point, "up_to": high, "between": between}[row["confidence"]]
-        return f"{share} on rank {row['rank']}" if row["items_count"] > 1 else share
+        if row["items_count"] > 1:
+            return f"up to {high}"
+        return high if row["confidence"] == "up_to" or low == high else f"{low.removesuffix(' %')} to {high}"
     most, least = percent_text(row["share_ratio"]), percent_text(row["least_ratio"])
+    if row["items_count"] <= 1 or row["least_ratio"] < 0:
+        return most
     return most if most == least else f"{least.removesuffix(' %')} to {most}"
 
 

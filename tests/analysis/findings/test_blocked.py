@@ -30,12 +30,12 @@ def waiting(op: IoOp, flags: IoFlag, path: str = "") -> Trace:
         (
             waiting(IoOp.RECV, IoFlag.SOCKET),
             "rank 0 is blocked 8.00 ms a step (40 %) in calls of sockets (recv, send, connect)",
-            "the process at the other end of the connection lets it wait; the timeline shows where",
+            "the process at the other end of the connection keeps it waiting; the timeline shows where",
         ),
         (
             waiting(IoOp.READ, IoFlag.PIPE),
             "rank 0 is blocked 8.00 ms a step (40 %) in calls of pipes",
-            "the process at the other end of the pipe lets it wait; the timeline shows where",
+            "the process at the other end of the pipe keeps it waiting; the timeline shows where",
         ),
     ],
     ids=("socket", "pipe"),

@@ -93,7 +93,7 @@ def test_a_time_of_each_step_is_said_alone() -> None:
 
 def test_ranks_that_have_a_time_by_turns_are_said_to() -> None:
     said = verdicts(job(lambda rank, step: 30 if step % 2 == rank else 0))
-    assert said["other"].endswith("; they take turns, each step on one of them alone")
+    assert said["other"].endswith("; they take turns: in each step only one of them")
 
 
 def test_a_time_of_one_step_is_said_with_it() -> None:

@@ -201,7 +201,7 @@ def test_what_the_rank_did_last_is_said() -> None:
     assert evidence(trace) == [
         "rank 0 waits in it for 29.9 s",
         "rank 1 last called number 4",
-        "the last that rank 1 finished is a backward, 29.9 s before the records end",
+        "the last thing that rank 1 finished is a backward, 29.9 s before the records end",
         "in the steps before, all-reduce came next",
         "since then its thread has not run: it sleeps, or is inside a call that has not returned",
     ]

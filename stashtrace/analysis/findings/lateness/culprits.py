@@ -51,6 +51,8 @@ _NEVER_BY_CHANCE = 1e-6
 _ACTS = ("fetch", "checkpoint", "gc", "sleep", "h2d")
 #: Unless another rank's acts make others wait for this part of it as well: then they do so by turns.
 _ACTS_LEAD = 2
+#: An act is one of all steps if this part of them has at least half of its mean.
+_STEADY_RATIO = 0.9
 #: Waits of a root that are looked at for the name of a file, a kernel or a call.
 _NAMED_AT_MOST = 6
 #: A rank that waits less than this part of what the one that waits most does is not mentioned.
@@ -203,6 +205,10 @@ def _stands_out(facts: RunFacts, found: Blame, row: int) -> bool:
     acts = found.by_kind_ns[:, [CAUSES.index(kind) for kind in _ACTS]].sum(axis=1)
     others = np.delete(acts, row).max(initial=0.0)
     if acts[row] >= max(_LEAST_RATIO * whole.sum(), _ACTS_LEAD * others):
+        return True
+    # Two ranks with an act each, before different operations, both make waits in each step: not by turns.
+    steady = float(np.mean(own >= 0.5 * own.mean())) >= _STEADY_RATIO
+    if steady and acts[row] >= max(_LEAST_RATIO * whole.sum(), _OF_TWO_RATIO * own.sum()):
         return True
     if share < (_OF_TWO_RATIO if ranks == 2 else _LEAST_RATIO):
         return False

@@ -233,5 +233,8 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
         )
         work = [replace(_surplus_row(facts, one), code="late_one_work")] if one.group else []
         return [replace(claim, cause_kind="few", evidence=(times, *work))]
+    others = [rank.rank for rank in facts.ranks if rank.rank != left[0].rank]
+    if len(others) == 1:  # whoever comes last is always the same one
+        rows.append(Evidence("other_rank", "stalls", rank=others[0]))
     kind = "once" if steps_count < costliest.SEVERAL else "alternates"
     return [replace(claim, cause_kind=kind, evidence=tuple(rows))]
