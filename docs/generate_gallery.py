@@ -96,8 +96,7 @@ GALLERY = (
         "own/garbage",
         "One rank collects garbage",
         OURS + ": rank 1 collects garbage in every other step",
-        "Rank 0 is the one that waits, and rank 1 the one to look at. Mean and median step differ: it is not every"
-        " step.",
+        "Rank 0 is the one that waits, and rank 1 the one to look at. It is not every step: the verdict says which.",
     ),
     Shown(
         "own/turns",
@@ -125,10 +124,9 @@ GALLERY = (
     ),
     Shown(
         "own/blocked",
-        "Blocked for no reason that was recorded",
+        "The loop waits for a lock",
         OURS + ": the loop that trains waits for a lock",
-        "`LOW CONFIDENCE` says that nearly half of the step has no known cause. The kind of call is known, its reason"
-        " is not.",
+        "The call is known, and that another thread of the process ends the wait; which one, the timeline shows.",
     ),
     Shown(
         "own/validation",
