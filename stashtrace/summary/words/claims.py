@@ -97,8 +97,13 @@ def _late(f: Finding) -> str:
             f"ranks {a['rank']} and {b['rank']} wait for each other by turns{where}, {' and '.join(parts)} a step:"
             " neither takes longer than their steps vary"
         )
-    if len(turns) == 1 and f.first("other_rank") is not None:
-        return f"{head} for rank {(f.first('other_rank') or {})['rank']}, which takes no longer than the steps vary"
+    other = f.first("other_rank")
+    if len(turns) == 1 and other is not None:
+        both = " and ".join(str(rank) for rank in sorted((row["rank"], other["rank"])))
+        return (
+            f"ranks {both} wait for each other by turns{where}, rank {row['rank']} {lost(row)} and rank {other['rank']}"
+            " less: neither takes longer than their steps vary"
+        )
     return f"{head} by turns for whoever comes last: no rank takes longer than the steps vary"
 
 
