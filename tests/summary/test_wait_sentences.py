@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from builders import MS
+from builders import MS, TraceBuilder
 from scenes import Verdict, verdicts
 from wait_chains import (
     Job,
@@ -190,6 +190,21 @@ def test_a_rank_that_is_late_in_every_other_step_is_named() -> None:
     trace = data_parallel(lambda s, r: noise(s, r) + (150 if r == 1 and s % 2 else 0), steps=65)
     assert re.match(r"rank 1 computes 7[4-7]\.\d ms a step longer than rank 0", late(trace).text)
     assert row(trace)["cause_rank"] == 1
+
+
+def test_a_rank_without_steps_that_is_waited_for_in_each_step_is_no_chance() -> None:
+    """As a parameter server without an optimizer: rank 1 trains and waits 15 ms for it in each of its steps."""
+    build, at = TraceBuilder(), 0
+    for _ in range(40):
+        rank, late_ns = build.rank(1), at + 35 * MS
+        rank.phase("forward", at, at + 10 * MS).phase("backward", at + 10 * MS, at + 20 * MS)
+        keys = build.collective({0: (late_ns, late_ns + MS), 1: (at + 20 * MS, late_ns + MS)})
+        rank.collective_wait(keys[1], at + 20 * MS, late_ns + MS)
+        rank.phase("optimizer", late_ns + MS, late_ns + 3 * MS)
+        at = late_ns + 3 * MS
+    assert late(build.trace()).text == (
+        "rank 1 waits 15.0 ms a step (39 %) in all-reduce, all of it for rank 0, in 35 of 35 steps"
+    )
 
 
 def test_two_ranks_that_sleep_by_turns_are_both_said_to_sleep() -> None:

@@ -75,7 +75,9 @@ def _late(f: Finding) -> str:
     if one is not None:
         most = "all" if one["part_ratio"] >= _ALL_RATIO else percent_text(one["part_ratio"])
         times = f"in {one['items_count']} of {one['of_count']} steps"
-        return f"{head}, {most} of it for rank {one['rank']}, {times}: too few to tell whether that is chance"
+        # In most of the steps it is no chance, also where the steps of that rank were not seen.
+        doubt = "" if 3 * one["items_count"] >= 2 * one["of_count"] else ": too few to tell whether that is chance"
+        return f"{head}, {most} of it for rank {one['rank']}, {times}{doubt}"
     bubble = f.first("bubble")
     if bubble is not None and row["cause_kind"] == "bubble":
         return f"{head} for the stages of their pipeline: most of it is the bubble that such a pipeline has"
