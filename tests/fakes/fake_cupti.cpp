@@ -250,7 +250,9 @@ FAKE_API int cuptiActivityGetNumDroppedRecords(void*, std::uint32_t, std::size_t
 
 FAKE_API int cuptiSetThreadIdType(int type) {
   FAKE_CALL(cuptiSetThreadIdType);
-  state().thread_id_type = type;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.thread_id_type = type;
   return 0;
 }
 
