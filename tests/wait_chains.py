@@ -41,6 +41,7 @@ class Job:
     build: TraceBuilder = field(default_factory=TraceBuilder)
     now: dict[int, int] = field(default_factory=dict)
     loaded: int = 0
+    sent: dict[int, int] = field(default_factory=dict)  # messages by group
 
     def __post_init__(self) -> None:
         self.now = dict.fromkeys(range(self.ranks), 0)
@@ -89,15 +90,18 @@ class Job:
         end = max(sent, self.now[target]) + round(ms * MS)
         # The position of a rank in a group of two is its place by number.
         low = min(source, target)
+        number = self.sent[group] = self.sent.get(group, -1) + 1
         self.build.collective(
             {source: (sent, sent + MS // 10)},
             group=group,
+            sequence=number,
             op=CollectiveOp.SEND,
             peer_rank=int(target != low),
         )
         keys = self.build.collective(
             {target: (self.now[target], end)},
             group=group,
+            sequence=number,
             op=CollectiveOp.RECEIVE,
             peer_rank=int(source != low),
         )
@@ -127,6 +131,24 @@ def through_a_message(reads: Extra, steps: int = 20) -> Trace:
             job.compute(rank, 20)
         job.meet([1, 2, 3], group=REST)
         for rank in range(4):
+            job.update(rank)
+    return job.trace()
+
+
+def through_a_server(sleeps: Extra, steps: int = 20) -> Trace:
+    """Rank 0 has no loop: it sends weights to ranks 1 and 2, which train for 30 ms, and receives their gradients."""
+    job = Job(3)
+    pairs = {(0, 1): 0xF00D, (0, 2): 0xFEED, (1, 0): 0xD00F, (2, 0): 0xDEEF}
+    for pair, group in pairs.items():
+        job.build.group(sorted(pair), group=group, name="weights" if pair[0] == 0 else "gradients")
+    for step in range(steps):
+        for rank in (1, 2):
+            job.send(0, rank, group=pairs[0, rank])
+        for rank in (1, 2):
+            job.compute(rank, 20)
+            job.compute(rank, 10, "backward")
+            job.sleep(rank, sleeps(step, rank))
+            job.send(rank, 0, group=pairs[rank, 0])
             job.update(rank)
     return job.trace()
 

@@ -71,7 +71,7 @@ def _woken_ns(graph: Graph) -> Floats:
 
 def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     """Let no rank's thread work longer before a collective than the others that enter it."""
-    threads = np.flatnonzero(np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE)))
+    threads = np.flatnonzero(np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE)) & _has_steps(graph))
     out: Floats = work.copy()
     following, transfers = next_transfers(graph, threads)
     ranks = np.unique(graph.rank[threads])
@@ -104,6 +104,11 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     before, after = spent[cell], left[cell]
     out[threads] *= np.divide(after, before, out=np.ones_like(before), where=(before > 0) & (after >= 0))
     return out
+
+
+def _has_steps(graph: Graph) -> npt.NDArray[np.bool_]:
+    """Return the mask of nodes of ranks with steps: one that only serves others has other work than they."""
+    return np.isin(graph.rank, np.unique(graph.ends_rank))
 
 
 def _is_pair(graph: Graph) -> npt.NDArray[np.bool_]:
@@ -242,14 +247,15 @@ def _late_ns(graph: Graph, ranks: Int64, steps: Int64) -> Floats:
     """Return by how much each rank entered the collectives of each step later than the others' median, in sum."""
     member = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     source = graph.source[member]
-    known = np.isin(graph.rank[source], ranks)
+    is_own = np.isin(graph.rank, ranks)
+    known = is_own[source] | ~_has_steps(graph)[source]
     member, source = member[known], source[known]
-    transfers = GroupBy(graph.target[member])
+    transfers, entering = GroupBy(graph.target[member]), GroupBy(graph.rank[source])
     if not len(transfers):
         return np.zeros((len(ranks), len(steps)))
-    entered = np.full((len(ranks), len(transfers)), np.nan)
-    row = np.searchsorted(ranks, graph.rank[source])
-    entered[row, transfers.number] = graph.end_ns[source] - graph.begin_ns.min()
-    behind = np.nan_to_num(np.maximum(entered - _of_others(entered), 0.0))
-    cells = GroupBy.cells((row, np.searchsorted(steps, graph.step[source])), (len(ranks), len(steps)))
-    return cells.sum(behind[row, transfers.number])
+    entered = np.full((len(entering), len(transfers)), np.nan)
+    entered[entering.number, transfers.number] = graph.end_ns[source] - graph.begin_ns.min()
+    behind = np.nan_to_num(np.maximum(entered - _of_others(entered), 0.0))[entering.number, transfers.number]
+    own = np.flatnonzero(is_own[source])
+    step, rank = np.searchsorted(steps, graph.step[source[own]]), np.searchsorted(ranks, graph.rank[source[own]])
+    return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[own])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from wait_chains import on, through_a_server
 
 from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.analysis.steps.samples import told_samples
@@ -155,3 +156,12 @@ def test_a_transfer_that_has_waited_for_a_cpu_waits_no_second_time() -> None:
     answer = without(late_on_two_cpus(lambda step: 4000 if step % 4 else 500))
     assert answer.steps_count == 19
     assert answer.high_ns - answer.low_ns == pytest.approx(1.5 * MS * 4 / 19, rel=0.02)
+
+
+def test_a_server_without_steps_works_in_between() -> None:
+    """Both ranks train for 31 ms; rank 1 can go on only when rank 2 has slept and the server has both gradients."""
+    graph = build(through_a_server(on(2, 15)))
+    assert graph.step_ns(graph.replay()).tolist() == graph.measured_step_ns.tolist()
+    answer = without(graph)
+    assert answer.measured_ns == pytest.approx(46.2 * MS, abs=0.05 * MS)
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((31.2, 31.2), abs=0.05)

@@ -20,6 +20,7 @@ from wait_chains import (
     pipeline_of,
     reducer_and_broadcast,
     through_a_message,
+    through_a_server,
     two_barriers,
 )
 
@@ -47,6 +48,14 @@ def test_the_rank_that_reads_is_named_and_not_the_one_that_passes_it_on() -> Non
     assert found.evidence[0] == "ranks 1-3 wait 29.0 ms to 29.1 ms a step (56 %)"
     claim = row(trace)
     assert (claim["cause_rank"], claim["cause_kind"], claim["file"]) == (0, "fetch", "/data/shard-0017.tar")
+
+
+def test_a_server_without_steps_stands_between_the_late_rank_and_who_waits() -> None:
+    found = late(through_a_server(on(2, 15)))
+    assert found.text == (
+        "rank 2 sleeps 15.0 ms a step longer than rank 1; rank 0 waits for it in receive, and rank 1 for rank 0:"
+        " 14.8 ms of waiting a step in all"
+    )
 
 
 def test_a_sleep_before_the_second_barrier_is_the_reason() -> None:

@@ -17,10 +17,11 @@ from stashtrace.analysis.graph.model import Graph
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
 from stashtrace.analysis.graph.transfers import transfers
+from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import device_windows
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
-from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -58,7 +59,11 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
         elif (own["clock_code"] != 0).any():
             events.add_rank(index, thread, own, shared, parts)
         else:
-            host.add_rank(index, thread, own, shared, parts)
+            host.add_rank(index, thread, own, TimeSet.of(own["begin_ns"][:1], own["end_ns"][-1:]), shared, parts)
+    last_ns = max(int(own["end_ns"][-1]) for _, own, _ in cut)
+    for thread in threads_without_steps(index.origin):  # waits of others may lead through it
+        life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
+        host.add_rank(index, thread, index.steps.take(slice(0)), life, shared, parts)
     graph = parts.graph()
     return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
 

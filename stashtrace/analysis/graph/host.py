@@ -26,12 +26,16 @@ _UNEXPLAINED = (StallKind.CHECKPOINT, StallKind.OTHER)
 _TOGETHER_NS = 1_000_000
 
 
-def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, parts: Parts) -> None:
-    """Add the nodes of a rank's step thread and workers, and their edges."""
+def add_rank(
+    index: TraceIndex, thread: StepThread, steps: Table, life: TimeSet, transfers: Transfers, parts: Parts
+) -> None:
+    """Add the nodes of a rank's step thread and workers in its life, and their edges.
+
+    A rank that only serves others has no steps.
+    """
     loads = batch_waits(index, thread)
     blocked = blocked_on_collectives(index, thread, loads.time)
     handed = made_by_workers(loads, thread)
-    life = TimeSet.of([int(steps["begin_ns"][0])], [int(steps["end_ns"][-1])])
 
     painted = Painted.of(rank_layers(index, thread).layers)
     known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
@@ -71,8 +75,9 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     _release(index, thread, nodes, blocked, transfers, parts)
     add_batches(index, thread, nodes, loads, had, life, parts)
     saves.add(thread, parts, nodes)
-    last, ended_ns = nodes.last_ended(steps["end_ns"])
-    parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
+    if len(steps):
+        last, ended_ns = nodes.last_ended(steps["end_ns"])
+        parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
 
 
 def _release(

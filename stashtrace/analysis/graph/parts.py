@@ -204,4 +204,4 @@ class Cells:
 def step_of(steps: Table, moments: Int64) -> Int64:
     """Return the number of the step that each moment belongs to or follows; -1 before the first step."""
     place = np.searchsorted(steps["begin_ns"], moments, side="right") - 1
-    return int64(np.where(place >= 0, steps["step"][place], -1))
+    return int64(np.append(steps["step"], -1)[place])

@@ -6,6 +6,10 @@
 
 A wait is as long as what the late rank did longer than the waiting one since both were level, kind by kind: kinds that
 it did shorter cancel others. So equal work of the ranks in between is no cause, whenever they do it.
+
+    rank 1   |-- work --|......... waits for 0 .........|     rank 0 relays what it receives and works little itself.
+    rank 0   . waits 1 .|.. waits for 2 ..|-- relays --|      Its waits stand for what the awaited rank did: rank 2
+    rank 2   |-- work --|-- reads --------|                   did not work longer than rank 0 waited for rank 1
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -96,17 +100,41 @@ def roots_of(trace: Trace) -> Roots:
 def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], followed: npt.NDArray[np.bool_]) -> Floats:
     """Return by how much the late rank of each wait did each kind of time longer, 0 where less or unknown."""
     rows = np.flatnonzero(followed & np.isin(waits.late, list(threads)))
-    spent = np.zeros((len(waits), len(CAUSES)), dtype=np.int64)
     times: dict[int, RankTimes] = {}
-    sides = ((waits.late, waits.late_level, waits.end, 1), (waits.rank, waits.level, waits.begin, -1))
-    for whom, since, until, sign in sides:
-        for rank, own in GroupBy(whom[rows]).items():
+
+    def spent(whom: Int64, since: Int64, until: Int64) -> Int64:
+        """Return the ns of each kind that each rank spent in its window."""
+        out = np.zeros((len(whom), len(CAUSES)), dtype=np.int64)
+        for rank, own in GroupBy(whom).items():
+            if rank not in threads:
+                continue
             if rank not in times:
                 times[rank] = rank_times(index, threads[rank])
-            chosen = rows[own]
-            spent[chosen] += sign * times[rank].within(since[chosen], until[chosen])
-    spent[rows, BEFORE] = (waits.late_level - waits.level)[rows]
-    return np.maximum(spent, 0).astype(np.float64)
+            out[own] = times[rank].within(since[own], until[own])
+        return out
+
+    chosen = waits.take(rows)
+    late = spent(chosen.late, chosen.late_level, chosen.end).astype(np.float64)
+    waiting = spent(chosen.rank, chosen.level, chosen.begin).astype(np.float64)
+
+    # What the waiting rank had waited more stands for what it waited for.
+    more = waiting[:, WAITED] - late[:, WAITED]
+    asked, at = _each(*_ranges(waits, chosen.rank, chosen.level, chosen.begin))
+    kept = (more[asked] > 0) & (waits.late[at] != chosen.late[asked])
+    asked, at = asked[kept], at[kept]
+    begin = np.maximum(waits.begin[at], chosen.level[asked])
+    end = np.maximum(np.minimum(waits.end[at], chosen.begin[asked]), begin)
+    awaited = spent(waits.late[at], begin, end)
+    instead = np.stack([np.bincount(asked, awaited[:, kind], len(rows)) for kind in range(len(CAUSES))], axis=1)
+    whole = instead.sum(axis=1)
+    known = whole > 0
+    waiting[known, WAITED] -= more[known]
+    waiting[known] += instead[known] * (more[known] / whole[known])[:, None]
+
+    longer = np.zeros((len(waits), len(CAUSES)))
+    longer[rows] = late - waiting
+    longer[rows, BEFORE] = (waits.late_level - waits.level)[rows]
+    return np.maximum(longer, 0)
 
 
 def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
@@ -118,7 +146,7 @@ def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     count = len(waits)
     whole = longer_ns.sum(axis=1)
     passes = np.divide(longer_ns[:, WAITED], whole, out=np.zeros(count), where=whole > 0)
-    first, last = _own_waits(waits)
+    first, last = _ranges(waits, waits.late, waits.late_level, waits.end)
     passes = np.where(last > first, passes, 0.0)
     source, current, part = np.arange(count), np.arange(count), waits.length.astype(np.float64)
     done: list[tuple[Int64, Int64, Floats]] = []
@@ -131,9 +159,7 @@ def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
         source, current, passed = source[~small], current[~small], passed[~small]
         if not len(source):
             break
-        many = last[current] - first[current]
-        of = np.repeat(np.arange(len(source)), many)
-        at = first[current][of] + np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)
+        of, at = _each(first[current], last[current])
         asked = current[of]
         shared = np.minimum(waits.end[at], waits.end[asked]) - np.maximum(waits.begin[at], waits.late_level[asked])
         shared = np.clip(shared, 0, waits.length[at]).astype(np.float64)
@@ -156,18 +182,25 @@ def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     return int64(each.keys[0][kept]), int64(each.keys[1][kept]), np.asarray(lengths[kept], dtype=np.float64)
 
 
-def _own_waits(waits: Waits) -> tuple[Int64, Int64]:
-    """Return the range of the late rank's own waits from when it was level with the waiting rank to its arrival."""
-    first, last = np.zeros(len(waits), dtype=np.int64), np.zeros(len(waits), dtype=np.int64)
+def _ranges(waits: Waits, whom: Int64, since: Int64, until: Int64) -> tuple[Int64, Int64]:
+    """Return the first and last row, as a range, of the waits of each rank in its window."""
+    first, last = np.zeros(len(whom), dtype=np.int64), np.zeros(len(whom), dtype=np.int64)
     mine = GroupBy.runs(waits.rank)
     bounds = dict(
         zip(mine.values.tolist(), zip(mine.bounds[:-1].tolist(), mine.bounds[1:].tolist(), strict=True), strict=True)
     )
-    for late, rows in GroupBy(waits.late).items():
-        if late not in bounds:
+    for rank, rows in GroupBy(whom).items():
+        if rank not in bounds:
             continue
-        begin, end = bounds[late]
+        begin, end = bounds[rank]
         ended = np.maximum.accumulate(waits.end[begin:end])
-        first[rows] = begin + np.searchsorted(ended, waits.late_level[rows], side="right")
-        last[rows] = begin + np.searchsorted(waits.begin[begin:end], waits.end[rows], side="left")
+        first[rows] = begin + np.searchsorted(ended, since[rows], side="right")
+        last[rows] = begin + np.searchsorted(waits.begin[begin:end], until[rows], side="left")
     return first, np.maximum(first, last)
+
+
+def _each(first: Int64, last: Int64) -> tuple[Int64, Int64]:
+    """Return, for each row of each range, the number of the range and the row."""
+    many = last - first
+    of = np.repeat(np.arange(len(first)), many)
+    return of, first[of] + np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)

@@ -19,7 +19,7 @@ from stashtrace.analysis.stalls.collectives import in_flight_heads, own_collecti
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
-from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
@@ -67,7 +67,7 @@ class Waits:
 
 
 def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
-    """Return the waits of all ranks, and the step thread of each rank.
+    """Return the waits of all ranks, and the thread of each rank that steps or calls collectives.
 
     Raises
     ------
@@ -82,6 +82,10 @@ def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
         threads[thread.rank] = thread
         first[thread.rank] = int(steps["begin_ns"].min()) if len(steps) else thread.begin_ns
         parts.append(_of_rank(index, thread, steps))
+    if threads:
+        for thread in threads_without_steps(trace):
+            threads[thread.rank], first[thread.rank] = thread, thread.begin_ns
+            parts.append(_of_rank(index, thread, index.steps.take(slice(0))))
     columns = [int64(np.concatenate(column)) for column in zip(*parts, strict=True)] if parts else [int64([])] * 7
     rank, late, begin, end, length, step, row = columns
     # What a rank entered before it waited, as the buckets of DDP, it had worked for before: then both were not level.

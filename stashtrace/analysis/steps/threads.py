@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.errors import MissingDataError
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
 from stashtrace.schema.trace import Trace, kept_with_trace
 
@@ -69,10 +70,31 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
             "no rank has a step: no optimizer update, forward or batch wait was recorded",
             hint=how_to_get_steps(trace),
         )
-    columns = (processes[name].tolist() for name in ("process_id", "begin_ns", "end_ns"))
+    return _with_lives(trace, best)
+
+
+@kept_with_trace
+def threads_without_steps(trace: Trace) -> tuple[StepThread, ...]:
+    """Return the thread with the most collectives of each rank that has none in ``step_threads``, ascending.
+
+    Such a rank serves others, as a parameter server that relays gradients: waits for it may be passed on.
+    """
+    table = trace.collectives
+    with_steps = {thread.rank for thread in step_threads(trace)}
+    called = np.flatnonzero((table["track_id"] >= 0) & (table["rank"] >= 0))
+    each = GroupBy(table["rank"][called], table["process_id"][called], table["track_id"][called])
+    most: dict[int, tuple[int, int, int]] = {}
+    for rank, process, track, count in zip(*(key.tolist() for key in each.keys), each.sizes.tolist(), strict=True):
+        if rank not in with_steps:
+            most[rank] = max(most.get(rank, (0, 0, 0)), (count, -track, process))
+    return _with_lives(trace, most)
+
+
+def _with_lives(trace: Trace, chosen: dict[int, tuple[int, int, int]]) -> tuple[StepThread, ...]:
+    """Return the threads of {rank: (score, -track, process)} with the lives of their processes, by rank."""
+    columns = (trace.processes[name].tolist() for name in ("process_id", "begin_ns", "end_ns"))
     lives = {process: (begin, end) for process, begin, end in zip(*columns, strict=True)}
-    chosen = sorted(best.items())
-    return tuple(StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in chosen)
+    return tuple(StepThread(rank, process, -key, *lives[process]) for rank, (_, key, process) in sorted(chosen.items()))
 
 
 def how_to_get_steps(trace: Trace) -> str:

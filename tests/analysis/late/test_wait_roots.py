@@ -6,7 +6,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
-from wait_chains import Job, data_parallel, noisy, none, on, pipeline_of, through_a_message, two_barriers
+from wait_chains import (
+    Job,
+    data_parallel,
+    noisy,
+    none,
+    on,
+    pipeline_of,
+    through_a_message,
+    through_a_server,
+    two_barriers,
+)
 
 from stashtrace.analysis.late.roots import roots_of
 from stashtrace.analysis.late.stages import stages_of
@@ -65,6 +75,22 @@ def test_what_a_rank_in_between_does_longer_itself_stays_its_own() -> None:
     assert found[1, 0] == pytest.approx(30, abs=0.3)
     # Rank 0 itself waits until rank 1 and the others have met.
     assert found[0, 1] == pytest.approx(13, abs=0.3)
+
+
+def test_a_wait_goes_through_a_rank_that_has_no_steps() -> None:
+    """What rank 0 waits for rank 1 stands for the training of rank 1: that of rank 2 is no reason to be late."""
+    trace = through_a_server(on(2, 15))
+    assert by_root(trace) == pytest.approx({(1, 2): 15}, abs=0.5)
+    table = analyze(trace, "straggler_roots")
+    rows = table.take((table["stall_ns"] > MS) & (table["root_rank"] == 2))
+    assert set(rows["cause_kind"].tolist()) == {"sleep"}
+    # Rank 0 has waiting of its own, in no step.
+    assert set(table["rank"].tolist()) == {1}
+    assert 0 in analyze(trace, "straggler_roots", warmup=True)["rank"]
+
+
+def test_a_rank_without_steps_passes_nothing_on_where_nobody_is_late() -> None:
+    assert by_root(through_a_server(none)) == {}
 
 
 @pytest.mark.parametrize("seed", range(3))

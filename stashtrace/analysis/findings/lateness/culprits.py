@@ -32,7 +32,7 @@ from stashtrace.analysis.late.roots import UNKNOWN, Floats, Roots, roots_of
 from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.analysis.late.waits import Waits
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.steps.threads import step_threads, threads_without_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.units import ranks_text
@@ -436,6 +436,11 @@ def _links(
         reached += [victim for victim in for_whom.get(late, []) if victim not in reached and victim in for_whom]
     ordered = [late for late in reached if late in for_whom] + [late for late in for_whom if late not in reached]
     links = []
+    # A rank in between without steps, as a server, has no waiting in them to tell.
+    for late in for_whom:
+        own = np.flatnonzero((waits.rank == late) & (waits.late == rank))
+        if late != rank and late not in victims.values and len(own):
+            links.append(Link(rank, (late,), _operation(facts, waits, own, waits.length[own].astype(np.float64)), 0.0))
     for late in ordered:
         inside: dict[str, list[int]] = {}
         for victim in for_whom[late]:
@@ -489,7 +494,7 @@ def _name(facts: RunFacts, found: Blame, part: Int64, kind: str) -> Named:
     weight = each.sum(roots.kinds_ns()[part][:, cause])
     longest = each.values[np.argsort(-weight, kind="stable")[:_NAMED_AT_MOST]]
     index = TraceIndex(facts.trace)
-    threads = {thread.rank: thread for thread in step_threads(facts.trace)}
+    threads = {t.rank: t for t in (*step_threads(facts.trace), *threads_without_steps(facts.trace))}
     namer = Namer(index)
     names: dict[tuple[str, int], list[Named]] = {}
     times = {r: rank_times(index, threads[r]) for r in {*waits.late[longest].tolist(), *waits.rank[longest].tolist()}}
