@@ -108,10 +108,10 @@ def judged(folder: Path, job: str, change: str, other: str, real_ns: float) -> P
     less = re.fullmatch(r"compute=([+-]\d+)ms", change)
     if less:
         change = f"compute={answer_of(folder).before_ns['compute'] / _MS + float(less[1]):.1f}ms"
-    answer = answer_of(folder, change)
+    answer = answer_of(folder, *change.split())
     low, high = answer.interval_ns
     return Prediction(
-        kind=change.partition("=")[0],
+        kind=" and ".join(one.partition("=")[0] for one in change.split()),
         job=job,
         change=change,
         real=other,

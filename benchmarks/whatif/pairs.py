@@ -58,6 +58,9 @@ _READING = {**_SMALL, "ranks": 1, "prep_ms": 6.0, "compute_ms": 1.0, "device_ms"
 _BURSTS = {**_SMALL, "ranks": 1, "prep_ms": 1.0, "burst_ms": 120.0, "burst_every": 8, "device_ms": 14.0, "steps": 80}
 _PASSES = {**_WAITING, "ranks": 1, "prep_wait_ms": 30.0, "device_ms": 20.0, "passes": 4, "steps": 80}
 _BUSY = {**_SMALL, "prep_ms": 12.0, "compute_ms": 7.0, "device_ms": 0.0, "steps": 80}
+#: Two causes at once: batches that take 30 ms, and a rank that is 60 ms late in every other step.
+_TWO = {**_WAITING, "prep_wait_ms": 30.0, "device_ms": 8.0, "steps": 80}
+_LATE_AND = {"late_ms": 60.0, "late_rank": 1, "late_every": 2}
 #: Two groups whose transfers take 42 ms each at 100 Mbit/s if they are alone.
 _GROUPS = {"loop": "groups", "gradient_kib": (512, 512), "prep_ms": 1.0, "steps": 40}
 
@@ -108,6 +111,10 @@ SETUPS = {
     "apart-even": _job(**_SMALL, steps=80),
     "apart-busy-late": _job(**_BUSY, late_ms=90.0, late_rank=1),
     "apart-busy": _job(**_BUSY),
+    "apart-two": _job(**_TWO, **_LATE_AND),
+    "apart-two-w2": _job(**_TWO, **_LATE_AND, workers=2),
+    "apart-two-even": _job(**_TWO),
+    "apart-two-even-w2": _job(**_TWO, workers=2),
     "example-w1": _example("--batch-size 48 --workers 1"),
     "example-w2": _example("--batch-size 48 --workers 2"),
     "example-100": _example("--batch-size 8", 100),
@@ -116,7 +123,7 @@ SETUPS = {
     "example-balanced": _example("--batch-size 8"),
 }
 
-#: (job, change, job that it makes of it); of compute, what it is to be is what the recording has and so much more.
+#: (job, changes with spaces between them, job that they make of it); of compute, what it is to be is what the recording has and so much more.
 QUESTIONS = (
     ("ddp-100", "network.bandwidth=x2", "ddp-200"),
     ("ddp-200", "network.bandwidth=x0.5", "ddp-100"),
@@ -174,6 +181,11 @@ HELD_APART = (
     ("apart-turns", "straggler=0", "apart-even"),
     ("apart-collects", "straggler=0", "apart-even"),
     ("apart-busy-late", "straggler=0", "apart-busy"),
+    ("apart-two", "workers=2", "apart-two-w2"),
+    ("apart-two", "straggler=0", "apart-two-even"),
+    ("apart-two", "workers=2 straggler=0", "apart-two-even-w2"),
+    ("apart-two-w2", "straggler=0", "apart-two-even-w2"),
+    ("apart-two-even", "workers=2", "apart-two-even-w2"),
 )
 
 #: What each shape of the example is called.
