@@ -59,7 +59,9 @@ truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 trust: $(VENV)/.built $(VENV)/.test-tools $(VENV)/.trust-tools
 	$(bin)/python benchmarks/trust.py $(if $(PARTS),--parts $(PARTS)) $(if $(LIMIT),--limit $(LIMIT))
 
+# What judges the figures is judged first.
 bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+	$(bin)/python -m pytest $(PYTEST) benchmarks/tests
 	$(bin)/python benchmarks/run_all.py
 
 torch: $(torch_stamp)

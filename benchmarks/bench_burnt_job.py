@@ -23,7 +23,7 @@ from typing import Any
 import harness
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = map(str, (ROOT / "tests", ROOT / "tests/support"))
 
 from ground_truth.five_steps_truth import BACKWARD, BURNT, END, rows_of_rank  # noqa: E402
 

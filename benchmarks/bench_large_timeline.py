@@ -31,7 +31,7 @@ from typing import Any
 import harness
 import numpy as np
 
-sys.path.insert(0, str(harness.ROOT / "tests"))
+sys.path.insert(0, str(harness.ROOT / "tests/support"))
 MOST_WALL_S, MOST_BYTES = 60.0, 2e9
 SEGMENT_ROWS = 1 << 16
 #: Calls of a worker per batch of the training run.

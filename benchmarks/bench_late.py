@@ -19,7 +19,7 @@ import harness
 import numpy as np
 
 sys.path.insert(0, str(harness.ROOT))
-sys.path.insert(0, str(harness.ROOT / "tests"))
+sys.path.insert(0, str(harness.ROOT / "tests/support"))
 
 from builders import MS, WORLD, TraceBuilder
 

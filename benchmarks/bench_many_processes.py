@@ -23,7 +23,7 @@ from typing import Any
 
 import harness
 
-sys.path.insert(0, str(harness.ROOT / "tests"))
+sys.path.insert(0, str(harness.ROOT / "tests/support"))
 CALLS = 40
 
 

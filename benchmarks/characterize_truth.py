@@ -27,7 +27,7 @@ from typing import Any
 import harness
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = map(str, (ROOT / "tests", ROOT / "tests/support"))
 
 from ground_truth.five_steps_truth import BURNT, READ, exposed_ms  # noqa: E402
 from ground_truth.machine import Missing, slow_disk  # noqa: E402

@@ -37,7 +37,7 @@ def output_of(command: str) -> str:
 
 def gpu_traces() -> None:
     """The jobs of the page on GPU traces, in the current directory."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     from kineto_job import write_job
 
     write_job(Path("job"))
@@ -60,7 +60,7 @@ def gate() -> None:
 
 def recommend() -> None:
     """A characterization made of published throughputs, and a catalog of its hosts."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     from published_runs import write_published
 
     write_published(Path())
@@ -68,7 +68,7 @@ def recommend() -> None:
 
 def slowdown() -> None:
     """Two replicas of a pipeline of two stages, in which rank 1 computes for twice as long."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     from pipeline_files import two_stages, write
 
     write(Path("trace-made-up.parquet"), two_stages({(1, 0): 2.0}, replicas=2))

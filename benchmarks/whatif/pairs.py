@@ -123,7 +123,8 @@ SETUPS = {
     "example-balanced": _example("--batch-size 8"),
 }
 
-#: (job, changes with spaces between them, job that they make of it); of compute, what it is to be is what the recording has and so much more.
+#: (job, changes with spaces between them, job that they make of it); of compute, what it is to be is what the
+#: recording has and so much more.
 QUESTIONS = (
     ("ddp-100", "network.bandwidth=x2", "ddp-200"),
     ("ddp-200", "network.bandwidth=x0.5", "ddp-100"),

@@ -1,6 +1,6 @@
 // A rank of a job on the doubles: runs the program text of a file. SPDX-License-Identifier: Apache-2.0
 //
-// Started by tests/device.py, one process per rank, with RANK and WORLD_SIZE. Its calls of CUDA and NCCL go through the
+// Started by tests/support/device.py, one process per rank, with RANK and WORLD_SIZE. Its calls of CUDA and NCCL go through the
 // import table, as those of a program that is linked against them. What the Python probes would tell (phases, batches,
 // step marks) it tells the recorder itself, where libstashtrace.so is preloaded. The last line of its output is JSON:
 // the values of query and elapsed, and which calls failed how often.

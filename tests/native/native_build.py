@@ -111,7 +111,7 @@ def run_command(folder: Path, kind: str, arguments: Sequence[str]) -> tuple[list
         | OPTIONS
         | {
             "PATH": path,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/support'}",
             "STASHTRACE_TEST_LIBRARY": str(folder / "stashtrace/libstashtrace.so"),
             "STASHTRACE_TEST_PRELOAD": ":".join(runtimes(kind) or ()),
         }

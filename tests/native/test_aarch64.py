@@ -176,7 +176,7 @@ def test_collectors(built: Path, name: str) -> None:
     """What holds of a collector on this machine holds there: the same tests, on emulated programs."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("STASHTRACE_", "PYTEST_"))}
     environment |= OPTIONS | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests/support'}",
         "STASHTRACE_TEST_LIBRARY": str(built / "stashtrace" / "libstashtrace.so"),
     }
     plugins = ["-p", "native.emulated", "-p", "no:cacheprovider", "-p", "no:xdist"]

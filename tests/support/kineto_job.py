@@ -6,7 +6,7 @@ Rank 1 loads its batches slowly, so rank 0 waits for it in the all-reduce of eac
     compute              ccccc  kernels................            kernels.....
     nccl                              [all-reduce, from its launch to when both are there + transfer]
 
-Used by the tests of the guide on GPU traces; `python tests/kineto_job.py DIR [SLOWER]` writes the files.
+Used by the tests of the guide on GPU traces; `python tests/support/kineto_job.py DIR [SLOWER]` writes the files.
 """
 
 # SPDX-License-Identifier: Apache-2.0

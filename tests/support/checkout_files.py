@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _LEFT = {".git", ".venv", "build", "dist", "__pycache__", ".cache", "stashtrace.egg-info", "PKG-INFO", "setup.cfg"}
 
 

@@ -16,7 +16,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1]))
     monkeypatch.delitem(sys.modules, "bench_faults", raising=False)
     import bench_faults
 

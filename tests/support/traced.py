@@ -33,7 +33,7 @@ from stashtrace.record.options import RecordOptions, default_collectors
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 #: Another interpreter, to run the same tests with another torch or in another version of Python.
 PYTHON = os.environ.get("STASHTRACE_TEST_PYTHON", sys.executable)
 _OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD", "PYTHONPATH")

@@ -1,6 +1,6 @@
 """Perfetto's trace processor as the program that the package `perfetto` starts, without a download.
 
-It is the processor of tests/trace_processor.py behind the few HTTP requests that the package makes of
+It is the processor of tests/support/trace_processor.py behind the few HTTP requests that the package makes of
 `trace_processor_shell -D --http-port PORT`. `install(folder)` writes a file that starts it.
 """
 

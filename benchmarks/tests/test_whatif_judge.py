@@ -14,7 +14,7 @@ from stashtrace.replay import Change
 
 @pytest.fixture
 def judging(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1]))
     from whatif import judging as module
 
     return module
