@@ -25,14 +25,15 @@ class KindOfTime:
         Column of the budget that counts it.
     label : str
         What a person calls it.
-    colour : str
-        In pictures: Okabe and Ito's palette for the commonest, the others apart from them.
+    colour, on_dark : str
+        In pictures and pages on a light and on a dark ground: both stand out from it.
     """
 
     code: StallKind
     column: str
     label: str
     colour: str
+    on_dark: str
 
     @property
     def name(self) -> str:
@@ -42,19 +43,19 @@ class KindOfTime:
 
 #: Every kind, column by column in the order of the budget.
 STALL_KINDS = (
-    KindOfTime(StallKind.COMPUTE, "compute", "compute", "#009E73"),
-    KindOfTime(StallKind.FETCH, "data", "waits for storage (fetch)", "#0072B2"),
-    KindOfTime(StallKind.PREP, "data", "waits for batches in the making (prep)", "#E69F00"),
-    KindOfTime(StallKind.HANDOFF, "data", "hand-off of batches", "#F0E442"),
-    KindOfTime(StallKind.NETWORK, "link", "transfers between hosts", "#D55E00"),
-    KindOfTime(StallKind.INTERCONNECT, "link", "transfers inside a host", "#CC79A7"),
-    KindOfTime(StallKind.STRAGGLER, "late", "waits for late ranks", "#882255"),
-    KindOfTime(StallKind.H2D, "copy", "copies between host and device", "#56B4E9"),
-    KindOfTime(StallKind.CHECKPOINT, "save", "checkpoints", "#8C510A"),
-    KindOfTime(StallKind.SYNC, "host", "device idle after the host waited for it", "#332288"),
-    KindOfTime(StallKind.LAUNCH, "host", "device idle until the host launches work", "#999933"),
-    KindOfTime(StallKind.PYTHON, "host", "host Python: the loop's code outside its operators", "#661100"),
-    KindOfTime(StallKind.OTHER, "other", "other: blocked or asleep", "#AAAAAA"),
+    KindOfTime(StallKind.COMPUTE, "compute", "compute", "#2a8a6a", "#35a884"),
+    KindOfTime(StallKind.FETCH, "data", "waits for storage (fetch)", "#8a5a00", "#b07d28"),
+    KindOfTime(StallKind.PREP, "data", "waits for batches in the making (prep)", "#b87800", "#e0a33a"),
+    KindOfTime(StallKind.HANDOFF, "data", "hand-off of batches", "#9a8a5a", "#b5a574"),
+    KindOfTime(StallKind.NETWORK, "link", "transfers between hosts", "#0072b2", "#3b9ad6"),
+    KindOfTime(StallKind.INTERCONNECT, "link", "transfers inside a host", "#3a8fc4", "#7cc0ea"),
+    KindOfTime(StallKind.STRAGGLER, "late", "waits for late ranks", "#a94f80", "#d283ad"),
+    KindOfTime(StallKind.H2D, "copy", "copies between host and device", "#5b6fb5", "#8f9fdc"),
+    KindOfTime(StallKind.CHECKPOINT, "save", "checkpoints", "#7a7a00", "#b3b33c"),
+    KindOfTime(StallKind.SYNC, "host", "device idle after the host waited for it", "#c05000", "#e5732b"),
+    KindOfTime(StallKind.LAUNCH, "host", "device idle until the host launches work", "#d26c2c", "#f2a477"),
+    KindOfTime(StallKind.PYTHON, "host", "host Python: the loop's code outside its operators", "#8a5a36", "#c99a72"),
+    KindOfTime(StallKind.OTHER, "other", "other: blocked or asleep", "#757575", "#949494"),
 )
 #: Column of the budget -> what it holds.
 COLUMN_LABELS: dict[str, str] = {

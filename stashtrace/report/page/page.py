@@ -16,6 +16,7 @@ from stashtrace.report.page.first_parts import budget_part, ending_part, heat_pa
 from stashtrace.report.page.html import embedded_json, paragraph, section, tag, text
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
 from stashtrace.report.page.words import sentence, title_around
+from stashtrace.schema.stall_kinds import COLUMNS, STALL_KINDS
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -42,7 +43,7 @@ def page(facts: dict[str, Any]) -> str:
     ]
     shown = [(name, title, content) for name, title, content in parts if content]
     contents = "".join(f'<li><a href="#{name}">{text(title)}</a></li>' for name, title, _ in shown)
-    script, style = _own_file("script.js"), _own_file("style.css")
+    script, style = _own_file("script.js"), _style()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = text(f"{facts['path']} - stashtrace report")
     body = [
@@ -74,6 +75,20 @@ _FOOTER = (
     "Made by stashtrace from one recording. All of it is in this file; the same facts are in it as JSON, in the element"
     " with the id facts. Times are of the recorded run: another run of the same job may differ."
 )
+
+
+def _style() -> str:
+    """Return the style sheet with the colours of the kinds of time; a column has that of its first kind."""
+    first = {column: kinds[0] for column, kinds in COLUMNS.items()} | {kind.name: kind.name for kind in STALL_KINDS}
+    parts = {
+        "light": " ".join(f"--{kind.name}: {kind.colour};" for kind in STALL_KINDS),
+        "dark": " ".join(f"--{kind.name}: {kind.on_dark};" for kind in STALL_KINDS),
+        "classes": "\n".join(f".k-{name} {{ fill: var(--{kind}) }}" for name, kind in first.items()),
+    }
+    style = _own_file("style.css")
+    for name, rules in parts.items():
+        style = style.replace(f"/* kinds, {name} */", rules)
+    return style
 
 
 def _own_file(name: str) -> str:
