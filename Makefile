@@ -87,7 +87,7 @@ $(VENV)/.made:
 
 # One stamp at a time: what was installed for another TORCH is no longer there.
 $(torch_stamp): $(VENV)/.tools
-	"$(PYTHON)" tools/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
+	"$(PYTHON)" scripts/provide_torch.py $(VENV) --requirement "$(TORCH)" --index-url "$(TORCH_INDEX)" \
 	  $(if $(filter file,$(origin TORCH)),,--install)
 	@rm -f $(VENV)/.installed-*
 	@touch $@

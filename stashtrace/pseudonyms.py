@@ -17,7 +17,7 @@ from typing import Any
 
 from stashtrace.scrubbing import SCRUBBED, is_secret, scrub_arguments, scrub_urls
 
-#: Variables that are stored. After a change run ``python docs/generate_guest_words.py``, then build.
+#: Variables that are stored. After a change run ``python scripts/docs/generate_guest_words.py``, then build.
 RANK_VARIABLES = frozenset(
     [
         "RANK",

@@ -1,8 +1,8 @@
 """Take secrets and parts of URLs out of command lines and file names before they are stored.
 
 ``csrc/core/scrubbing.cpp`` applies the same rules inside the job, with the words below, which
-``docs/generate_guest_words.py`` writes for it; ``tests/data/scrubbed_arguments.json`` and ``scrubbed_names.json``
-test both.
+``scripts/docs/generate_guest_words.py`` writes for it; ``tests/data/scrubbed_arguments.json`` and
+``scrubbed_names.json`` test both.
 
 - The value of an option, or of NAME=VALUE, whose name ends in a word such as *password* or *token*, or in *api-key* and
   similar ones, becomes ``<scrubbed>``. A name is split into words at signs and before capitals; ``--max-tokens``,
@@ -28,7 +28,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The words of the rules, in small letters. After a change run `python docs/generate_guest_words.py`, then build.
+# Words of the rules, in small letters. After a change run `python scripts/docs/generate_guest_words.py`, then build.
 #: A name that ends in one of these holds a secret ...
 SECRETS = _words(
     "token secret credential credentials authorization bearer cookie jwt sas userpwd sshpass hftoken apitoken "

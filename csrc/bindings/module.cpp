@@ -10,7 +10,7 @@
 
 namespace py = pybind11;
 
-// Headers leave no name in a binary. The list of parts that a wheel carries is read from the binaries (ci/sbom.py).
+// Headers leave no name in a binary. The list of parts that a wheel carries is read from the binaries (scripts/release/sbom.py).
 #define STASHTRACE_TEXT_OF(token) #token
 #define STASHTRACE_TEXT(token) STASHTRACE_TEXT_OF(token)
 __asm__(".ident \"pybind11 " STASHTRACE_TEXT(PYBIND11_VERSION_MAJOR) "." STASHTRACE_TEXT(

@@ -27,7 +27,7 @@ class Code(enum.IntEnum):
         return member
 
 
-# Generated from csrc/schema/records.def by docs/generate_format.py; do not edit.
+# Generated from csrc/schema/records.def by scripts/docs/generate_format.py; do not edit.
 
 
 class Severity(Code):

@@ -63,8 +63,8 @@ def declared_schemas() -> list[Schema]:
 
 
 def docs_script(name: str) -> ModuleType:
-    """Import ``docs/<name>.py``."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    """Import ``scripts/docs/<name>.py``."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

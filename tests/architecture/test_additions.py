@@ -19,7 +19,7 @@ import pytest
 from source_tree import ROOT, tracked_files
 
 #: What an addition needs to be used and checked; the rest of the tree takes no part in it.
-_COPIED = ("stashtrace", "csrc", "docs", "tests/architecture", "CONTRIBUTING.md", "pyproject.toml")
+_COPIED = ("stashtrace", "csrc", "docs", "scripts/docs", "tests/architecture", "CONTRIBUTING.md", "pyproject.toml")
 #: What generators write is not an edit.
 _GENERATED = {"docs/reference/cli.md", "docs/reference/format.md", "docs/reference/tables.md"}
 

@@ -83,4 +83,4 @@ def test_the_python_to_build_with_may_lie_in_a_folder_with_a_space(tmp_path: Pat
     planned = subprocess.run(
         ["make", "-n", "-B", f"PYTHON={python}", "torch"], cwd=ROOT, env=plain, capture_output=True, text=True
     )
-    assert f'"{python}" tools/provide_torch.py' in planned.stdout
+    assert f'"{python}" scripts/provide_torch.py' in planned.stdout

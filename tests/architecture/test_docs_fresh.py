@@ -15,13 +15,13 @@ import stashtrace
 @pytest.mark.parametrize("file", docs_script("generate_format").FILES, ids=lambda file: file.name)
 def test_what_the_schema_says_is_fresh(file: Path) -> None:
     text = docs_script("generate_format").FILES[file]()
-    assert file.read_text(encoding="utf-8") == text, "run python docs/generate_format.py"
+    assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_format.py"
 
 
 @pytest.mark.parametrize("file", docs_script("generate_guest_words").FILES, ids=lambda file: file.name)
 def test_words_of_the_recorder_are_those_of_python(file: Path) -> None:
     text = docs_script("generate_guest_words").FILES[file]()
-    assert file.read_text(encoding="utf-8") == text, "run python docs/generate_guest_words.py, then build"
+    assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_guest_words.py, then build"
 
 
 def test_api_page_names_the_public_surface() -> None:

@@ -33,7 +33,7 @@ def test_all_is_laid_out_by_the_formatter() -> None:
     excepted = re.compile(r"# fmt: " + r"(skip|off)")
     found = [
         path
-        for path in source_files("stashtrace", "tests", "benchmarks", "examples", "docs")
+        for path in source_files("stashtrace", "tests", "benchmarks", "examples", "scripts")
         if excepted.search(path.read_text(encoding="utf-8"))
     ]
     assert found == []

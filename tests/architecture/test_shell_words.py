@@ -13,8 +13,10 @@ from source_tree import ROOT, source_files
 
 FILES = [
     path
-    for path in source_files("tests", "benchmarks", "docs")
-    if path.suffix == ".py" and "sys.executable" in path.read_text(encoding="utf-8")
+    for path in source_files("tests", "benchmarks", "scripts")
+    if path.suffix == ".py"
+    and path.name != "provide_torch.py"  # names the interpreter in messages alone
+    and "sys.executable" in path.read_text(encoding="utf-8")
 ]
 
 

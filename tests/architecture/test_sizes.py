@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from source_tree import ROOT, source_files, tracked_files
 
-SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples")
+SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples", "scripts")
 #: A file is one idea that a reader can hold: most have 100 to 500 lines. A lower ceiling cut single ideas in pieces.
 CEILING = 800
 #: Files of a folder, ``__init__.py`` among them.

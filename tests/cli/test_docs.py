@@ -14,8 +14,8 @@ from stashtrace import errors
 
 @pytest.fixture
 def generator() -> ModuleType:
-    """``docs/generate_cli.py``."""
-    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs/generate_cli.py")
+    """``scripts/docs/generate_cli.py``."""
+    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "scripts/docs/generate_cli.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,7 @@ def generator() -> ModuleType:
 
 def test_pages_are_fresh(generator: ModuleType) -> None:
     for path, make in generator.FILES.items():
-        assert path.read_text(encoding="utf-8") == make(), "run python docs/generate_cli.py"
+        assert path.read_text(encoding="utf-8") == make(), "run python scripts/docs/generate_cli.py"
 
 
 def test_table_of_errors_names_each_with_its_code(generator: ModuleType) -> None:

@@ -35,7 +35,7 @@ def trace(folder: Path) -> Trace:
 
 
 def test_the_pages_show_what_is_printed() -> None:
-    spec = importlib.util.spec_from_file_location("generate_guides", ROOT / "docs/generate_guides.py")
+    spec = importlib.util.spec_from_file_location("generate_guides", ROOT / "scripts/docs/generate_guides.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,7 +43,7 @@ def test_the_pages_show_what_is_printed() -> None:
     for page in module.PAGES:
         if page.name == "sql.md" and find_spec("duckdb") is None:
             continue
-        assert module.refreshed(page) == page.read_text(encoding="utf-8"), "run python docs/generate_guides.py"
+        assert module.refreshed(page) == page.read_text(encoding="utf-8"), "run python scripts/docs/generate_guides.py"
 
 
 def test_the_job_is_read_as_it_was_written(trace: Trace) -> None:

@@ -70,7 +70,7 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
         flags = "-O0 -g --coverage -fprofile-update=atomic"
         configure += ["-DCMAKE_BUILD_TYPE=Debug", f"-DCMAKE_CXX_FLAGS_DEBUG={flags}", "-DCMAKE_CXX_COMPILER_LAUNCHER="]
     elif kind == "aarch64":
-        configure += ["--toolchain", str(ROOT / "ci/aarch64.cmake"), "-DSTASHTRACE_WERROR=ON"]
+        configure += ["--toolchain", str(ROOT / "scripts/aarch64.cmake"), "-DSTASHTRACE_WERROR=ON"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # tests that run side by side share a folder
         fcntl.flock(lock, fcntl.LOCK_EX)

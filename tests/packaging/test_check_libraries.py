@@ -1,4 +1,4 @@
-"""What ``ci/check_libraries.py`` refuses, each shown on a library that has it."""
+"""What ``scripts/release/check_libraries.py`` refuses, each shown on a library that has it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from checkout_files import ROOT
 
 pytest.importorskip("elftools")
-sys.path.insert(0, str(ROOT / "ci"))
+sys.path.insert(0, str(ROOT / "scripts/release"))
 import check_libraries
 
 EXTENSION = "_native.cpython-311-x86_64-linux-gnu.so"

@@ -52,7 +52,7 @@ def test_what_is_installed_is_named_by_hash() -> None:
         found = re.search(r"pip install --require-hashes --only-binary :all: -r (?:\{project\}/)?(\S+)$", command)
         assert found, f"{command}: by hash, and nothing that runs while it is installed"
         lists.append(found[1])
-    assert sorted(lists) == sorted(f"ci/requirements/{name}.txt" for name in LISTS)
+    assert sorted(lists) == sorted(f"scripts/release/requirements/{name}.txt" for name in LISTS)
     assert "test-requires" not in CONFIGURATION
     assert CONFIGURATION["build-frontend"] == {"name": "build", "args": ["--no-isolation"]}
     builds = [command for command in commands if "-m build" in command]
@@ -62,7 +62,7 @@ def test_what_is_installed_is_named_by_hash() -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_each_list_is_locked(name: str) -> None:
-    folder = ROOT / "ci/requirements"
+    folder = ROOT / "scripts/release/requirements"
     asked = {_plain(line) for line in (folder / f"{name}.in").read_text().splitlines() if not line.startswith("#")}
     entries = re.split(r"\n(?=\S)", (folder / f"{name}.txt").read_text().strip())
     locked = [entry for entry in entries if not entry.startswith("#")]
@@ -76,9 +76,13 @@ def test_the_lists_have_what_builds_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = {_plain(line) for line in project["build-system"]["requires"]}
     for name in ("sdist", "wheel"):
-        lines = (ROOT / f"ci/requirements/{name}.txt").read_text().splitlines()
+        lines = (ROOT / f"scripts/release/requirements/{name}.txt").read_text().splitlines()
         assert needed <= {_plain(line) for line in lines if not line.startswith((" ", "#"))}
-    tests = {_plain(line) for line in (ROOT / "ci/requirements/test.txt").read_text().splitlines() if line[0] != " "}
+    tests = {
+        _plain(line)
+        for line in (ROOT / "scripts/release/requirements/test.txt").read_text().splitlines()
+        if line[0] != " "
+    }
     assert {_plain(line) for line in project["project"]["dependencies"]} <= tests, "before the index is asked for them"
 
 
@@ -132,12 +136,16 @@ def test_what_is_built() -> None:
 def test_each_wheel_is_checked_listed_and_tested_by_scripts_that_exist() -> None:
     commands = [*CONFIGURATION["linux"]["repair-wheel-command"], CONFIGURATION["test-command"]]
     scripts = [script for command in commands for script in re.findall(r"\{project\}/(\S+\.py)", command)]
-    assert scripts == ["ci/check_libraries.py", "ci/sbom.py", "ci/quick_tests.py"]
+    assert scripts == [
+        "scripts/release/check_libraries.py",
+        "scripts/release/sbom.py",
+        "scripts/release/quick_tests.py",
+    ]
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
 def test_the_quick_half_names_what_exists() -> None:
-    sys.path.insert(0, str(ROOT / "ci"))
+    sys.path.insert(0, str(ROOT / "scripts/release"))
     import quick_tests
 
     chosen = (*quick_tests.CHOSEN, *quick_tests.NEED_MORE)
@@ -145,7 +153,7 @@ def test_the_quick_half_names_what_exists() -> None:
 
 
 def test_a_tag_must_name_the_version_of_every_place(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "ci"))
+    sys.path.insert(0, str(ROOT / "scripts/release"))
     import release_version
 
     for name in release_version.PLACES:
@@ -162,7 +170,10 @@ def test_a_tag_must_name_the_version_of_every_place(tmp_path: Path) -> None:
 
 def test_no_release_without_a_version() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "ci/release_version.py"), "v99.0.0"], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "scripts/release/release_version.py"), "v99.0.0"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "error: pyproject.toml: " in done.stderr

@@ -54,8 +54,8 @@ def stashtrace(programs: Path, *words: str, cwd: Path) -> subprocess.CompletedPr
 
 
 def release_tool(name: str, wheel: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script of ci/ on the wheel."""
-    command = [sys.executable, str(ROOT / "ci" / name), str(wheel)]
+    """Run a script of ``scripts/release`` on the wheel."""
+    command = [sys.executable, str(ROOT / "scripts/release" / name), str(wheel)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -74,7 +74,7 @@ def test_the_sdist_is_the_checkout(sdist: Path) -> None:
         }
     made = {name for name in packed if name.startswith("stashtrace.egg-info/")} | OF_SDISTS
     assert set(packed) - made == set(project_files()) - OF_CHECKOUTS
-    assert {"mkdocs.yml", "CMakeLists.txt", "tools/provide_torch.py", "ci/action.yml", "Makefile"} <= packed.keys()
+    assert {"mkdocs.yml", "CMakeLists.txt", "scripts/provide_torch.py", "ci/action.yml", "Makefile"} <= packed.keys()
     changed = [name for name in packed.keys() - made if packed[name] != (ROOT / name).read_bytes()]
     assert changed == []
 
@@ -153,7 +153,7 @@ def test_a_program_is_recorded(programs: Path, tmp_path: Path) -> None:
 
 
 def test_libraries_of_the_wheel(wheel: Path) -> None:
-    """Nothing grafted, nothing shown. The oldest glibc is another compiler's matter (ci/old_glibc_wheel.py)."""
+    """Nothing is grafted, nothing is shown. ``old_glibc_wheel.py`` builds for the oldest glibc, by another compiler."""
     pytest.importorskip("elftools")
     done = release_tool("check_libraries.py", wheel)
     assert [line for line in done.stdout.splitlines() if not re.search(r": needs (GLIBC|GLIBCXX|CXXABI)_", line)] == []

@@ -73,7 +73,7 @@ def printed() -> str:
 def test_summaries_on_pages_are_fresh() -> None:
     gallery = docs_script("generate_gallery")
     for path, make in gallery.FILES.items():
-        assert path.read_text(encoding="utf-8") == make(), "run python docs/generate_gallery.py"
+        assert path.read_text(encoding="utf-8") == make(), "run python scripts/docs/generate_gallery.py"
 
 
 def test_facts_are_kept_whole_and_shown() -> None:

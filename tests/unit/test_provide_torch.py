@@ -160,7 +160,7 @@ def test_torchrun_starts_in_a_folder_with_a_space_in_its_name(tmp_path: Path) ->
     caller, venv = tmp_path / "a b/caller", tmp_path / "a b/venv"
     write(environment(caller), torch_files())
     write(environment(venv), {"pip/__init__.py": "", "pip/__main__.py": PIP})
-    command = [caller / "bin/python", ROOT / "tools/provide_torch.py", venv, "--requirement", "torch==2.13.0"]
+    command = [caller / "bin/python", ROOT / "scripts/provide_torch.py", venv, "--requirement", "torch==2.13.0"]
     done = subprocess.run(command, env=os.environ | {"PIP_NOTES": str(venv / "notes")}, capture_output=True, text=True)
     assert "is taken: no download" in done.stdout, done.stdout + done.stderr
     assert subprocess.run([venv / "bin/torchrun"], check=False).returncode == 7
@@ -232,12 +232,12 @@ def test_failure_of_pip_leaves_no_stamp(caller: Caller) -> None:
 @pytest.mark.parametrize(("target", "then"), [("demo", "examples/train_ddp.py"), ("test", "-m pytest")])
 def test_demo_and_test_need_torch_first(caller: Caller, target: str, then: str) -> None:
     planned = caller.make("-n", target).stdout
-    assert -1 < planned.index("tools/provide_torch.py") < planned.index(then)
+    assert -1 < planned.index("scripts/provide_torch.py") < planned.index(then)
 
 
 def test_sizes_are_those_of_the_default() -> None:
     """A figure for another version than the Makefile's would be said of nothing."""
-    spec = importlib.util.spec_from_file_location("provide_torch", ROOT / "tools/provide_torch.py")
+    spec = importlib.util.spec_from_file_location("provide_torch", ROOT / "scripts/provide_torch.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,7 @@
 """Draws docs/internals/house.svg from the imports of the code, and prints the figures of the tree.
 
-python docs/generate_house.py          # write the picture, print the figures
-python docs/generate_house.py --check  # exit 1 if the picture is stale
+python scripts/docs/generate_house.py          # write the picture, print the figures
+python scripts/docs/generate_house.py --check  # exit 1 if the picture is stale
 
 The picture shows which folder imports which. A folder stands above all that it imports, and an arrow that follows from
 two others is left out. It holds no counts, so it changes only when the structure does.
@@ -21,11 +21,11 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "stashtrace"
 NATIVE = ROOT / "csrc"
 PICTURE = ROOT / "docs" / "internals" / "house.svg"
-COMMAND = "python docs/generate_house.py"
+COMMAND = "python scripts/docs/generate_house.py"
 
 #: Modules at the top of the package that other packages or users enter by; they stand above everything.
 DOORS = {"__init__", "__main__", "plugins"}

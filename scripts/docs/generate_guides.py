@@ -1,7 +1,7 @@
 """Puts the output of the commands into pages of docs/guides, from made-up jobs.
 
-python docs/generate_guides.py          # write
-python docs/generate_guides.py --check  # exit 1 if a page is stale
+python scripts/docs/generate_guides.py          # write
+python scripts/docs/generate_guides.py --check  # exit 1 if a page is stale
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stashtrace.cli import main as stashtrace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: What a kernel takes in the job called slower; the first one takes 420.
 SLOWER_US = 610
 

@@ -2,8 +2,8 @@
 
 They stand in ``stashtrace/scrubbing.py`` and ``stashtrace/pseudonyms.py``. Run it after a change of one, then build.
 
-python docs/generate_guest_words.py          # write
-python docs/generate_guest_words.py --check  # exit 1 if a file is stale
+python scripts/docs/generate_guest_words.py          # write
+python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,7 +18,7 @@ from generated_files import write_or_compare
 
 from stashtrace import pseudonyms, scrubbing
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
 RANK_VARIABLES = ROOT / "csrc/runtime/rank_variables.h"
 #: Names in C++ and in ``stashtrace/scrubbing.py``.
@@ -56,7 +56,7 @@ def _array(name: str, words: Iterable[str]) -> str:
 def _header(what: str, module: str, namespace: str, lists: Iterable[str]) -> str:
     return (
         f"// {what}. SPDX-License-Identifier: Apache-2.0\n//\n"
-        f"// Generated from stashtrace/{module}.py by docs/generate_guest_words.py; do not edit.\n"
+        f"// Generated from stashtrace/{module}.py by scripts/docs/generate_guest_words.py; do not edit.\n"
         "#pragma once\n\n#include <string_view>\n\n"
         f"// clang-format off\nnamespace {namespace} {{\n\n{''.join(lists)}\n}}  // namespace {namespace}\n"
     )

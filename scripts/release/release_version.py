@@ -1,6 +1,6 @@
 """Check that a tag, pyproject.toml, the package, the action and the changelog name one version.
 
-    python ci/release_version.py v0.2.0
+    python scripts/release/release_version.py v0.2.0
 
 Exit code 1, with a line per file that says otherwise.
 """
@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 #: File -> where its version stands.
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',

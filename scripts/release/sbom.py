@@ -1,6 +1,6 @@
 """Put a list of the parts of each wheel into it: CycloneDX JSON in ``.dist-info/sboms/``, as PEP 770 says.
 
-    python ci/sbom.py dist/*.whl
+    python scripts/release/sbom.py dist/*.whl
 
 The parts are read from the binaries: compilers and pybind11 leave their versions in the section ``.comment``. The
 runtimes of the compiler are linked into the recorder, pybind11 is headers. The same wheel gives the same bytes; a wheel

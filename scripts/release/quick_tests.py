@@ -1,6 +1,6 @@
 """The quick half of the tests, against the stashtrace that is installed: what a wheel must pass to be published.
 
-    python ci/quick_tests.py [pytest options]
+    python scripts/release/quick_tests.py [pytest options]
 
 The quick half needs neither a compiler nor torch nor Parquet and is not marked slow: files, clocks, importers, the
 attribution of steps, summaries, timelines, and the commands on recordings of plain programs. It runs in a copy of the
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CHOSEN = (
     "analysis/late",
     "analysis/stalls",

@@ -1,6 +1,6 @@
 """Give the environment of `make demo` and `make test` a torch: the caller's where it has one that works, else pip's.
 
-    python3 tools/provide_torch.py .venv --requirement torch==2.13.0 [--index-url URL] [--install]
+    python3 scripts/provide_torch.py .venv --requirement torch==2.13.0 [--index-url URL] [--install]
 
 Run it with the caller's Python, from which the environment was made. torch's default wheel brings gigabytes of CUDA,
 so it is downloaded only where the caller's Python has no torch that works, and not before its size is printed.

@@ -1,6 +1,6 @@
 """Build a wheel that loads where glibc is as old as the wheels promise, without the containers of manylinux.
 
-    python ci/old_glibc_wheel.py --out dist-old [SDIST]
+    python scripts/release/old_glibc_wheel.py --out dist-old [SDIST]
 
 Zig brings a C++ compiler with the symbols of every glibc, so a link that needs a newer one fails. It is Clang, libc++:
 what is built shows that the sources ask for nothing newer, and can be installed; releases are built by GCC in the
@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from check_libraries import OLDEST_GLIBC, check
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Zig's linker does not know --exclude-libs; the list of exported symbols hides the same.
 _COMPILER = """#!/bin/sh
 for word do
@@ -43,7 +44,7 @@ def build(sdist: Path, out: Path) -> Path:
             script = Path(folder) / language
             script.write_text(
                 _COMPILER.format(
-                    python=sys.executable,
+                    python=shlex.quote(sys.executable),
                     language=language,
                     machine=platform.machine(),
                     glibc=".".join(map(str, OLDEST_GLIBC)),
