@@ -1,4 +1,4 @@
-"""Facts of a process or a run, read from JSON: a fact of the wrong type is left out.
+"""Read facts of a process or a run from JSON, without those of the wrong type.
 
 Used where the head of a .stash, a ``run.json``, the file of a launcher or the description of a store is read. A
 checksum proves that a text was not damaged by chance, but not that the recorder wrote it. After this check, callers can

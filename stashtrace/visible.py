@@ -1,4 +1,4 @@
-"""Make values from outside safe for terminals, spreadsheets, Markdown and JSON.
+"""Make values of unknown origin safe for terminals, spreadsheets, Markdown and JSON.
 
 File names, hosts, functions and arguments may hold any characters. A terminal takes some for commands; others reverse
 the order of letters or are invisible. They are shown as ``\\u202e``, which JSON reads back as the same character. The

@@ -21,6 +21,8 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+from generated_files import first_sentence
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "stashtrace"
 NATIVE = ROOT / "csrc"
@@ -137,9 +139,8 @@ def _room(path: Path) -> str:
 
 
 def first_line(path: Path) -> str:
-    """First sentence of a module's docstring, or an empty text."""
-    doc = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    return " ".join(re.split(r"\.(?: |$)", doc.replace("\n", " "), maxsplit=1)[0].replace("`", "").split())
+    """First sentence of a module's docstring as plain text."""
+    return first_sentence(path).replace("`", "")
 
 
 def circles(edges: Edges) -> list[list[str]]:

@@ -1,8 +1,10 @@
-"""Write files whose text is derived, or compare them: what the scripts `generate_*.py` share."""
+"""Write files whose text is derived, or compare them; and read what a file says of itself."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,3 +19,20 @@ def write_or_compare(files: Mapping[Path, Callable[[], str]], arguments: Sequenc
         else:
             path.write_text(text, encoding="utf-8")
     return int(stale)
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first sentence that a file says of itself, in Markdown and without its full stop.
+
+    In Python it is that of the docstring, in native code that of the comment at the top.
+    """
+    text = path.read_text(encoding="utf-8")
+    said = (ast.get_docstring(ast.parse(text)) or "") if path.suffix == ".py" else _opening_comment(text)
+    sentence = re.split(r"\.(?: |$)", " ".join(said.partition("\n\n")[0].split()), maxsplit=1)[0]
+    return re.sub(r":\w+:(?=`)", "", sentence.replace("``", "`"))
+
+
+def _opening_comment(text: str) -> str:
+    found = re.match(r"(?://.*\n)+", text)
+    lines = [line.removeprefix("//").strip() for line in found[0].splitlines()] if found else []
+    return "\n".join(lines).partition("SPDX-License-Identifier")[0].strip()

@@ -1,3 +1,3 @@
-"""A Trace in, a Table out: one folder per question, one line of ``registry.ANALYSES`` per analysis."""
+"""Analyses, which take a Trace and return a Table: one folder per question, one line in ``registry.ANALYSES`` each."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""TimeSet: sorted, disjoint intervals with set operators, over the native kernels; and windows around moments.
+"""TimeSet: sorted, disjoint intervals with set operations, by the native kernels; windows around moments.
 
 Elapsed times are never added here; intervals are united.
 """

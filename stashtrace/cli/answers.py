@@ -1,4 +1,4 @@
-"""Answers of commands on stdout, as text or JSON, and pictures of them in files."""
+"""Print the result of a command as text or JSON, and write its picture into a file."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``stashtrace check RUN --against BASELINE``: a gate for changes: worse, not worse, or not to be told."""
+"""``stashtrace check RUN --against BASELINE``: is a run worse than the baseline, not worse, or inconclusive?"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load a trace for a command, and say on stderr how far that is where it takes long."""
+"""Load a trace for a command, with progress on stderr if it takes long."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

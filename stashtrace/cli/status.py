@@ -1,4 +1,4 @@
-"""``stashtrace status DIR``: where a run is that is still going, or hanging. Reads live files and changes nothing."""
+"""``stashtrace status DIR``: show how far a run is that is still going, or hangs. Reads live files only."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Decoders: the rows that one collector wrote -> event tables. One file per collector, by its name."""
+"""Decoders, which turn the rows that one collector wrote into event tables. One file per collector, by its name."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,3 +1,3 @@
-"""Bytes of a ``.stash`` file <-> arrays."""
+"""Read and write ``.stash`` files as arrays."""
 
 # SPDX-License-Identifier: Apache-2.0

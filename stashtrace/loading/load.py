@@ -1,4 +1,4 @@
-"""A run, a store, or the files of another tool as one :class:`Trace`.
+"""Load a run, a store, or the files of another tool as one :class:`Trace`.
 
 A run directory passes through these modules, each stage once and in this order:
 

@@ -1,4 +1,4 @@
-"""What an answer leaves open: how far another recording may be off, and how real a replay's waits for CPUs are."""
+"""Uncertainty of a predicted step: how much recordings of one job differ, and how sure replayed CPU waits are."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

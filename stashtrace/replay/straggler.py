@@ -1,4 +1,4 @@
-"""Take lateness away: each rank's thread and workers take as long as those of the other ranks.
+"""Remove a late rank from a graph: its thread and workers take as long as those of the other ranks.
 
 Two answers bound it. At least: before each collective a rank does everything as fast as the median of the others, so
 no rank is ever late. At most: a rank loses only what it takes longer *in general*; delays that hit one rank after the

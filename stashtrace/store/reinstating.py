@@ -1,4 +1,4 @@
-"""Put back rows of ``processes`` and ``tracks`` that a store has lost, as unknown ones; ``files`` uses it.
+"""Add unknown rows of ``processes`` and ``tracks`` in place of those that a store has lost; ``files`` uses it.
 
 Other tables still hold what these did, and it is shown: a partition has the rank, a row the number of its process.
 Everything else about a lost process or track is unknown, and ``losses`` counts it.

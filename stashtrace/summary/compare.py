@@ -1,4 +1,4 @@
-"""Two jobs in words: what differs, which is faster, and why; the numbers are those of ``diff`` and ``kernel_diff``."""
+"""Text of a comparison: what differs, which is faster, and why, by the numbers of ``diff`` and ``kernel_diff``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a gate found, in words: sentences, a table, Markdown for a pull request, and a document for programs.
+"""The verdict of a gate as sentences, a table, Markdown for a pull request, and a document for programs.
 
 No sentence is more certain than the bounds: *worse beyond doubt* only where even the lower bound is above the limit.
 """

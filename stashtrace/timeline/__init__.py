@@ -1,3 +1,3 @@
-"""A Trace -> one timeline for the Perfetto UI, and its viewer. Binds to the loopback interface and nothing else."""
+"""Convert a Trace into a timeline for the Perfetto UI, and serve it. Binds to the loopback interface alone."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""Serves one timeline to one browser, over the loopback interface.
+"""Serve one timeline to one browser, over the loopback interface.
 
     online    127.0.0.1:9001 serves the trace alone, once, and only to https://ui.perfetto.dev (the policy of that page
               lets it read from this port only)

@@ -24,6 +24,35 @@ def test_words_of_the_recorder_are_those_of_python(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_guest_words.py, then build"
 
 
+def test_the_list_of_modules_is_fresh() -> None:
+    modules = docs_script("generate_modules")
+    assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run python scripts/docs/generate_modules.py"
+
+
+def test_each_file_says_what_it_is_for() -> None:
+    modules = docs_script("generate_modules")
+    files = [*modules.python_files(), *modules.native_files()]
+    assert len(files) > 500
+    silent = [path.relative_to(ROOT) for path in files if not modules.first_sentence(path)]
+    assert silent == [], (
+        "the first sentence of the docstring, or of the comment at the top, is shown in the list of modules"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.py", '"""Read ``a`` of\n:class:`Trace`. More.\n\nElse."""\n', "Read `a` of `Trace`"),
+        ("b.py", "import sys\n", ""),
+        ("c.h", "// Version 2.27 of\n// this. SPDX-License-Identifier: X\n//\n// Else.\n", "Version 2.27 of this"),
+        ("d.cpp", "#include <cstdio>\n// Not at the top.\n", ""),
+    ],
+)
+def test_first_sentence(name: str, text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert docs_script("generated_files").first_sentence(tmp_path / name) == sentence
+
+
 def test_api_page_names_the_public_surface() -> None:
     page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^### `([\w.]+)", page, re.M))

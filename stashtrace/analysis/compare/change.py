@@ -1,4 +1,4 @@
-"""By how much a time changed between two jobs, and between which bounds that lies.
+"""Change of a time between two jobs, with its bounds.
 
 Each side has one run or several. What the steps of a run say of its mean is a block bootstrap (``resampling``). It
 does not say how equal runs differ, by where their ranks were placed or what else the machine did. With three runs on

@@ -1,4 +1,4 @@
-"""A gate: did a time grow by more than it may? Worse, not worse, or not to be told from these runs.
+"""Decide whether a time grew by more than is allowed: worse, not worse or inconclusive.
 
 A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow by N % of the step that was before, and
 ``step+N%`` the step itself; a column of the summary (``data``) stands for the sum of its kinds. Means, not medians: a

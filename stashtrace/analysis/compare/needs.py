@@ -1,4 +1,4 @@
-"""What would decide a comparison that is inconclusive: so many steps a run, or so many runs a side, made by turns.
+"""Number of steps per run, or of runs per side, that would decide an inconclusive comparison.
 
 The growth that was seen is as uncertain as the verdict, so the plan does not rest on it: of equal runs, one pair would
 ask for 60 steps and another for 3,000. It rests on the spread of the steps and runs, and on a growth that is to be told

@@ -1,4 +1,4 @@
-"""How far the mean or the median of a run's steps may be off, by a block bootstrap.
+"""Error of the mean and of the median of a run's steps, by a block bootstrap.
 
 Neighbouring steps are alike (a file read slowly delays several), or alternate (two workers deliver by turns). So blocks
 of neighbouring steps are drawn, not single steps. The length of a block follows the rule of Politis and White

@@ -1,4 +1,4 @@
-"""What a summary claims, as rows before it is words.
+"""Claims of a summary and their evidence, as rows of tables.
 
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 

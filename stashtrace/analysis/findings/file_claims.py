@@ -1,4 +1,4 @@
-"""Claims about what the loops of ranks do with one file, and the rest of their time for the other claims."""
+"""Claims about ranks whose training loop spends much time on one file; other claims are left the rest of their time."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands behind the cause of a late rank: its worker and file, kernel, phase, call, or the rank it waited for."""
+"""Name the cause of a late rank: its worker and file, kernel, phase, call, or the rank that it waited for."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

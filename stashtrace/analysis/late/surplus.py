@@ -1,4 +1,4 @@
-"""What a rank does longer than its peers: mean per step of every kind of time, also on the host.
+"""Time of each kind that a rank takes longer than its peers, as a mean per step, also on the host.
 
     peers   |-- compute --|.. straggler ..|- link -|       surplus of the late rank: launch + 4, straggler - 4,
     late    |-- compute --|--- launch ----|- link -|       all others 0

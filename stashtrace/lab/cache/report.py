@@ -1,4 +1,4 @@
-"""The words of ``stashtrace whatif-cache``: inputs with origin and spread, the table, the three answers, the doubts."""
+"""Text of ``stashtrace whatif-cache``: inputs with origin and spread, the table, the three answers, the doubts."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A calibration in words: one line per operation, what did not fit, what was left out. Printed by ``cli.calibrate``."""
+"""Text of a calibration: one line per operation, what did not fit, what was left out. Printed by ``cli.calibrate``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data set of a job as a configuration needs it: none of it in the page cache, or all of it, and proven to be so.
+"""Bring the data set of a job into the page cache, or out of it, and verify that.
 
 The caching itself is in ``lab.page_cache``.
 """

@@ -1,4 +1,4 @@
-"""What one run of a characterization says: the step time, and where it went by the attribution of that run alone.
+"""Step time of one run of a characterization, and its attribution.
 
 The mean, not the median: with four workers three of four steps do not wait for data, and their median would deny a
 stall that is there. Steps in which an epoch begins are left out, for a short run has more of them than the job.

@@ -1,4 +1,4 @@
-"""The words of ``stashtrace characterize``: five configurations, four stalls, the bottleneck and what it costs."""
+"""Text of ``stashtrace characterize``: five configurations, four stalls, the bottleneck and what it costs."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stash's five configurations of an unedited command: plan the runs, make them, and keep what they say.
+"""Stash's five configurations of an unedited command: plan the runs, make them, and keep their results.
 
     repetition 0: configuration 1 2 3 4 5      each a run of its own, in another order each time, so that what
     repetition 1: configuration 2 3 4 5 1      changes with time falls on all configurations alike

@@ -1,4 +1,4 @@
-"""One way to do an amount of work: its time, its cost, what limits it; and how such ways are compared. Pure."""
+"""Candidates, each an instance type and a count with the time, cost and limit of a given amount of work."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

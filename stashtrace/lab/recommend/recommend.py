@@ -1,4 +1,4 @@
-"""What to rent: candidates with hours and cost for an amount of work, what each is limited by, which meet the budgets.
+"""Candidates for an amount of work with hours, cost and limit, and which of them meet the budgets.
 
 Measured profiles and a catalog in, candidates out: every instance that has the device of a profile, in several counts.
 The cost is hours times price times instances, as the analysis script of Stash has it; a networked pair that costs the

@@ -1,4 +1,4 @@
-"""The words of ``stashtrace recommend``: the table, the choices with a reason each, the doubts."""
+"""Text of ``stashtrace recommend``: the table, the choices with a reason each, the doubts."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

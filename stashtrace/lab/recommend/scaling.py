@@ -1,4 +1,4 @@
-"""The step of a job on instances and counts that nobody ran, from characterizations of others with the same device.
+"""Predict the step time on instance types and counts that were not measured, from those of others with the same device.
 
     step = compute of one device  +  exposed communication (:class:`Ring`)  +  what its loaders lag behind
 

@@ -1,4 +1,4 @@
-"""The words of ``stashtrace stage``: what was copied, what was to be expected of it, and what it brought."""
+"""Text of ``stashtrace stage``: what was copied, the expected gain and the measured one."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

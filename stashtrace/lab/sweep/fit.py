@@ -1,4 +1,4 @@
-"""The layers study: step times of many networks on one rank and on all, and how the stall grows with what is sent.
+"""The layers study: step times of many networks on one rank and on all, and how the stall grows with the bytes sent.
 
     stall of a variant = step of all ranks - step of one rank       the interconnect stall of a characterization
     stall of all variants = messages * a + bytes * b                each is also predicted by a fit to the others

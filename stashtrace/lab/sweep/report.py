@@ -1,4 +1,4 @@
-"""The words of a layers study: variants with their stalls, the fits, and each variant by the fit to the others."""
+"""Text of a layers study: variants with their stalls, the fits, and each variant by the fit to the others."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Children of this process that a signal ended, or that left with an exit code; only their parent learns which.
+"""Record how child processes ended, by a signal or with which exit code, since only their parent learns it.
 
 Called by the probes of what starts children and waits for them: DataLoader, torchrun, ``mp.spawn``.
 ``stashtrace analyze killed`` and ``endings`` read the facts.

@@ -1,4 +1,4 @@
-"""Words of the page that the summary does not have: kinds of time, methods, bounds."""
+"""Words of the page that are not in the summary: kinds of time, methods, bounds."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

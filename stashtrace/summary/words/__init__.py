@@ -1,4 +1,4 @@
-"""The words of claims and evidence: one template for each kind. ``summary.text`` writes what stands around them.
+"""Templates of sentences: one for each kind of claim and of evidence. ``summary.text`` writes what stands around them.
 
 A template sees one row of ``findings`` and its rows of ``finding_evidence``, nothing else, so no sentence can say more
 than a row does. How certain a verb is follows from ``confidence`` and the bounds (``parts.amount``).

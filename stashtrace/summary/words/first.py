@@ -1,4 +1,4 @@
-"""The words of what to change first: one template for each quantity of ``first_changes``."""
+"""Templates of what to change first: one for each quantity of ``first_changes``."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

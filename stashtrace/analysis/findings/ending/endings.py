@@ -1,4 +1,4 @@
-"""endings: how ranks, workers and other processes of a job ended, where it was not by themselves with 0.
+"""endings: how processes of a job ended that a signal killed or whose exit code is not 0.
 
 An exception is in the records of the process that raised it, an exit code or a signal in those of its parent.
 """

@@ -1,4 +1,4 @@
-"""The newest moment of a run, and how long a wait at its end is one worth a line.
+"""The time of the newest row of a run, and the shortest wait at its end that is reported.
 
 The newest moment is that of the newest row of the run. Samplers add rows ten times a second while a process lives.
 """

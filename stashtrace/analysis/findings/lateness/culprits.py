@@ -1,4 +1,4 @@
-"""Which ranks make the others wait: the roots of waits that stand out of what steps vary, and what they do longer.
+"""Ranks that make the others wait by more than steps vary, and what they do longer.
 
 In a job whose ranks are alike some rank comes last in each step, and now and then the same one several times. A rank is
 named only where its part of the waiting is more than that: over many steps, in most of its steps, by an act that no

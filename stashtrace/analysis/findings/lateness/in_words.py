@@ -1,4 +1,4 @@
-"""What a rank does longer, as its recording allows to say it."""
+"""Choose the name of what a rank does longer, as far as its recording shows it."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

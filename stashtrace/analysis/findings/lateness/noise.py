@@ -1,4 +1,4 @@
-"""Whether a mean over steps stands out of what the steps vary."""
+"""Tell whether a mean over steps is larger than the variation of the steps explains."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the longer time of changed steps goes to: calls, files and phases that take more of it than in others."""
+"""Calls, files and phases that take more time in the changed steps than in the others."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

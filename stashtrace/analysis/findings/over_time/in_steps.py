@@ -1,4 +1,4 @@
-"""In which steps the time of a verdict lies, where it is not in all of them alike: a mean is not said alone then.
+"""Find the steps that hold the time of a verdict, if it is not spread over all: then its mean is not shown alone.
 
 one change of the run    only from step 40 on, only up to step 39, only in every 20th step, growing over the run
 few steps                most of it lies in one step, or in a few

@@ -1,4 +1,4 @@
-"""Whose time a change of the step is: one kind of time of a rank, its calls on a file, or its kinds together.
+"""Attribute a change of the step time to one kind of time of a rank, its calls on a file, or its kinds together.
 
 one kind    rank 1 computes 12 ms longer
 a file      rank 0 spends 133 ms more reading shard-0000.bin, which the budget has in several kinds of time
