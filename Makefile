@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# demo: own virtual environment, a real two-rank training job, its summary.
-# test: the same environment, every test that a busy machine cannot change: side by side, under ten minutes.
-# Long, for a quiet machine, no gate; they write benchmarks/results/ (docs/internals/tests.md says what each holds):
-#   truth: injections by amount, the null test, sharpness of clocks and samplers.    bench: every benchmark, one by one.
-#   trust: attacks, kills, fuzzing, and real programs and test suites, each with and without the recorder.
-# native: build both shared objects into stashtrace/, for work from a checkout.
-# changelog: print what changes/ says of the next version.    docs: the site, into build/site.
-# torch: only what demo and test do about torch.    compiled: only the native code of the environment; of the steps before
-#   demo and test these two can run side by side (make -j2 compiled torch).
-# Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second call is quick.
+# `make help` lists the targets. Nothing needs to be installed before but Python 3.10+, a C++20 compiler and make; a second
+# call is quick. `make truth`, `trust` and `bench` write benchmarks/results/ (docs/internals/tests.md says what each holds).
+# Of the steps before demo and test, compiled and torch can run side by side (make -j2 compiled torch).
 # PYTHON: the Python to build with. Where it has a torch that works, demo and test take that one; else they say how large
 #   the download is before it begins. TORCH=torch==X installs another version in any case.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu: another index to install torch from, this one has builds without CUDA.
@@ -27,26 +20,36 @@ workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
 torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
 torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
+quick_tests := tests/schema tests/format $(addprefix tests/analysis/,steps collectives compare late links stalls) \
+  tests/architecture/test_layers.py tests/architecture/test_docs_fresh.py
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: demo test truth trust bench native changelog torch compiled docs clean
+.PHONY: help demo quick test truth trust bench docs changelog native torch compiled clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.built $(torch_stamp)
+help:  ## List the targets
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-18s%s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/.built $(torch_stamp)  ## Record a real training job of two ranks, and say what slows it down
 	$(bin)/python examples/train_ddp.py --generate-only
 	rm -rf $(DEMO_DIR)
 	$(bin)/stashtrace run --out $(DEMO_DIR) -- \
 	  $(bin)/torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
+# Pure Python on made-up timelines: no job is started, nothing is compiled.
+quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analysis: under a minute
+	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile -m "not slow and not truth and not trust" \
+	  $(quick_tests)
+
 # A worker takes whole files, so that what a file sets up once is set up once; those with slow tests first, where xdist
 # would take those with most tests (tests/conftest.py). Tests wait for a third of their time, so there is one worker more
 # than cores. One that hangs ends the run, by name.
-test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and run the tests: under ten minutes
 	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 	  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
-truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Inject faults and compare amounts: about an hour, on a quiet machine
 	@failed=0; \
 	$(bin)/python -m pytest $(PYTEST) -m truth --record benchmarks/results/truth.json tests || failed=1; \
 	$(bin)/python benchmarks/ground_truth.py || failed=1; \
@@ -56,28 +59,28 @@ truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
 
 # About an hour and a half. Parts that have a whole result of this commit are not run again; PARTS=scenes,kill chooses,
 # LIMIT=20 ends each part after as many minutes.
-trust: $(VENV)/.built $(VENV)/.test-tools $(VENV)/.trust-tools
+trust: $(VENV)/.built $(VENV)/.test-tools $(VENV)/.trust-tools  ## Attack, kill and fuzz recorded jobs: about an hour and a half
 	$(bin)/python benchmarks/trust.py $(if $(PARTS),--parts $(PARTS)) $(if $(LIMIT),--limit $(LIMIT))
 
 # What judges the figures is judged first.
-bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools
+bench: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Run every benchmark: about an hour, on a quiet machine
 	$(bin)/python -m pytest $(PYTEST) benchmarks/tests
 	$(bin)/python benchmarks/run_all.py
 
-torch: $(torch_stamp)
+torch: $(torch_stamp)  ## Provide torch, as demo and test do
 
-compiled: $(VENV)/.compiled
+compiled: $(VENV)/.compiled  ## Build the native code of the environment, as demo and test do
 
-docs: $(VENV)/.test-tools
+docs: $(VENV)/.test-tools  ## Build the site into build/site
 	$(bin)/python -m mkdocs build --strict
 
-native:
+native:  ## Build the shared objects into stashtrace/, without an environment
 	"$(PYTHON)" setup.py build_ext --inplace
 
-changelog: $(VENV)/.test-tools
+changelog: $(VENV)/.test-tools  ## Print what changes/ says of the next version
 	@$(bin)/python -m towncrier build --draft
 
-clean:
+clean:  ## Remove the environment, what was built, and the run of the demo
 	rm -rf $(VENV) build $(DEMO_DIR) stashtrace/*.so
 
 $(VENV)/.made:
