@@ -25,12 +25,13 @@ CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-
 KINDS = [kind["directory"] for kind in CONFIGURATION["tool"]["towncrier"]["type"]]
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda p: p.name)
-def test_fragment_has_a_known_kind(path: Path) -> None:
-    assert re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(KINDS)})\.md", path.name), f"{path.name}: kinds are {KINDS}"
-    text = path.read_text(encoding="utf-8")
-    assert text.strip(), f"{path.name} says nothing"
-    assert not re.search(r"^(#|[-*] |\s*$)", text.rstrip("\n"), re.M), f"{path.name}: one paragraph, no heading or list"
+def test_each_fragment_has_a_known_kind() -> None:
+    for path in FRAGMENTS:
+        assert re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(KINDS)})\.md", path.name), f"{path.name}: kinds are {KINDS}"
+        text = path.read_text(encoding="utf-8")
+        assert text.strip(), f"{path.name} says nothing"
+        in_parts = re.search(r"^(#|[-*] |\s*$)", text.rstrip("\n"), re.M)
+        assert not in_parts, f"{path.name}: one paragraph, no heading or list"
 
 
 def test_contributors_are_told_the_kinds() -> None:
@@ -75,11 +76,13 @@ def test_a_release_moves_the_fragments_into_the_changelog(tmp_path: Path) -> Non
             check=True,
         )
         assert sorted(p.name for p in (tmp_path / "changes").iterdir()) == ["README.md", "template.md.jinja"]
-    head, marker, _ = before.partition(CONFIGURATION["tool"]["towncrier"]["start_string"])
+    head, marker, earlier = before.partition(CONFIGURATION["tool"]["towncrier"]["start_string"])
     assert marker
     text = (tmp_path / "CHANGELOG.md").read_text(encoding="utf-8")
     assert text.startswith(head + marker)
-    assert re.sub(r"\n+", "\n", text.removeprefix(head + marker)).strip().splitlines() == [
+    assert text.endswith(earlier.strip("\n") + "\n")
+    added = text.removeprefix(head + marker).removesuffix(earlier.lstrip("\n"))
+    assert [line for line in added.splitlines() if line] == [
         "## 7.1 (2030-01-02)",
         "### Fixed",
         "- What 7.1",
