@@ -379,9 +379,11 @@ def _late_because(row: Row, f: Finding) -> str:
     kind, worker, name = row["kind"], row["worker_id"], shortened(row["name"], _NAME_WIDTH)
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
-        return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+        spent = f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+        return spent + _of_wait(row["low_ns"], f)
     if kind in ("other", "python") and is_path(row["name"]):
-        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}"
+        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}" + _of_wait(row["low_ns"], f)
+    part = _of_wait(row["amount_ns"], f)
     words = _LATE_WORDS[kind]
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
@@ -389,19 +391,28 @@ def _late_because(row: Row, f: Finding) -> str:
     if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
     if not name or kind == "other":
-        return text
+        return text + part
     if kind == "compute":
         place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
         # Clocks of kernels and of kinds round differently.
         whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
-        return f"{text} {place}" if whole else f"{text}, {duration_text(row['low_ns'])} of that {place}"
+        return f"{text} {place}{part}" if whole else f"{text}{part}, {duration_text(row['low_ns'])} of that {place}"
     if kind == "checkpoint":
-        return f"{text}, writing {os.path.basename(row['name'])}"
+        return f"{text}{part}, writing {os.path.basename(row['name'])}"
     if kind == "launch":
-        return text.replace("for its host to launch", f"for its host, which was in {name}")
+        return text.replace("for its host to launch", f"for its host, which was in {name}") + part
     if kind == "straggler":
-        return text.replace("others itself", f"{name} in another group")
-    return f"{text} ({name})"
+        return text.replace("others itself", f"{name} in another group") + part
+    return f"{text}{part} ({name})"
+
+
+def _of_wait(said_ns: float, f: Finding) -> str:
+    """Say which part of the wait a reason is, if it is not all of it."""
+    wait = f.first("worst_wait")
+    if wait is None or said_ns >= _ALL_RATIO * wait["amount_ns"]:
+        return ""
+    which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
+    return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"
 
 
 def _bus_bandwidth(row: Row, f: Finding) -> str:
