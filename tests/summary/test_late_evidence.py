@@ -61,7 +61,13 @@ def test_the_worker_and_the_file() -> None:
             "it slept 29.0 ms longer (76 % of that wait)",
         ),
         (
-            {"waiting_ranks": "2", "cause_kind": "compute", "cause_ns": 29 * MS, "cause_name": "k", "named_ns": 20 * MS},
+            {
+                "waiting_ranks": "2",
+                "cause_kind": "compute",
+                "cause_ns": 29 * MS,
+                "cause_name": "k",
+                "named_ns": 20 * MS,
+            },
             "it computed 29.0 ms longer (76 % of that wait), 20.0 ms of that in k",
         ),
     ],
