@@ -192,7 +192,7 @@ def _is_in_files(trace: Trace, graph: Graph) -> bool:
 
 def what_to_do_first(trace: Trace) -> Table:
     """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
-    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal"}:
+    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal", "awaited"}:
         return _because("the job did not end well: look at that first")
     rows = _rows_count(trace)
     if rows > MOST_ROWS:
