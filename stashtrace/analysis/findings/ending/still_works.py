@@ -23,7 +23,7 @@ _WORKING = ("phases", "batches", "spans")
 
 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
-    """Return how a rank still works at the end of the records, given how long others wait for it; empty if it does not."""
+    """Return how a rank works on at the end of the records, given how long others wait; empty if it does not."""
     end = newest_ns(trace)
     begin = end - round(_LAST_PART * since_ns)
     thread = step_track(trace, rank)
