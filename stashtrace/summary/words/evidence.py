@@ -331,12 +331,17 @@ def _unlike_rank(row: Row, f: Finding) -> str:
     return f"rank {row['rank']} {surplus(row, 'the others')}"
 
 
+def part_for_it(f: Finding) -> str:
+    """Say which part of its waiting a rank waits for the late one; empty if for nobody else."""
+    row = f.first("late_part")
+    return "" if row is None or row["part_ratio"] >= _ALL_RATIO else percent_text(row["part_ratio"])
+
+
 def _late_part(row: Row, f: Finding) -> str:
     """Say what each waiting rank loses, where the claim has only their sum, and how much of it is for this."""
-    links = f.all("late_link")
-    part = "" if row["part_ratio"] >= _ALL_RATIO else percent_text(row["part_ratio"])
+    links, part = f.all("late_link"), part_for_it(f)
     if len(links) == 1 and links[0]["items_count"] == 1:
-        return f"{part} of its waiting is for that" if part else ""
+        return ""  # the claim says it
     of_it = f", {part} of which is for this" if part else ""
     if f.row["items_count"] == 1:
         return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{of_it}"
