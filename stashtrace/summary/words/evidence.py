@@ -105,7 +105,7 @@ def _part(ratio: float) -> str:
 
 def _batch_time(row: Row, f: Finding) -> str:
     several = f" (a step uses {row['part_ratio']:.3g} batches)" if row["part_ratio"] > 0 else ""
-    whose = f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
+    whose = _whose(f)
     length = duration_text(row["amount_ns"])
     if row["items_count"] > 1 and row["high_ns"] > _UNEVEN_RATIO * row["low_ns"] > 0:
         low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
@@ -123,6 +123,15 @@ def _batch_time(row: Row, f: Finding) -> str:
     spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
     spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
     return f"{head}: {', '.join(spent)}"
+
+
+def _whose(f: Finding) -> str:
+    """Say whose batches these are, where a claim is about several ranks: only those of one were looked at."""
+    return f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
+
+
+def _of_one(words: Callable[[Row, Finding], str]) -> Callable[[Row, Finding], str]:
+    return lambda row, f: _whose(f) + words(row, f)
 
 
 def _file_time(row: Row, f: Finding) -> str:
@@ -495,8 +504,8 @@ def _filled(template: str) -> Callable[[Row, Finding], str]:
 
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
-    "epochs_start_workers": _epochs,
-    "epochs_first_batch": _epochs,
+    "epochs_start_workers": _of_one(_epochs),
+    "epochs_first_batch": _of_one(_epochs),
     "epochs_workers_end": _epochs_workers_end,
     "makers_not_recorded": _filled(
         "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
@@ -506,19 +515,25 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " a few workers might hide both"
     ),
     "makers_left_no_records": _filled("its workers left no records of their own"),
-    "handed_over": lambda row, f: (
-        f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+    "handed_over": _of_one(
+        lambda row, f: (
+            f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+        )
     ),
     "batch_time": _batch_time,
-    "batch_spread": _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}"),
+    "batch_spread": _of_one(
+        _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}")
+    ),
     "blocked_by_guess": _filled(
         "storage and memory are told apart by how long calls took, so part of one may be the other"
     ),
-    "blocked_reads": _blocked_reads,
-    "page_faults": _filled(
-        "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
+    "blocked_reads": _of_one(_blocked_reads),
+    "page_faults": _of_one(
+        _filled(
+            "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
+        )
     ),
-    "handoff_starved": _handoff_starved,
+    "handoff_starved": _of_one(_handoff_starved),
     "cpu_demand": _cpu_demand,
     "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
     "fewer_threads": _fewer_threads,
@@ -531,7 +546,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
         " (quota of a container, pinned threads)"
     ),
-    "fewer_larger_batches": _fewer_batches,
+    "fewer_larger_batches": _of_one(_fewer_batches),
     "copies": _copies,
     "blocking_call": _blocking_call,
     "draining_call": _blocking_call,
