@@ -89,7 +89,7 @@ def test_what_is_known_of_the_batches_of_one_rank_is_not_said_of_two() -> None:
         Evidence("fewer_larger_batches", amount_ns=3 * MS, part_ratio=1, low_ns=MS),
     )
     for ranks, count, whose in (("0,1", 2, "on rank 1, "), ("1", 1, "")):
-        claim = Claim("verdict", "data", ranks=ranks, rank=1, items_count=count, evidence=rows)
+        claim = Claim("verdict", "data", ranks=ranks, rank=1, items_count=count, confidence="exact", evidence=rows)
         (said,) = worded(claim)
         assert f"; {whose}60 % of that is hand-off" in said
         assert f"; {whose}half of the batches take" in said
