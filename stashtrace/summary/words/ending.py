@@ -57,6 +57,15 @@ def _ended(head: Callable[[str], str]) -> Callable[[Finding], str]:
     return words
 
 
+def _with_code(f: Finding) -> str:
+    """Say with which code the job ended; that of a launcher need not be that of a rank."""
+    launcher, first = f.first("launched_by"), _first(f)
+    who = launcher["name"] if launcher is not None else "the job"
+    if launcher is not None and not first:
+        return f"{who} ended with exit code {f.row['name']}; how its ranks ended is not in the recording"
+    return f"{who} ended with exit code {f.row['name']}{f': {first}' if first else ''}"
+
+
 def _signal(number: str) -> str:
     try:
         name = f" ({signal.Signals(int(number)).name})"
@@ -139,7 +148,7 @@ def _ranks(text: str) -> str:
 ENDINGS: dict[str, Callable[[Finding], str]] = {
     "failed": _first,
     "ended_by_signal": _ended(_signal),
-    "ended_with_code": _ended(lambda code: f"the job ended with exit code {code}"),
+    "ended_with_code": _with_code,
     "hung": _hung,
     "awaited": _awaited,
     "mismatch": _mismatch,

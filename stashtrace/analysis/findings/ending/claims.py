@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -32,6 +33,8 @@ _OTHERS_AT_MOST = 3
 _TOLD_TO_END = ("SIGTERM", "SIGINT")
 #: Codes of evidence about the rank that failed first.
 FAILED_FIRST = ("raised", "ended_by", "left_with")
+#: Programs that start ranks and leave with a code of their own, and of whose children no record says how they ended.
+_LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
 #: Importer of dumps that are written when a job hangs.
 _DUMPS = "flight_recorder"
 
@@ -42,7 +45,9 @@ def failure_claims(trace: Trace) -> list[Claim]:
     if facts.get("signal", "0") not in ("", "0", "None"):
         return [Claim("headline", "ended_by_signal", name=facts["signal"], evidence=tuple(failed))]
     if facts.get("exit_code", "0") not in ("", "0", "None"):
-        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=tuple(failed))]
+        program = os.path.basename(facts.get("command", "").partition(" ")[0])
+        launched = [Evidence("launched_by", "metadata", name=program)] if program in _LAUNCHERS else []
+        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=(*failed, *launched))]
     return [Claim("headline", "failed", rank=failed[0].rank, evidence=tuple(failed))] if failed else []
 
 
@@ -58,7 +63,7 @@ def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
 
 def _ending_claims(trace: Trace) -> list[Claim]:
     claims = failure_claims(trace)
-    failed = [row for claim in claims for row in claim.evidence]
+    failed = [row for claim in claims for row in claim.evidence if row.code != "launched_by"]
     found = stuck_at_end(trace) if run_facts(trace).get("exit_code", "") != "0" else None
     if found is None:
         return claims if failed or not claims else claims + _first_to_end(trace)
