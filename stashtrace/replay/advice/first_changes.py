@@ -244,15 +244,16 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
     # Less computation always helps, so it is named only where nothing else does, or perhaps does but by less.
     others = [one for one in worth if one.change.quantity != "compute"]
     sound = [one for one in others if one.sure != "perhaps"]
-    if not sound:
+    sure = [one for one in sound if one.low_ns >= _WORTH_RATIO * one.answer.replayed_ns]
+    if not sure and all(one.change.quantity in _BYTES for one in sound):
         # Fewer bytes may save nothing, but also more than less computation does, which is sure to save something.
         compute = [one for one in worth if one.change.quantity == "compute"]
-        least_ns = compute[0].high_ns if compute else 0.0
-        moved = [one for one in others if one.change.quantity in _BYTES and one.high_ns > least_ns]
-        most = moved[:1] or worth[:1]
-        worth = most + [one for one in compute if one not in most]
+        least_ns = max((one.high_ns for one in compute), default=0.0)
+        moved = sound or [one for one in others if one.change.quantity in _BYTES and one.high_ns > least_ns]
+        most = moved[:1] or [one for one in worth[:1] if one not in compute]
+        sound = sorted([*most, *compute], key=lambda one: -one.high_ns)
     chosen: list[FirstChange] = []
-    for one in sound or worth:
+    for one in sound:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
             bounded = _bounded(graph, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:

@@ -30,6 +30,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: A reason that is this part of a wait is not said to be a part of it.
+_NEARLY_ALL_RATIO = 0.9
 #: Workers differ if the mean batch of one takes this many times as long as that of another.
 _UNEVEN_RATIO = 1.5
 #: Other programs are named from this part of the CPUs on.
@@ -423,7 +425,7 @@ def _late_because(row: Row, f: Finding) -> str:
 def _of_wait(said_ns: float, f: Finding) -> str:
     """Say which part of the wait a reason is, if it is not all of it."""
     wait = f.first("worst_wait")
-    if wait is None or said_ns >= _ALL_RATIO * wait["amount_ns"]:
+    if wait is None or said_ns >= _NEARLY_ALL_RATIO * wait["amount_ns"]:
         return ""
     which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
     return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"
