@@ -250,8 +250,7 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
         compute = [one for one in worth if one.change.quantity == "compute"]
         least_ns = max((one.high_ns for one in compute), default=0.0)
         moved = sound or [one for one in others if one.change.quantity in _BYTES and one.high_ns > least_ns]
-        most = moved[:1] or [one for one in worth[:1] if one not in compute]
-        sound = sorted([*most, *compute], key=lambda one: -one.high_ns)
+        sound = sorted([*moved[:1], *compute], key=lambda one: -one.high_ns) if moved else worth[:1]
     chosen: list[FirstChange] = []
     for one in sound:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):

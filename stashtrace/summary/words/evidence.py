@@ -30,7 +30,7 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
-#: A reason that is this part of a wait is not said to be a part of it.
+#: A reason that is this part of a wait, or of waiting, is not said to be a part of it.
 _NEARLY_ALL_RATIO = 0.9
 #: Workers differ if the mean batch of one takes this many times as long as that of another.
 _UNEVEN_RATIO = 1.5
@@ -345,7 +345,7 @@ def _unlike_rank(row: Row, f: Finding) -> str:
 def part_for_it(f: Finding) -> str:
     """Say which part of its waiting a rank waits for the late one; empty if for nobody else."""
     row = f.first("late_part")
-    return "" if row is None or row["part_ratio"] >= _ALL_RATIO else percent_text(row["part_ratio"])
+    return "" if row is None or row["part_ratio"] >= _NEARLY_ALL_RATIO else percent_text(row["part_ratio"])
 
 
 def _late_part(row: Row, f: Finding) -> str:
