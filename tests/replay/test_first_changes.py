@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from replay.loader_jobs import Job
@@ -212,6 +213,17 @@ def test_of_one_rank_of_two_nothing_is_predicted() -> None:
     (row,) = first_changes(late_job(8, recorded=1)).rows()
     assert row["change"] == ""
     assert row["reason"] == "not predicted: 1 of 2 ranks is recorded, and what a change saves depends on the others"
+
+
+def test_while_a_rank_is_not_recorded_nothing_is_sure() -> None:
+    """Rank 2 of three may be as late as rank 1."""
+    trace = late_job(8)
+    (row,) = first_changes(trace).rows()
+    assert row["saved_low_ns"] > 0
+    processes = trace.processes
+    three = trace.replace(processes=processes.replace(world_size=np.full_like(processes["world_size"], 3)))
+    (row,) = first_changes(three).rows()
+    assert (row["change"], row["saved_low_ns"], row["sure"]) == ("straggler=0", 0, "perhaps")
 
 
 def test_a_run_without_steps_says_why() -> None:

@@ -152,9 +152,21 @@ def first_changes(trace: Trace) -> Table:
     chosen = _chosen(graph, answers, buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
+    present, count = _recorded(trace)
+    if present < count and len(trace.collectives):  # one of the others may be as late
+        chosen = [replace(one, low_ns=0.0) for one in chosen]
     if shows_no_waits(trace):
         chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
+
+
+def _recorded(trace: Trace) -> tuple[int, int]:
+    """Return of how many ranks steps are recorded, and how many ranks the job has as far as is known."""
+    groups = group_table(trace).values()
+    members = {rank for group in groups for rank in group.members.tolist()}
+    return len(np.unique(find_steps(trace)["rank"])), max(
+        int(trace.processes["world_size"].max(initial=-1)), len(members)
+    )
 
 
 def _others_unknown(trace: Trace) -> str:
@@ -162,13 +174,8 @@ def _others_unknown(trace: Trace) -> str:
 
     A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
     """
-    if not len(trace.collectives):
-        return ""
-    groups = group_table(trace).values()
-    members = {rank for group in groups for rank in group.members.tolist()}
-    count = max(int(trace.processes["world_size"].max(initial=-1)), len(members))
-    present = len(np.unique(find_steps(trace)["rank"]))
-    if not present or (present > 1 and 2 * present >= count):
+    present, count = _recorded(trace)
+    if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
         return ""
     if count > present:
         recorded = f"{present} of {count} ranks {'is' if present == 1 else 'are'} recorded"

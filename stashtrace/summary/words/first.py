@@ -85,7 +85,10 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "h2d": lambda row, value: "halve the copies between host and device",
     "python": lambda row, value: "halve the code of the loop outside forward, backward and optimizer",
     "other": lambda row, value: "do without the sleeps and blocking calls of the step threads",
-    "compute": lambda row, value: "make the computation twice as quick (nothing else is sure to save 3 %)",
+    "compute": lambda row, value: (
+        "make the computation twice as quick"
+        + ("" if row["sure"] == "perhaps" else " (nothing else is sure to save 3 %)")
+    ),
     "network.bandwidth": lambda row, value: "double the bandwidth between hosts, or halve the bytes sent over it",
     "network.latency": lambda row, value: "halve the latency between hosts",
     "interconnect.bandwidth": lambda row, value: "halve the bytes that ranks exchange (such as gradients in 16 bits)",
