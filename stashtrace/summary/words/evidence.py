@@ -399,7 +399,7 @@ def _late_because(row: Row, f: Finding) -> str:
         return spent + _of_wait(row["low_ns"], f)
     if kind in ("other", "python") and is_path(row["name"]):
         return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}" + _of_wait(row["low_ns"], f)
-    part = _of_wait(row["amount_ns"], f)
+    part = "" if kind == "before" else _of_wait(row["amount_ns"], f)  # that is no reason yet
     words = _LATE_WORDS[kind]
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
