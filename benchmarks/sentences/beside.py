@@ -13,10 +13,11 @@ from sentences.truth import Truth
 
 #: Claims about how a job ran and ended: none of them may be made of a job that is not known for it.
 _ENDINGS = ("ended_by_signal", "ended_with_code")
-HOW_IT_ENDED = (*_ENDINGS, "failed", "hung", "mismatch")
+HOW_IT_ENDED = (*_ENDINGS, "failed", "hung", "awaited", "mismatch")
 _NEVER = (
     "failed",
     "hung",
+    "awaited",
     "mismatch",
     "outlived",
     "emulated_compute",

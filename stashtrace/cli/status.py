@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         if idle > SUSPICIOUS_NS:
             lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")
-    lines += describe_stuck(trace) or ["no rank has waited in a collective for more than a second"]
+    lines += describe_stuck(trace, lives=bool(alive)) or ["no rank has waited in a collective for more than a second"]
     age = _age_ns(trace, newest)
     if age is not None:
         lines.append(f"newest record {duration_text(age)} ago")

@@ -28,6 +28,8 @@ _LATE_NS = 1_000_000
 _TURN_NS = 3_000_000
 #: With more ranks than this, the median of all stands for the median of all others.
 _MANY_RANKS = 32
+#: With more cells than this of ranks, steps and collectives, what a rank does longer is taken from all of its step.
+_MOST_CELLS = 4_000_000
 #: This part of the transfers of a size waited for no thread.
 _QUICK_RATIO = 0.1
 
@@ -195,13 +197,37 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     and step, the excess over the others' median is taken away, but no more than the rank was late in the step. The time
     by which a rank began its first step later than the others is taken away too.
     """
-    return _steps_alike(graph, work, np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST))))
+    chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
+    return _steps_alike(graph, work, chosen, places=_places(graph, chosen))
 
 
-def _steps_alike(graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0) -> Floats:
+def _places(graph: Graph, chosen: Int64) -> Int64:
+    """Return for each node how many collectives of its step its rank had entered; 0 in steps in which ranks differ.
+
+    Where a rank waits in several collectives of a step, it matters before which of them another one works longer.
+    """
+    source = graph.source[graph.edge_kind == EdgeKind.MEMBER]
+    source = source[np.isin(graph.rank[source], graph.rank[chosen])]
+    each = GroupBy(graph.step[source], graph.rank[source])
+    steps = GroupBy(each.keys[0])
+    alike = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
+    source = source[np.isin(graph.step[source], alike)]
+    own = GroupBy(graph.rank[source], graph.step[source])
+    at, first = own.find(graph.rank[chosen], graph.step[chosen]), graph.begin_ns.min()
+    span = int(graph.end_ns.max() - first) + 1
+    # One ascending series of all ranks and steps, each in a span of its own.
+    entered = np.sort(own.number * span + graph.end_ns[source] - first)
+    before = np.searchsorted(entered, at * span + graph.end_ns[chosen] - first, side="left")
+    return np.where(at >= 0, before - np.append(own.bounds, 0)[at], 0)
+
+
+def _steps_alike(
+    graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0, *, places: Int64 | None = None
+) -> Floats:
     """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.
 
     As ``luck`` grows, what a rank does longer in single steps stays, and only what it does longer on average goes.
+    With ``places`` it goes where in a step the rank works longer than the others, else from all of its work alike.
     """
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])
@@ -220,9 +246,27 @@ def _steps_alike(graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0) -
     late = _late_ns(graph, ranks.values, steps.values)
     late[:, steps.values < 0] = np.inf  # before the first step
     left = spent - np.minimum(excess, late)
+    if places is not None and (places.max() + 1) * spent.size <= _MOST_CELLS:
+        cell = (*cell, places)
+        spent = GroupBy.cells(cell, (*spent.shape, int(places.max()) + 1)).sum(work[chosen])
+        left = _taken_in_places(spent, left)
     before, after = spent[cell], left[cell]
     out[chosen] = work[chosen] * np.divide(after, before, out=np.ones_like(before), where=before > 0)
     return out
+
+
+def _taken_in_places(spent: Floats, left: Floats) -> Floats:
+    """Return what is left in each place of steps, given what was ``spent`` there and what is ``left`` of whole steps.
+
+    It is taken from what a rank does longer there than the others, and only then from the rest.
+    """
+    longer = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
+    whole, goes = longer.sum(axis=-1), spent.sum(axis=-1) - left
+    share = np.divide(goes, whole, out=np.zeros_like(whole), where=whole > 0)
+    kept = spent - longer * np.minimum(share, 1.0)[..., None]
+    of_all = kept.sum(axis=-1)
+    scale = np.divide(left, of_all, out=np.ones_like(of_all), where=of_all > np.maximum(left, 0.0))
+    return np.asarray(kept * np.maximum(scale, 0.0)[..., None])
 
 
 def _without_late_operations(graph: PipelineGraph, work: Floats) -> Floats:

@@ -19,10 +19,13 @@ from stashtrace.units import duration_text, percent_text
 NEWEST_STEPS = 10
 
 
-def describe_stuck(trace: Trace) -> list[str]:
-    """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last."""
+def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
+    """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last.
+
+    Of one that still ``lives`` it is not said that it hung.
+    """
     lines = []
-    for finding in findings_of(*tables_of(ending_claims(trace))):
+    for finding in findings_of(*tables_of(ending_claims(trace, lives=lives))):
         lines.append(claim_text(finding))
         lines += [f"  {sentence}" for sentence in evidence_texts(finding)]
     return lines

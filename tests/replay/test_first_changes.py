@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from replay.loader_jobs import Job
+from wait_chains import Job as Chain
 
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.registry import analyze
@@ -17,8 +19,10 @@ from stashtrace.cli import main
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.registry import export
 from stashtrace.replay import Change, best_workers, what_if
-from stashtrace.replay.advice.first_changes import first_changes, what_to_do_first
+from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes, what_to_do_first
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.first import first_texts
 
 #: Workers of a job, and what it does: all of these wait for batches, and more workers would help.
 JOBS: tuple[tuple[int, dict[str, Any]], ...] = (
@@ -117,14 +121,18 @@ def test_a_saving_does_not_exceed_the_work_that_it_comes_from() -> None:
     assert row["saved_high_ns"] <= 5.02 * MS
 
 
-def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "") -> Trace:
-    """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it."""
+def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "", transfer_ms: int = 2, recorded: int = 2) -> Trace:
+    """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it.
+
+    Only so many of them are ``recorded``.
+    """
     build_ = TraceBuilder()
+    build_.group([0, 1])
     clock = 0
     for step in range(40):
         called = {}
         for rank in range(2):
-            process, begin = build_.rank(rank), clock
+            process, begin = build_.rank(rank) if rank < recorded else TraceBuilder().rank(rank), clock
             if batch_ms and not rank:
                 process.batch_wait(step, begin, begin + batch_ms * MS, worker=-1, loader=1, cpu=0)
                 process.fetch(step, begin, begin + batch_ms * MS, loader=1, worker=-1, cpu=0)
@@ -133,7 +141,8 @@ def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "") -> Trace:
                 begin += batch_ms * MS
             called[rank] = begin + (5 + late_ms * rank) * MS
             process.phase("forward", begin + 1000, called[rank])
-        end = max(called.values()) + 2 * MS
+        end = max(called.values()) + transfer_ms * MS
+        called = {rank: at for rank, at in called.items() if rank < recorded}
         keys = build_.collective({rank: (at, end) for rank, at in called.items()})
         for rank, at in called.items():
             build_.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
@@ -166,6 +175,55 @@ def test_changes_that_shorten_one_wait_are_not_told_twice() -> None:
 def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = first_changes(late_job(0)).rows()
     assert row["change"] == "compute=x0.5"
+
+
+def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
+    """A step of 5 ms of computation, 20 ms of transfer and an update of 1 ms."""
+    link, compute = first_changes(late_job(0, transfer_ms=20)).rows()
+    assert (link["change"], link["sure"]) == ("interconnect.bandwidth=x2", "perhaps")
+    assert link["saved_high_ns"] == pytest.approx(10 * MS, rel=0.1)
+    assert compute["change"] == "compute=x0.5"
+    assert first_texts(first_changes(late_job(0, transfer_ms=20)), "run")[0].startswith(
+        "halve the bytes that ranks exchange (such as gradients in 16 bits): may save up to "
+    )
+
+
+def test_ranks_that_are_late_for_other_reasons_are_named_with_them() -> None:
+    """Rank 1 sleeps before one collective, rank 0 computes before the next."""
+    two = Chain(2)
+    for _ in range(20):
+        two.sleep(1, 20)
+        for rank in range(2):
+            two.compute(rank, 20)
+        two.meet([0, 1], group=0xCAFE)
+        two.compute(0, 15)
+        two.meet([0, 1], group=0xCAFE)
+        for rank in range(2):
+            two.update(rank)
+    (row,) = first_changes(two.trace()).rows()
+    assert (row["change"], row["rank"], row["kind"]) == ("straggler=0", -1, "1:other,0:compute")
+    said = first_texts(Table.from_rows(FIRST_CHANGES, [tuple(row.values())]), "run")[0]
+    assert said.startswith(
+        "shorten what makes ranks late: the time asleep or blocked of rank 1 and the computation of rank 0: "
+    )
+
+
+def test_of_one_rank_of_two_nothing_is_predicted() -> None:
+    """Rank 1 is late by 8 ms, and was not recorded: that rank 0 computes more quickly saves nothing."""
+    (row,) = first_changes(late_job(8, recorded=1)).rows()
+    assert row["change"] == ""
+    assert row["reason"] == "not predicted: 1 of 2 ranks is recorded, and what a change saves depends on the others"
+
+
+def test_while_a_rank_is_not_recorded_nothing_is_sure() -> None:
+    """Rank 2 of three may be as late as rank 1."""
+    trace = late_job(8)
+    (row,) = first_changes(trace).rows()
+    assert row["saved_low_ns"] > 0
+    processes = trace.processes
+    three = trace.replace(processes=processes.replace(world_size=np.full_like(processes["world_size"], 3)))
+    (row,) = first_changes(three).rows()
+    assert (row["change"], row["saved_low_ns"], row["sure"]) == ("straggler=0", 0, "perhaps")
 
 
 def test_a_run_without_steps_says_why() -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS, US, TraceBuilder
 from wait_chains import on, through_a_server
 
 from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.analysis.steps.samples import told_samples
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace
 
 STEPS = 24
@@ -75,6 +76,57 @@ def test_a_rank_that_is_late_now_and_then() -> None:
     answer = without(build(job(lambda rank, step: 3 + 6 * (rank == 1 and step % 3 == 0), ranks=3)))
     assert answer.measured_ns / MS == pytest.approx(8, abs=0.4)
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((6, 6), abs=0.01)
+
+
+def nested(late_ms: int) -> Trace:
+    """Ranks 0 and 1, and ranks 2 and 3, meet in the middle of each step, all at its end; rank 2 begins with more work.
+
+    10 ms of work, an all-reduce of 1 ms, 20 ms of work, an all-reduce of 1 ms, an update of 1 ms. The hosts are ahead.
+    """
+    build_ = TraceBuilder()
+    groups = {0x11: [0, 1], 0x22: [2, 3], 0x33: [0, 1, 2, 3]}
+    for group, members in groups.items():
+        build_.group(members, group=group, name=f"group {group}", backend="nccl")
+    at = dict.fromkeys(range(4), 20 * MS)
+    streams = {rank: build_.rank(rank).gpu().stream("compute", compute=True) for rank in at}
+    for host in range(0, 12 * MS, MS):
+
+        def work(rank: int, ms: int, name: str, host: int = host) -> None:
+            streams[rank].kernel(at[rank], at[rank] + ms * MS, name, launch=(host + 100 * US, host + 110 * US))
+            at[rank] += ms * MS
+
+        def meet(group: int, host: int = host) -> None:
+            members, called = groups[group], (host + 150 * US, host + 160 * US)
+            end = max(at[rank] for rank in members) + MS
+            for rank in members:
+                name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+                streams[rank].kernel(at[rank], end, name, work=DeviceWork.COMMUNICATION, launch=called)
+            times = {rank: (*called, at[rank], end) for rank in members}
+            build_.device_collective(times, streams=streams, group=group, message_bytes=1 << 20)
+            at.update(dict.fromkeys(members, end))
+
+        for rank in at:
+            process = build_.rank(rank).phase("forward", host, host + 300 * US)
+            process.phase("backward", host + 300 * US, host + 600 * US)
+            process.phase("optimizer", host + 600 * US, host + 900 * US)
+            work(rank, 10 + (late_ms if rank == 2 else 0), "forward")
+        meet(0x11)
+        meet(0x22)
+        for rank in at:
+            work(rank, 20, "backward")
+        meet(0x33)
+        for rank in at:
+            work(rank, 1, "adam")
+    return build_.trace()
+
+
+@pytest.mark.parametrize("late_ms", [5, 30])
+def test_a_rank_that_is_late_for_several_groups_costs_all_of_its_lateness(late_ms: int) -> None:
+    """It works longer before the first collective; with that gone nobody waits in any."""
+    answer = without(build(nested(late_ms)))
+    assert answer.measured_ns / MS == pytest.approx(33 + late_ms, abs=0.1)
+    assert answer.saved_ns[0] / MS <= late_ms <= answer.saved_ns[1] / MS
+    assert answer.middle_ns / MS == pytest.approx(33, abs=0.2)
 
 
 def test_ranks_that_take_turns() -> None:

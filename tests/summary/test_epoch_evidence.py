@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from scenes import verdicts
+from scenes import verdicts, worded
 from trace_rows import MS, TraceBuilder
 
+from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.trace import Trace
 
@@ -79,3 +80,17 @@ def test_a_smaller_part_is_told_beside_the_workers() -> None:
 )
 def test_nothing_to_tell(case: dict[str, int]) -> None:
     assert not any("between epochs" in line for line in evidence(epochs(steps=10, count=3, **case)))
+
+
+def test_what_is_known_of_the_batches_of_one_rank_is_not_said_of_two() -> None:
+    rows = (
+        Evidence("handed_over", rank=1, part_ratio=0.6),
+        Evidence("batch_spread", amount_ns=5 * MS, high_ns=80 * MS),
+        Evidence("fewer_larger_batches", amount_ns=3 * MS, part_ratio=1, low_ns=MS),
+    )
+    for ranks, count, whose in (("0,1", 2, "on rank 1, "), ("1", 1, "")):
+        claim = Claim("verdict", "data", ranks=ranks, rank=1, items_count=count, confidence="exact", evidence=rows)
+        (said,) = worded(claim)
+        assert f"; {whose}60 % of that is hand-off" in said
+        assert f"; {whose}half of the batches take" in said
+        assert f"; {whose}making a batch takes 1.00 ms, its hand-off 3.00 ms" in said

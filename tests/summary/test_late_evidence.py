@@ -51,6 +51,31 @@ def test_the_worker_and_the_file() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"named_ns": 19 * MS}, "its worker 5 spent 19.0 ms reading shard-0117 (50 % of the longest of these waits)"),
+        ({"named_ns": 37 * MS}, "its worker 5 spent 37.0 ms reading shard-0117"),
+        (
+            {"waiting_ranks": "2", "cause_kind": "sleep", "cause_ns": 29 * MS, "cause_name": ""},
+            "it slept 29.0 ms longer (76 % of that wait)",
+        ),
+        (
+            {
+                "waiting_ranks": "2",
+                "cause_kind": "compute",
+                "cause_ns": 29 * MS,
+                "cause_name": "k",
+                "named_ns": 20 * MS,
+            },
+            "it computed 29.0 ms longer (76 % of that wait), 20.0 ms of that in k",
+        ),
+    ],
+)
+def test_a_reason_that_is_shorter_than_the_wait_is_said_to_be_a_part_of_it(row: dict[str, Any], said: str) -> None:
+    assert sentence(ROW | row).endswith(f"rank 3 was late: {said}")
+
+
 def test_in_a_list_of_waits_none_is_called_the_costliest() -> None:
     whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | ROW | {"cause_kind": "unknown"}
     evidence = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)

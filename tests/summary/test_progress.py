@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
 from builders import MS, S, TraceBuilder
 from scenes import job
 
 from stashtrace.analysis.findings.ending.newest import newest_ns
-from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.schema.kinds import CollectiveOp, ProcessRole, TrackKind, WaitOp
 from stashtrace.summary.progress import describe_stuck, newest_steps
 from stashtrace.summary.text import summary
 
@@ -28,6 +29,57 @@ def test_names_the_rank_that_is_not_there() -> None:
         "  rank 2 last called number 2",
         "  the last thing that rank 2 finished is all-reduce, 31.0 s before the records end",
     ]
+
+
+def test_a_job_that_lives_is_not_said_to_hang() -> None:
+    said = describe_stuck(hanging((2,)).trace(), lives=True)
+    assert said[0] == "no progress for 31.0 s: rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB"
+
+
+def working(how: str) -> TraceBuilder:
+    """Rank 2 does not enter the collective, and works on."""
+    build = hanging((2,))
+    process = build.rank(2)
+    at = [second * S for second in range(1, 31)]
+    if how == "runs":
+        native = 1000 + process.process_id
+        track = build.track(process.process_id, native, "thread_run_ns_total", kind=TrackKind.COUNTER, unit="ns")
+        for moment in at:
+            build.add("counters", ts_ns=moment, track_id=track, value=moment * 0.7)
+    elif how == "moves":
+        build.counter(process.process_id, "process_write_bytes_total", {moment: moment * 0.2 for moment in at})
+    else:
+        process.phase("forward", 28 * S, 29 * S)
+    return build
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("runs", "its thread still runs"),
+        ("moves", "it still reads or writes files"),
+        ("records", "its records go on"),
+    ],
+)
+def test_a_rank_that_works_on_does_not_hang(how: str, said: str) -> None:
+    lines = describe_stuck(working(how).trace(), lives=True)
+    assert lines[0] == f"rank 2 has not entered all-reduce 3 of default_pg, 26.2 MB, but {said}"
+    assert lines[1] == "  ranks 0,1,3 wait in it for 31.0 s"
+
+
+def test_a_rank_that_looped_when_the_job_was_ended_hung() -> None:
+    for how, head in (("runs", "the job hung: rank 2 has"), ("moves", "rank 2 has not")):
+        build = working(how)
+        code = build.strings.code
+        build.add("metadata", process_id=-1, key_code=code("signal"), value_code=code("9"))
+        assert any(line.startswith(head) for line in describe_stuck(build.trace()))
+
+
+def test_polls_and_sleeps_are_no_work() -> None:
+    build = hanging((2,))
+    for second in range(1, 31):
+        build.rank(2).wait(WaitOp.SLEEP, second * S, second * S + 900 * MS)
+    assert describe_stuck(build.trace())[0].startswith("the job hung: rank 2 has not entered")
 
 
 def test_a_rank_that_never_came() -> None:

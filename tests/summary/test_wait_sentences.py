@@ -272,6 +272,25 @@ def test_a_stage_that_sleeps_once_a_step_sleeps() -> None:
     )
 
 
+@pytest.mark.parametrize("late", [{"sleeps": on(1, 40.0)}, {"reads": on(0, 60.0)}])
+def test_what_a_rank_need_not_do_is_no_part_of_the_bubble(late: dict[str, Any]) -> None:
+    """8 micro-batches of 12 ms and an update of 1 ms: three of eight micro-batches without the delay."""
+    (said,) = [line for line in verdicts(pipeline_of(4, 8, **late))[0].evidence if "has a bubble" in line]
+    ms = float(re.search(r"bubble of ([\d.]+) ms", said)[1])  # type: ignore[index]
+    assert ms == pytest.approx(3 / 8 * 97, rel=0.02)
+
+
+def test_the_steps_with_long_waits_are_those_that_the_claim_names() -> None:
+    """Rank 1 sleeps in every tenth step; by noise now one rank waits up to a few milliseconds, and now the other."""
+    noise = noisy(5, 3.0)
+    trace = data_parallel(
+        lambda step, rank: noise(step, rank) + (120.0 if rank == 1 and step % 10 == 9 else 0.0), steps=80, kind="sleep"
+    )
+    found = late(trace)
+    assert "only in every 10th step (9, 19, ...)" in found.text
+    assert any(said == "rank 1 makes most of the waiting in all 8 steps with long waits" for said in found.evidence)
+
+
 def test_amounts_are_bounded_as_the_waits_are() -> None:
     claim = row(data_parallel(on(0, 10)))
     assert claim["low_ns"] <= claim["stall_ns"] <= claim["high_ns"]

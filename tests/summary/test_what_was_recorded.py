@@ -109,7 +109,14 @@ def test_an_average_of_unlike_ranks_says_which_one_it_is_of() -> None:
         rank 1 cpu   : {"xxxxxxxxxxxxx" * 8}
         """
     )
-    assert "LOW CONFIDENCE: 35 % unexplained (69 % on rank 0)" in words(trace)
+    assert "LOW CONFIDENCE: 35 % unexplained, the mean of all ranks (69 % on rank 0)" in words(trace)
+
+
+def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
+    rows = (Evidence("doubt", part_ratio=0.06, name="unexplained"), Evidence("doubt_most", rank=3, part_ratio=0.19))
+    (text,) = worded(Claim("headline", "low_confidence", confidence="at_least", evidence=rows))
+    mean = "LOW CONFIDENCE: 6 % unexplained, the mean of all ranks (19 % on rank 3)"
+    assert text == f"{mean}; it may be more, since CPUs were scarce"
 
 
 def test_transfers_are_told_once() -> None:

@@ -65,7 +65,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
             claims = [replace(c, evidence=(*c.evidence, whole)) if c.section == "verdict" else c for c in claims]
         claims += change_claims(facts.tables["over_time"], np.unique(trace.batches["rank"]).tolist())
     else:
-        known = lost or any(claim.kind == "hung" for claim in ending)
+        known = lost or any(claim.kind in ("hung", "awaited") for claim in ending)
         claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
     claims += [
         *(claim for claim in crowded if claim.section == "machine"),

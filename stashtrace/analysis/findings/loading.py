@@ -15,6 +15,7 @@ from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import DATA_KINDS, Making, is_starved, making_of
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.late.on_files import as_one_database
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
@@ -193,7 +194,7 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int) -> Evidence | None:
     length = blocked["end_ns"] - blocked["begin_ns"]
     if length.sum() < _WORTH_BLAMING * fetch_ns:
         return None
-    paths = GroupBy(blocked["path_code"])
+    paths = GroupBy(as_one_database(trace, blocked["path_code"]))
     spent = paths.sum(length)
     part = float(spent.max() / spent.sum())
     if part > 0.5:  # the others are beside the point, and may be many short ones

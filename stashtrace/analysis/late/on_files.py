@@ -37,6 +37,8 @@ _WRITES = (
     *(IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE),
     *(IoOp.FFLUSH, IoOp.FSYNC, IoOp.MSYNC, IoOp.TRUNCATE),
 )
+#: Ends of the names of files that SQLite keeps beside a database.
+_JOURNALS = ("journal", "wal", "shm")
 #: A file, or one way of the bytes, stands for all of a time if it takes at least this part of it.
 _MOST_RATIO = 0.5
 
@@ -87,6 +89,20 @@ class OnFile:
     calls_ns: dict[str, int]
 
 
+def as_one_database(trace: Trace, paths: Int64) -> Int64:
+    """Return codes of paths with those of a database's own journals replaced by that of the database.
+
+    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database.
+    """
+    out = int64(paths.astype(np.int64))
+    for code in np.unique(paths).tolist():
+        base, dash, kind = trace.text(code).rpartition("-")
+        of_base = trace.strings.find(base) if dash and kind in _JOURNALS else -1
+        if of_base >= 0:
+            out[paths == code] = of_base
+    return out
+
+
 @kept_per_thread
 def file_calls(index: TraceIndex, thread: StepThread) -> FileCalls:
     """Return all calls of a step thread on files with a name."""
@@ -97,7 +113,8 @@ def file_calls(index: TraceIndex, thread: StepThread) -> FileCalls:
         named = (own["io_flags"] & _NOT_FILES) == 0
         named &= (own["path_code"] != index.trace.strings.find("")) & (own["end_ns"] > own["begin_ns"])
         parts.append([int64(own[name][named]) for name in names])
-    return FileCalls(*(int64(np.concatenate(column)) for column in zip(*parts, strict=True)))
+    begin, end, path, op = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))
+    return FileCalls(begin, end, as_one_database(index.trace, path), op)
 
 
 def _pieces(trace: Trace, thread: StepThread) -> Iterator[Table]:

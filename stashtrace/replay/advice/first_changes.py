@@ -8,18 +8,21 @@ batches, one stands for all; a second change must save more together with the fi
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.collectives.matching import group_table, is_imported
 from stashtrace.analysis.findings.ending.claims import ending_claims
+from stashtrace.analysis.findings.lateness.in_words import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.late.on_files import on_file
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.changes import BUCKET, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
@@ -49,7 +52,12 @@ FIRST_CHANGES = schema(
     ("sure", "U12", "", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason"),
     Column("present_count", "i8", "", "of a number to change, such as workers: the present one, else -1", missing=-1),
     Column("rank", "i8", "", "rank whose work the change is mostly about, -1 if several", role="rank", missing=-1),
-    ("kind", "U16", "", "kind of that work, a StallKind; empty if several"),
+    (
+        "kind",
+        "U16",
+        "",
+        "kind of that work, a StallKind, or unrecorded; of several ranks RANK:KIND of each, most first; else empty",
+    ),
     ("reason", "U64", "", "why no change is predicted; empty in a row with a change"),
 )
 
@@ -62,12 +70,16 @@ MOST_ROWS = 400_000
 #: A change of a setting goes before one of the code or the machine that saves little more: that times this part.
 _NEARLY_RATIO = 0.8
 _SETTINGS = ("workers", BUCKET)
-#: Nobody changes the links inside a host.
-_FIXED = "interconnect."
+#: Nobody changes how quickly a message gets from one rank of a host to another one; its bytes can be fewer.
+_FIXED = "interconnect.latency"
+#: A change of how much is moved: where transfers take more of the step than computation it is named, sure or not.
+_BYTES = tuple(f"{link}.bandwidth" for link in LINKS)
 #: A saving is sure if it is at least this part of what it may be at most.
 _SURE_RATIO = 0.5
 #: A rank, or a kind of work, is named if it is this part of what a change takes away.
 _MOSTLY_RATIO = 0.6
+#: So many ranks, or kinds of their work, are named together, each with at least this part of it.
+_MOST_PARTS, _PART_RATIO = 3, 0.2
 #: This part of the loop's own code is a good part.
 _FILES_RATIO = 0.25
 #: A rate that makes all but the latency of a transfer vanish, and one that makes that vanish.
@@ -118,6 +130,9 @@ def first_changes(trace: Trace) -> Table:
     MissingDataError
         If no rank has two steps, or the replay of the unchanged run is not like the run.
     """
+    alone = _others_unknown(trace)
+    if alone:
+        return _because(alone)
     # A pass over very many reads would only make answers about storage narrower.
     graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
     run = what_if(graph, [])
@@ -137,7 +152,38 @@ def first_changes(trace: Trace) -> Table:
     chosen = _chosen(graph, answers, buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
+    present, count = _recorded(trace)
+    if present < count and len(trace.collectives):  # one of the others may be as late
+        chosen = [replace(one, low_ns=0.0) for one in chosen]
+    if shows_no_waits(trace):
+        chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
+
+
+def _recorded(trace: Trace) -> tuple[int, int]:
+    """Return of how many ranks steps are recorded, and how many ranks the job has as far as is known."""
+    groups = group_table(trace).values()
+    members = {rank for group in groups for rank in group.members.tolist()}
+    return len(np.unique(find_steps(trace)["rank"])), max(
+        int(trace.processes["world_size"].max(initial=-1)), len(members)
+    )
+
+
+def _others_unknown(trace: Trace) -> str:
+    """Return that what most ranks of a job do is not recorded, in words; empty if it is.
+
+    A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
+    """
+    present, count = _recorded(trace)
+    if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
+        return ""
+    if count > present:
+        recorded = f"{present} of {count} ranks {'is' if present == 1 else 'are'} recorded"
+    elif (trace.processes["world_size"] > 0).any():
+        return ""
+    else:
+        recorded = "one rank is recorded"
+    return f"not predicted: {recorded}, and what a change saves depends on the others"
 
 
 def _is_in_files(trace: Trace, graph: Graph) -> bool:
@@ -153,7 +199,7 @@ def _is_in_files(trace: Trace, graph: Graph) -> bool:
 
 def what_to_do_first(trace: Trace) -> Table:
     """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
-    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal"}:
+    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal", "awaited"}:
         return _because("the job did not end well: look at that first")
     rows = _rows_count(trace)
     if rows > MOST_ROWS:
@@ -205,8 +251,15 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
     # Less computation always helps, so it is named only where nothing else does, or perhaps does but by less.
     others = [one for one in worth if one.change.quantity != "compute"]
     sound = [one for one in others if one.sure != "perhaps"]
+    sure = [one for one in sound if one.low_ns >= _WORTH_RATIO * one.answer.replayed_ns]
+    if not sure and all(one.change.quantity in _BYTES for one in sound):
+        # Fewer bytes may save nothing, but also more than less computation does, which is sure to save something.
+        compute = [one for one in worth if one.change.quantity == "compute"]
+        least_ns = max((one.high_ns for one in compute), default=0.0)
+        moved = sound or [one for one in others if one.change.quantity in _BYTES and one.high_ns > least_ns]
+        sound = sorted([*moved[:1], *compute], key=lambda one: -one.high_ns) if moved else worth[:1]
     chosen: list[FirstChange] = []
-    for one in sound or worth[:1]:
+    for one in sound:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
             bounded = _bounded(graph, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
@@ -291,7 +344,25 @@ def _named(graph: Graph, one: FirstChange) -> FirstChange:
     kinds = np.concatenate([graph.kind[nodes], np.full(len(nodes), StallKind.FETCH)])
     kind = _mostly(kinds, np.concatenate([removed[nodes] - stored[nodes], stored[nodes]]))
     name = StallKind(kind).name.lower() if kind >= 0 else ""
-    return replace(one, rank=rank, kind=name)
+    return replace(one, rank=rank, kind=(_parts(graph, removed, stored) if rank < 0 else "") or name)
+
+
+def _parts(graph: Graph, removed: Floats, stored: Floats) -> str:
+    """Return the ranks and kinds of work that most of what goes is about; empty if all ranks are late alike."""
+    nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
+    ranks = np.concatenate([graph.rank[nodes], graph.rank[nodes]])
+    kinds = np.concatenate([graph.kind[nodes], np.full(len(nodes), StallKind.FETCH)])
+    groups = GroupBy(ranks, kinds)
+    sums = groups.sum(np.concatenate([removed[nodes] - stored[nodes], stored[nodes]]))
+    order = np.argsort(-sums, kind="stable")[:_MOST_PARTS]
+    order = order[sums[order] >= _PART_RATIO * sums.sum()]
+    if not len(order) or sums[order].sum() < _MOSTLY_RATIO * sums.sum():
+        return ""
+    named = [(int(groups.keys[0][at]), int(groups.keys[1][at])) for at in order.tolist()]
+    everybody = {rank for rank, _ in named} == set(np.unique(graph.ends_rank).tolist())
+    if everybody and len({kind for _, kind in named}) == 1:
+        return ""
+    return ",".join(f"{rank}:{StallKind(kind).name.lower()}" for rank, kind in named)
 
 
 def _mostly(keys: Int64, amounts: Floats) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from stashtrace.summary.words.ending import ENDINGS
-from stashtrace.summary.words.evidence import BLOCKED_WORDS, peers_of, surplus
+from stashtrace.summary.words.evidence import BLOCKED_WORDS, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_claim
 from stashtrace.summary.words.over_time import CHANGES, mean_alone, steps_of_time
 from stashtrace.summary.words.parts import (
@@ -121,7 +121,9 @@ def _root(f: Finding) -> str:
         head = f"rank {rank} {surplus(work, peers_of(work))}"
         head += " before these waits" if before is not None else ""
     if len(links) == 1 and links[0]["items_count"] == 1:
-        return f"{head}; rank {links[0]['name']} {verb(row, 'waits', 'wait')} {lost(row)} for it{where}"
+        part = part_for_it(f)
+        whom = f"{where}, {part} of which is for it" if part else f" for it{where}"
+        return f"{head}; rank {links[0]['name']} {verb(row, 'waits', 'wait')} {lost(row)}{whom}"
     if not links:
         return f"{head}; {ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
     said: list[str] = []
@@ -394,10 +396,11 @@ def _rollout(f: Finding) -> str:
 
 def _low_confidence(f: Finding) -> str:
     doubts = (f"{percent_text(e['part_ratio'])} {e['name']}" for e in f.all("doubt"))
-    least = "at least " if f.row["confidence"] == "at_least" else ""
-    most = f.first("doubt_most")
-    where = f" ({percent_text(most['part_ratio'])} on rank {most['rank']})" if most is not None else ""
-    return f"LOW CONFIDENCE: {least}{', '.join(doubts)}{where}"
+    # Of several ranks the share is their mean: one of them may have much more, and another one none.
+    mean = f.first("doubt_most")
+    where = f", the mean of all ranks ({percent_text(mean['part_ratio'])} on rank {mean['rank']})" if mean else ""
+    more = "; it may be more, since CPUs were scarce" if f.row["confidence"] == "at_least" else ""
+    return f"LOW CONFIDENCE: {', '.join(doubts)}{where}{more}"
 
 
 def _records_lost(f: Finding) -> str:

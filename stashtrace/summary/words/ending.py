@@ -57,6 +57,15 @@ def _ended(head: Callable[[str], str]) -> Callable[[Finding], str]:
     return words
 
 
+def _with_code(f: Finding) -> str:
+    """Say with which code the job ended; that of a launcher need not be that of a rank."""
+    launcher, first = f.first("launched_by"), _first(f)
+    who = launcher["name"] if launcher is not None else "the job"
+    if launcher is not None and not first:
+        return f"{who} ended with exit code {f.row['name']}; how its ranks ended is not in the recording"
+    return f"{who} ended with exit code {f.row['name']}{f': {first}' if first else ''}"
+
+
 def _signal(number: str) -> str:
     try:
         name = f" ({signal.Signals(int(number)).name})"
@@ -66,27 +75,56 @@ def _signal(number: str) -> str:
 
 
 def _hung(f: Finding) -> str:
-    row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
-    name = group["name"] or "a group without a name"
-    what = f"{operation(row['call'])} {row['items_count']} of {name}"
+    """Say where a job stood still; while it lives, only for how long nobody has gone on."""
+    row = f.row
     if row["name"] == "gone":
-        where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
-        return f"{where}: its process ended before the others, or was stopped"
+        return f"{_lacking(f)}: its process ended before the others, or was stopped"
+    lives = f.first("lives") is not None
+    head = "no progress" if lives else "the job hung"
+    if lives and row["stall_ns"] >= 0:
+        head += f" for {duration_text(row['stall_ns'])}"
     if row["name"] == "circle":
-        return f"the job hung: ranks {row['ranks']} wait for each other"
+        return f"{head}: ranks {row['ranks']} wait for each other"
     if row["name"] == "inside":
-        return f"the job hung inside {what}: its members have entered it and none has left it"
-    if row["name"] == "not_finished":
+        return f"{head}{':' if lives else ''} inside {_operation(f)}: its members have entered it and none has left it"
+    return f"{head}: {_lacking(f)}"
+
+
+def _operation(f: Finding) -> str:
+    group = f.first("hung_bytes") or {"name": ""}
+    return f"{operation(f.row['call'])} {f.row['items_count']} of {group['name'] or 'a group without a name'}"
+
+
+def _lacking(f: Finding) -> str:
+    """Say what the ranks that everybody waits for have not done."""
+    row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
+    if row["cause_kind"] == "not_finished" and row["name"] != "gone":
         whose = "the devices of ranks" if "," in row["ranks"] or "-" in row["ranks"] else "the device of rank"
         verb = "have" if whose.endswith("ranks") else "has"
-        return f"the job hung: {whose} {row['ranks']} {verb} not finished {what}, which other members have finished"
-    if row["items_count"] < 0:
+        return f"{whose} {row['ranks']} {verb} not finished {_operation(f)}, which other members have finished"
+    if row["items_count"] < 0 and row["name"] != "gone":
         inside = f.first("hung_inside")
         waiter = f"rank {inside['name']}" if inside is not None else "another rank"
         lacks = "sent what {} waits to receive" if row["call"] == "receive" else "received what {} sends"
-        return f"the job hung: {ranks_named(row['ranks'], ('has', 'have'))} not {lacks.format(waiter)} ({name})"
-    where = not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
-    return f"the job hung: {where}"
+        name = group["name"] or "a group without a name"
+        return f"{ranks_named(row['ranks'], ('has', 'have'))} not {lacks.format(waiter)} ({name})"
+    return not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
+
+
+#: How a rank that others wait for is still at work.
+_STILL = {
+    "records": ("its records go on", "their records go on"),
+    "moves": ("it still reads or writes files", "they still read or write files"),
+    "runs": ("its thread still runs", "their threads still run"),
+}
+
+
+def _awaited(f: Finding) -> str:
+    """Say that others wait for ranks which still work: the job does not hang."""
+    ways = f.all("still_works")
+    alike = len({way["kind"] for way in ways}) == 1
+    still = _STILL[ways[0]["kind"]][len(ways) > 1] if alike else "they still work"
+    return f"{_lacking(f)}, but {still}"
 
 
 def _mismatch(f: Finding) -> str:
@@ -110,8 +148,9 @@ def _ranks(text: str) -> str:
 ENDINGS: dict[str, Callable[[Finding], str]] = {
     "failed": _first,
     "ended_by_signal": _ended(_signal),
-    "ended_with_code": _ended(lambda code: f"the job ended with exit code {code}"),
+    "ended_with_code": _with_code,
     "hung": _hung,
+    "awaited": _awaited,
     "mismatch": _mismatch,
 }
 

@@ -30,6 +30,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
+#: A reason that is this part of a wait, or of waiting, is not said to be a part of it.
+_NEARLY_ALL_RATIO = 0.9
 #: Workers differ if the mean batch of one takes this many times as long as that of another.
 _UNEVEN_RATIO = 1.5
 #: Other programs are named from this part of the CPUs on.
@@ -105,7 +107,7 @@ def _part(ratio: float) -> str:
 
 def _batch_time(row: Row, f: Finding) -> str:
     several = f" (a step uses {row['part_ratio']:.3g} batches)" if row["part_ratio"] > 0 else ""
-    whose = f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
+    whose = _whose(f)
     length = duration_text(row["amount_ns"])
     if row["items_count"] > 1 and row["high_ns"] > _UNEVEN_RATIO * row["low_ns"] > 0:
         low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
@@ -123,6 +125,15 @@ def _batch_time(row: Row, f: Finding) -> str:
     spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
     spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
     return f"{head}: {', '.join(spent)}"
+
+
+def _whose(f: Finding) -> str:
+    """Say whose batches these are, where a claim is about several ranks: only those of one were looked at."""
+    return f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
+
+
+def _of_one(words: Callable[[Row, Finding], str]) -> Callable[[Row, Finding], str]:
+    return lambda row, f: _whose(f) + words(row, f)
 
 
 def _file_time(row: Row, f: Finding) -> str:
@@ -331,12 +342,17 @@ def _unlike_rank(row: Row, f: Finding) -> str:
     return f"rank {row['rank']} {surplus(row, 'the others')}"
 
 
+def part_for_it(f: Finding) -> str:
+    """Say which part of its waiting a rank waits for the late one; empty if for nobody else."""
+    row = f.first("late_part")
+    return "" if row is None or row["part_ratio"] >= _NEARLY_ALL_RATIO else percent_text(row["part_ratio"])
+
+
 def _late_part(row: Row, f: Finding) -> str:
     """Say what each waiting rank loses, where the claim has only their sum, and how much of it is for this."""
-    links = f.all("late_link")
-    part = "" if row["part_ratio"] >= _ALL_RATIO else percent_text(row["part_ratio"])
+    links, part = f.all("late_link"), part_for_it(f)
     if len(links) == 1 and links[0]["items_count"] == 1:
-        return f"{part} of its waiting is for that" if part else ""
+        return ""  # the claim says it
     of_it = f", {part} of which is for this" if part else ""
     if f.row["items_count"] == 1:
         return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{of_it}"
@@ -379,9 +395,11 @@ def _late_because(row: Row, f: Finding) -> str:
     kind, worker, name = row["kind"], row["worker_id"], shortened(row["name"], _NAME_WIDTH)
     who = f"its worker {worker}" if worker >= 0 else "it"
     if kind == "fetch" and row["name"]:
-        return f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+        spent = f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+        return spent + _of_wait(row["low_ns"], f)
     if kind in ("other", "python") and is_path(row["name"]):
-        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}"
+        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}" + _of_wait(row["low_ns"], f)
+    part = "" if kind == "before" else _of_wait(row["amount_ns"], f)  # that is no reason yet
     words = _LATE_WORDS[kind]
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
@@ -389,19 +407,28 @@ def _late_because(row: Row, f: Finding) -> str:
     if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
     if not name or kind == "other":
-        return text
+        return text + part
     if kind == "compute":
         place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
         # Clocks of kernels and of kinds round differently.
         whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
-        return f"{text} {place}" if whole else f"{text}, {duration_text(row['low_ns'])} of that {place}"
+        return f"{text} {place}{part}" if whole else f"{text}{part}, {duration_text(row['low_ns'])} of that {place}"
     if kind == "checkpoint":
-        return f"{text}, writing {os.path.basename(row['name'])}"
+        return f"{text}{part}, writing {os.path.basename(row['name'])}"
     if kind == "launch":
-        return text.replace("for its host to launch", f"for its host, which was in {name}")
+        return text.replace("for its host to launch", f"for its host, which was in {name}") + part
     if kind == "straggler":
-        return text.replace("others itself", f"{name} in another group")
-    return f"{text} ({name})"
+        return text.replace("others itself", f"{name} in another group") + part
+    return f"{text}{part} ({name})"
+
+
+def _of_wait(said_ns: float, f: Finding) -> str:
+    """Say which part of the wait a reason is, if it is not all of it."""
+    wait = f.first("worst_wait")
+    if wait is None or said_ns >= _NEARLY_ALL_RATIO * wait["amount_ns"]:
+        return ""
+    which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
+    return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"
 
 
 def _bus_bandwidth(row: Row, f: Finding) -> str:
@@ -479,8 +506,8 @@ def _filled(template: str) -> Callable[[Row, Finding], str]:
 
 #: Code of evidence -> its words.
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
-    "epochs_start_workers": _epochs,
-    "epochs_first_batch": _epochs,
+    "epochs_start_workers": _of_one(_epochs),
+    "epochs_first_batch": _of_one(_epochs),
     "epochs_workers_end": _epochs_workers_end,
     "makers_not_recorded": _filled(
         "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
@@ -490,19 +517,25 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " a few workers might hide both"
     ),
     "makers_left_no_records": _filled("its workers left no records of their own"),
-    "handed_over": lambda row, f: (
-        f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+    "handed_over": _of_one(
+        lambda row, f: (
+            f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+        )
     ),
     "batch_time": _batch_time,
-    "batch_spread": _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}"),
+    "batch_spread": _of_one(
+        _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}")
+    ),
     "blocked_by_guess": _filled(
         "storage and memory are told apart by how long calls took, so part of one may be the other"
     ),
-    "blocked_reads": _blocked_reads,
-    "page_faults": _filled(
-        "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
+    "blocked_reads": _of_one(_blocked_reads),
+    "page_faults": _of_one(
+        _filled(
+            "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
+        )
     ),
-    "handoff_starved": _handoff_starved,
+    "handoff_starved": _of_one(_handoff_starved),
     "cpu_demand": _cpu_demand,
     "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
     "fewer_threads": _fewer_threads,
@@ -515,7 +548,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
         " (quota of a container, pinned threads)"
     ),
-    "fewer_larger_batches": _fewer_batches,
+    "fewer_larger_batches": _of_one(_fewer_batches),
     "copies": _copies,
     "blocking_call": _blocking_call,
     "draining_call": _blocking_call,

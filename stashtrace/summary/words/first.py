@@ -8,7 +8,7 @@ from typing import Any
 
 from stashtrace.schema.table import Table
 from stashtrace.summary.words.parts import Row
-from stashtrace.units import duration_text, percent_text, range_text
+from stashtrace.units import duration_text, percent_text, range_text, ranks_text
 
 #: Kind of work of a late rank -> its words.
 _WORK = {
@@ -21,6 +21,7 @@ _WORK = {
     "python": "its code of the loop",
     "h2d": "its copies",
     "other": "its time asleep or blocked",
+    "unrecorded": "its time without records",
 }
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save up to"}
 
@@ -54,10 +55,22 @@ def _workers(row: Row, value: str) -> str:
 
 
 def _straggler(row: Row, value: str) -> str:
-    if row["rank"] < 0:
-        return "have no rank come late"
-    work = f" ({_WORK[row['kind']]})" if row["kind"] in _WORK else ""
-    return f"make rank {row['rank']} as quick as the others{work}"
+    if row["rank"] >= 0:
+        work = f" ({_WORK[row['kind']]})" if row["kind"] in _WORK else ""
+        return f"make rank {row['rank']} as quick as the others{work}"
+    if ":" in row["kind"]:
+        ranks: dict[str, list[int]] = {}
+        for part in row["kind"].split(","):
+            rank, _, kind = part.partition(":")
+            ranks.setdefault(kind, []).append(int(rank))
+        named = [
+            f"{_WORK.get(kind, f'its {kind}').replace('its', 'the', 1)} of rank{'s' if len(of) > 1 else ''}"
+            f" {ranks_text(sorted(of))}"
+            for kind, of in ranks.items()
+        ]
+        return f"shorten what makes ranks late: {' and '.join(named)}"
+    by = f", mostly by {_WORK[row['kind']]}" if row["kind"] in _WORK else ""
+    return f"make the steps of all ranks alike: now one and now another comes last{by}"
 
 
 #: Quantity of a change -> what a person would do.
@@ -72,9 +85,12 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "h2d": lambda row, value: "halve the copies between host and device",
     "python": lambda row, value: "halve the code of the loop outside forward, backward and optimizer",
     "other": lambda row, value: "do without the sleeps and blocking calls of the step threads",
-    "compute": lambda row, value: "make the computation twice as quick (nothing else is sure to save 3 %)",
-    "network.bandwidth": lambda row, value: "double the bandwidth between hosts",
+    "compute": lambda row, value: (
+        "make the computation twice as quick"
+        + ("" if row["sure"] == "perhaps" else " (nothing else is sure to save 3 %)")
+    ),
+    "network.bandwidth": lambda row, value: "double the bandwidth between hosts, or halve the bytes sent over it",
     "network.latency": lambda row, value: "halve the latency between hosts",
-    "interconnect.bandwidth": lambda row, value: "double the bandwidth between ranks of a host",
+    "interconnect.bandwidth": lambda row, value: "halve the bytes that ranks exchange (such as gradients in 16 bits)",
     "interconnect.latency": lambda row, value: "halve the latency between ranks of a host",
 }

@@ -48,8 +48,23 @@ def _whose(f: Finding) -> str:
     return f": {ranks_named(row['name'], verbs)} {duration_text(row['amount_ns'])} {said}{until}"
 
 
+#: Onset of a shift that is not sudden -> what its steps do.
+_GROWS = {
+    "gradual": "each step takes longer than the one before, in the median {ns}",
+    "either": "growing or at once, a step takes {ns}",
+}
+
+
 def _shift(f: Finding) -> str:
     at = f.evidence[0]
+    if at["kind"] == "levels":
+        return _levels(f)
+    if at["name"]:
+        grows = _GROWS[at["name"]]
+        if f.row["share_ratio"] < 0:
+            grows = grows.replace("longer", "less").replace("growing", "shrinking")
+        length, before = duration_text(f.row["stall_ns"]), duration_text(at["amount_ns"])
+        return f"from about step {at['items_count']} on, {grows.format(ns=length)}, before {before}{_whose(f)}"
     when, other = {
         "end": (f"from step {at['items_count']} on", "before"),
         "begin": (f"up to step {at['of_count']}", "afterwards"),
@@ -59,6 +74,17 @@ def _shift(f: Finding) -> str:
     # Of several changes, the steps before or behind one of them are not all as usual.
     beside = f" instead of the usual {usual}" if f.first("beside_changes") is not None else f", {other} {usual}"
     return f"{when} a step takes {duration_text(f.row['stall_ns'])}{beside}{_whose(f)}"
+
+
+def _levels(f: Finding) -> str:
+    """Name the levels of stairs: up to where the first one goes, from where on the others."""
+    levels = f.all("level")
+    said = [f"{duration_text(levels[0]['amount_ns'])} up to step {levels[1]['items_count'] - 1}"]
+    said += [f"{duration_text(level['amount_ns'])} from step {level['items_count']} on" for level in levels[1:]]
+    grow = "longer" if f.row["share_ratio"] >= 0 else "shorter"
+    whose = _whose(f)
+    last = f": in the last{whose.removeprefix(':')} than in the first" if whose else ""
+    return f"steps get {grow} in at least {len(levels)} levels: {', '.join(said)}{last}"
 
 
 def _drift(f: Finding) -> str:
@@ -116,7 +142,7 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
     which = {
         "begin": f"{only} up to step {last}",
         "middle": f"{only} in steps {first} to {last}",
-        "end": f"{only} from step {first} on",
+        "end": f"{only} from {'about ' if e['name'] else ''}step {first} on",
         "ends": f"{'not' if only == 'only' else 'less'} in steps {first} to {last}",
         "period": f"{only} in {every_nth(first, last, e['name'])}",
     }[kind]
@@ -190,7 +216,8 @@ def mean_alone(f: Finding, mean_ns: float) -> str:
     if change is None:
         return ""
     first, last = change["items_count"], change["of_count"]
-    when = {"end": f"from step {first} on", "begin": f"up to step {last}"}.get(
+    about = "about " if change["name"] else ""
+    when = {"end": f"from {about}step {first} on", "begin": f"up to step {last}"}.get(
         change["kind"], f"in steps {first} to {last}"
     )
     usually = "usually " if f.first("beside_changes") is not None else ""

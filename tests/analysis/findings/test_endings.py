@@ -108,6 +108,16 @@ def test_an_exit_code_that_its_launcher_recorded() -> None:
     assert first(build.trace()) == "the job ended with exit code 1: rank 2 left with exit code 3 after 3 steps"
 
 
+@pytest.mark.parametrize("command", ["/usr/bin/srun -n 3 python train.py", "mpirun -np 3 python train.py"])
+def test_the_code_of_a_launcher_is_not_that_of_a_rank(command: str) -> None:
+    build = job()
+    say(build, "command", command)
+    name = command.split()[0].rpartition("/")[2]
+    assert first(build.trace()) == f"{name} ended with exit code 1; how its ranks ended is not in the recording"
+    raised(build, 1, 70 * MS, BAD)
+    assert first(build.trace()) == f"{name} ended with exit code 1: rank 1 raised {BAD} after 3 steps"
+
+
 def test_a_rank_that_was_killed() -> None:
     build = job()
     parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]

@@ -116,6 +116,18 @@ def test_the_parts_of_three_kinds_are_one_verdict() -> None:
     assert headline(trace) == "rank 0 spends 30 % of a step writing train.slowlog"
 
 
+@pytest.mark.parametrize("journal", ["/data/runs.db-journal", "/data/runs.db-wal"])
+def test_a_database_and_its_journal_are_one_file(journal: str) -> None:
+    def fill(rank: ProcessBuilder, at: int) -> None:
+        for path, begin in ((journal, at), ("/data/runs.db", at + 15 * MS)):
+            rank.io(begin, begin + 5 * MS, op=IoOp.PWRITE, path=path)
+            rank.io(begin + 5 * MS, begin + 15 * MS, op=IoOp.FSYNC, path=path, blocked=True)
+
+    (verdict,) = verdicts(alone(fill, ran=10 * MS, gap=30 * MS))
+    assert verdict.text == "rank 0 spends 30.0 ms a step (30 %) writing runs.db: fsync() 20.0 ms, pwrite() 10.0 ms"
+    assert verdict.evidence == ("the file is /data/runs.db",)
+
+
 def test_the_rest_keeps_its_verdict() -> None:
     """12 ms of sleep and 8 ms of Python beside the calls stay what they are."""
 

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +14,8 @@ import numpy as np
 from stashtrace.analysis.findings.ending.doing import doing, is_gone
 from stashtrace.analysis.findings.ending.endings import endings
 from stashtrace.analysis.findings.ending.newest import SUSPICIOUS_NS, newest_ns
-from stashtrace.analysis.findings.ending.stuck import Mismatch, Operation, Root, Stuck, find_stuck
+from stashtrace.analysis.findings.ending.still_works import RUNS, still_works
+from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, Mismatch, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.steps.step_time import step_time_of
@@ -31,6 +33,8 @@ _OTHERS_AT_MOST = 3
 _TOLD_TO_END = ("SIGTERM", "SIGINT")
 #: Codes of evidence about the rank that failed first.
 FAILED_FIRST = ("raised", "ended_by", "left_with")
+#: Programs that start ranks and leave with a code of their own, and of whose children no record says how they ended.
+_LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
 #: Importer of dumps that are written when a job hangs.
 _DUMPS = "flight_recorder"
 
@@ -41,14 +45,25 @@ def failure_claims(trace: Trace) -> list[Claim]:
     if facts.get("signal", "0") not in ("", "0", "None"):
         return [Claim("headline", "ended_by_signal", name=facts["signal"], evidence=tuple(failed))]
     if facts.get("exit_code", "0") not in ("", "0", "None"):
-        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=tuple(failed))]
+        program = os.path.basename(facts.get("command", "").partition(" ")[0])
+        launched = [Evidence("launched_by", "metadata", name=program)] if program in _LAUNCHERS else []
+        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=(*failed, *launched))]
     return [Claim("headline", "failed", rank=failed[0].rank, evidence=tuple(failed))] if failed else []
 
 
-def ending_claims(trace: Trace) -> list[Claim]:
-    """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well."""
+def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
+    """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well.
+
+    Of a job that still ``lives`` no claim says that it hung.
+    """
+    claims = _ending_claims(trace)
+    now = Evidence("lives", "processes")
+    return [replace(c, evidence=(*c.evidence, now)) if lives and c.kind == "hung" else c for c in claims]
+
+
+def _ending_claims(trace: Trace) -> list[Claim]:
     claims = failure_claims(trace)
-    failed = [row for claim in claims for row in claim.evidence]
+    failed = [row for claim in claims for row in claim.evidence if row.code != "launched_by"]
     found = stuck_at_end(trace) if run_facts(trace).get("exit_code", "") != "0" else None
     if found is None:
         return claims if failed or not claims else claims + _first_to_end(trace)
@@ -216,7 +231,21 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         if root.operation.sequence >= 0 and (root.last >= 0 or since_ns >= 0):
             rows.append(Evidence("hung_last", "collectives", rank=root.rank, items_count=root.last))
         rows += doing(trace, root.rank)
-    return replace(claim, evidence=tuple(rows))
+    works = _still_work(trace, ranks, since_ns) if claim.name == NOT_ENTERED else ()
+    return replace(claim, kind="awaited" if works else claim.kind, evidence=(*works, *rows))
+
+
+def _still_work(trace: Trace, ranks: Sequence[int], since_ns: int) -> tuple[Evidence, ...]:
+    """Return how each of some ranks still works; empty if one of them does not, or nobody can tell."""
+    if since_ns < 0:
+        return ()
+    facts = run_facts(trace)
+    was_ended = any(facts.get(key, "0") not in ("", "0", "None") for key in ("signal", "exit_code"))
+    ways = {rank: still_works(trace, rank, since_ns) for rank in ranks}
+    # A thread that runs may loop, and somebody ended the job as it stood.
+    if not all(ways.values()) or (was_ended and RUNS in ways.values()):
+        return ()
+    return tuple(Evidence("still_works", "processes", rank=rank, kind=way) for rank, way in ways.items())
 
 
 def _mismatch(mismatch: Mismatch) -> Claim:

@@ -39,7 +39,7 @@ class _Activity:
 
 def doing(trace: Trace, rank: int) -> list[Evidence]:
     """Return evidence of what a rank was doing when its records end; empty if it left none but its operations."""
-    thread = _step_track(trace, rank)
+    thread = step_track(trace, rank)
     if thread is None:
         return []
     process, track = thread
@@ -54,7 +54,7 @@ def doing(trace: Trace, rank: int) -> list[Evidence]:
     follows = _what_follows(acts, last.kind)
     if follows:
         rows.append(Evidence("followed_by", "phases", rank=rank, kind=follows))
-    ran = _ran_since(trace, process, track, last.end_ns)
+    ran = ran_since(trace, process, track, last.end_ns)
     if ran is None:
         return rows
     share, window_ns = ran
@@ -82,7 +82,7 @@ def is_gone(trace: Trace, rank: int) -> bool:
     return 0 <= last < newest - _LEAST_NS
 
 
-def _step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
+def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
     """Return process and track of the thread that drives a rank; else of the one that calls its collectives."""
     try:
         for thread in step_threads(trace):
@@ -153,7 +153,7 @@ def _what_follows(acts: list[_Activity], kind: str) -> str:
     return str(kinds[counts.argmax()]) if counts.max() >= _MOSTLY * len(next_kinds) else ""
 
 
-def _ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[float, int] | None:
+def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[float, int] | None:
     """Return the share of the time since a moment that a thread ran or waited for a CPU, and how long that is."""
     native = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
     spent, window = 0.0, 0

@@ -57,6 +57,8 @@ _STEADY_RATIO = 0.9
 _NAMED_AT_MOST = 6
 #: A rank that waits less than this part of what the one that waits most does is not mentioned.
 _MENTIONED_RATIO = 0.1
+#: Steps wait for long if they do so for this part of the mean, weighted by the waiting.
+_LONG_RATIO = 0.25
 #: What a rank does longer is calls on a file if these are at least this part of it.
 _MOSTLY_RATIO = 0.5
 
@@ -105,7 +107,7 @@ class Culprit:
     operation : str
         Collective in which most of it is lost.
     often : (int, int)
-        Steps in which at least half of the waiting ends here, of the steps with waiting that matters.
+        Steps in which at least half of the waiting ends here, of the steps with long waits.
     """
 
     rank: int
@@ -297,7 +299,7 @@ def _culprit(facts: RunFacts, found: Blame, row: int) -> Culprit:
         part_of,
         _links(facts, waits, source, spent, rank, steps_count),
         _operation(facts, waits, source, spent),
-        _often(found, row),
+        _often_where_long(found, row),
     )
 
 
@@ -474,6 +476,17 @@ def _often(found: Blame, row: int) -> tuple[int, int]:
     whole, own = found.by_step_ns.sum(axis=0), found.by_step_ns[row]
     matters = whole >= _MENTIONED_RATIO * whole.mean()
     return int(np.count_nonzero(matters & (own >= 0.5 * whole))), int(np.count_nonzero(matters))
+
+
+def _often_where_long(found: Blame, row: int) -> tuple[int, int]:
+    """Return in how many steps most waiting ends at a rank, of those whose waiting is long.
+
+    Long is a quarter of the waiting of the step in which a nanosecond of waiting lies on average: where every tenth
+    step has nearly all of it, these alone are long, and steps that wait alike all are.
+    """
+    whole, own = found.by_step_ns.sum(axis=0), found.by_step_ns[row]
+    long = whole >= _LONG_RATIO * float((whole**2).sum()) / max(float(whole.sum()), 1.0)
+    return int(np.count_nonzero(long & (own >= 0.5 * whole))), int(np.count_nonzero(long))
 
 
 def name_behind(facts: RunFacts, found: Blame, rank: int, group: str) -> tuple[str, Named]:

@@ -34,6 +34,8 @@ _WORTH_SAYING_RATIO = 0.03
 _IS_BUBBLE_RATIO = 0.5
 #: Work of the ranks of one stage that varies by more than this part within a step is worth a sentence.
 _UNEVEN_RATIO = 0.05
+#: Cause of waits for a stage that computes longer than the others.
+_UNEVEN_SPLIT = "stage"
 #: Groups of time in which a rank waits for another or moves data: they are not its work.
 _NO_WORK = ("late", "link", "cpu_contention")
 
@@ -103,24 +105,37 @@ def pipeline_claims(
     if work is None or not all(set(stages.ranks(stage)) & set(work.ranks) for stage in range(stages.count)):
         return []
     job = _Pipeline(facts, hit, found, base, stages, work)
-    even_ns = float(np.mean([job.typical_ns(stage).sum(axis=-1).mean() for stage in range(stages.count)]))
-    bubble = Evidence(
-        "bubble",
-        "pipeline",
-        amount_ns=stages.bubble_ratio * even_ns,
-        items_count=stages.count,
-        of_count=stages.microbatches,
-        part_ratio=stages.bubble_ratio * even_ns / max(job.step_ns, 1.0),
-    )
     call = lost_operation(facts, found)
     slow = _slow_rank(job)
     job = replace(job, apart=slow.cause_rank) if slow is not None else job
     named = [claim for claim in (slow, _slow_stage(job)) if claim is not None]
+    bubble = _bubble(job, [claim.cause_rank for claim in named if claim.cause_kind != _UNEVEN_SPLIT])
     if named:
         return [replace(claim, call=call, evidence=(*claim.evidence, bubble)) for claim in named]
     most_ns = max(rank.per_step_ns("straggler") for rank in hit)
     kind = "bubble" if bubble.amount_ns >= _IS_BUBBLE_RATIO * most_ns else "uneven"
     return [replace(base(hit), call=call, cause_kind=kind, evidence=(bubble, *_uneven(job)))]
+
+
+def _bubble(job: _Pipeline, late: Sequence[int]) -> Evidence:
+    """Return the bubble that stays if all stages work alike; what late ranks do longer is no work that there must be.
+
+    An even split moves work of a stage to the others, and leaves its sum as it is.
+    """
+    stages = job.stages
+    works = np.array([job.typical_ns(stage).sum(axis=-1).mean() for stage in range(stages.count)])
+    longer = np.isin(np.arange(stages.count), [stages.of_rank[rank] for rank in late if rank != job.apart])
+    if longer.any() and not longer.all():
+        works = np.where(longer, np.minimum(works, works[~longer].mean()), works)
+    bubble_ns = stages.bubble_ratio * float(works.mean())
+    return Evidence(
+        "bubble",
+        "pipeline",
+        amount_ns=bubble_ns,
+        items_count=stages.count,
+        of_count=stages.microbatches,
+        part_ratio=bubble_ns / max(job.step_ns, 1.0),
+    )
 
 
 def _work(facts: RunFacts, stages: Stages) -> _Work | None:
@@ -194,7 +209,7 @@ def _slow_stage(job: _Pipeline) -> Claim | None:
         name=ranks_text(ranks),
     )
     hardest = max(ranks, key=lambda rank: (float(work.of([rank]).sum(axis=2).mean()), -rank))
-    claim = replace(job.base(job.waiting(ranks)), cause_kind="stage", cause_rank=hardest)
+    claim = replace(job.base(job.waiting(ranks)), cause_kind=_UNEVEN_SPLIT, cause_rank=hardest)
     return replace(claim, evidence=(row, *_uneven(job)))
 
 

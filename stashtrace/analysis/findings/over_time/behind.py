@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.late.on_files import as_one_database
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import host_steps
@@ -140,7 +141,7 @@ def _files(
     sums: dict[int, npt.NDArray[np.float64]] = {}
     for io in trace.io_pieces():
         rows = io.take(np.isin(io["track_id"], tracks))
-        for code, own in GroupBy(rows["path_code"]).items():
+        for code, own in GroupBy(as_one_database(trace, rows["path_code"])).items():
             begin, end = rows["begin_ns"][own].astype(np.int64), rows["end_ns"][own].astype(np.int64)
             if chosen is not None:
                 spent = _within_fetches(begin, end, rows["track_id"][own], chosen, len(windows[0]))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.series import LEAST_STEPS, Floats, Stretch, drift, period, stretches
+from stashtrace.analysis.findings.over_time.series import LEAST_STEPS, Floats, Stretch, drift, onset, period, stretches
 from stashtrace.analysis.findings.over_time.whose import Budgets, Change, Whose
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
@@ -28,6 +28,12 @@ OVER_TIME = schema(
     "When the steps of a run change: shifts, drifts and periods, whose they are and what is behind",
     ("kind", "U16", "", "shift (other steps between two moments), drift (each step grows), period (every P-th step)"),
     ("place", "U16", "", "of a shift in the run: begin, middle or end; else whole"),
+    (
+        "onset",
+        "U16",
+        "",
+        "of a shift: sudden, gradual (its steps grow) or either, if the lengths do not tell; else empty",
+    ),
     ("first_step_index", "i8", "", "first step that is changed"),
     ("last_step_index", "i8", "", "last step that is changed"),
     ("every_count", "i8", "", "period: from one changed step to the next; else 1"),
@@ -60,6 +66,8 @@ OVER_TIME = schema(
 )
 #: Neighbouring changes are one if their time is as much, to this part.
 _AS_MUCH = 0.67
+#: The difference of two changes is the rank's own if its time makes this part of it.
+_ITS_OWN = 0.5
 #: A period matters from this part of the mean step on.
 _PERIOD_RATIO = 0.01
 
@@ -79,8 +87,9 @@ def over_time(trace: Trace) -> Table:
 
     Columns
     -------
-    kind, place, first_step_index, last_step_index, every_count, together_count, changed_count, steps_count, usual_ns,
-    changed_ns, delta_ns, step_delta_ns, rank, ranks, stall_kind, rank_delta_ns, cause_kind, cause_name, cause_ns
+    kind, place, onset, first_step_index, last_step_index, every_count, together_count, changed_count, steps_count,
+    usual_ns, changed_ns, delta_ns, step_delta_ns, rank, ranks, stall_kind, rank_delta_ns, cause_kind, cause_name,
+    cause_ns
 
     Raises
     ------
@@ -145,7 +154,21 @@ def _shifts(lengths: Floats, found: list[Stretch]) -> list[Change]:
         inside = np.zeros(len(lengths), dtype=bool)
         inside[stretch.begin : stretch.end] = True
         changes.append(Change("shift", inside, others, usual.length, stretch.length))
-    return changes
+    return _with_onset(lengths, found, changes)
+
+
+def _with_onset(lengths: Floats, found: list[Stretch], changes: list[Change]) -> list[Change]:
+    """Return shifts with how the steps get longer; steps that grow to the end of the run are one shift."""
+    rises = np.diff([stretch.length for stretch in found])
+    if not (np.all(rises > 0) or np.all(rises < 0)):
+        return [replace(change, onset="sudden") for change in changes]
+    place, how = onset(lengths, found)
+    if how != "gradual":
+        last = len(changes) == 1 and bool(changes[0].changed[-1])
+        return [replace(change, onset=how if last else "sudden") for change in changes]
+    inside = np.arange(len(lengths)) >= place
+    usual, length = float(np.median(lengths[~inside])), float(np.median(lengths[inside]))
+    return [Change("shift", inside, ~inside, usual, length, onset=how)]
 
 
 def _union(lengths: Floats, found: list[Change], budgets: Budgets) -> list[Change]:
@@ -169,6 +192,9 @@ def _is_one(before: Change, of_before: Whose, change: Change, of_change: Whose) 
     if np.flatnonzero(before.changed)[-1] + 1 != np.flatnonzero(change.changed)[0]:
         return False
     if of_before.rank < 0 or (of_before.rank, of_before.kind) != (of_change.rank, of_change.kind):
+        return False
+    # A further level of the same rank's own is one more change.
+    if abs(of_change.delta_ns - of_before.delta_ns) >= _ITS_OWN * abs(change.length - before.length):
         return False
     one, other = sorted((abs(of_before.delta_ns), abs(of_change.delta_ns)))
     return one >= _AS_MUCH * other and (before.delta > 0) == (change.delta > 0)
@@ -196,6 +222,7 @@ def _row(change: Change, numbers: npt.NDArray[np.int64], budgets: Budgets) -> tu
     return (
         change.kind,
         place,
+        change.onset,
         int(steps[0]),
         int(steps[-1]),
         change.every,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.over_time.changes import changed_steps
+from stashtrace.analysis.findings.over_time.claims import how_changed
 from stashtrace.analysis.findings.rows import Claim, Evidence
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
@@ -149,7 +150,7 @@ class _Budget:
                     amount_ns=each_ns,
                     part_ratio=part_ratio,
                     kind=kind,
-                    name=str(row["together_count"]) if row["together_count"] > 1 else "",
+                    name=how_changed(row),
                 )
             ]
         return []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -41,6 +42,10 @@ _PERIOD_CHANCE = 1e-4
 _TIMES, _KEPT = 4, 0.75
 #: A long step of a period is longer than the usual one by this part, and by so many deviations.
 _LONG, _DEVIATIONS = 0.1, 5.0
+#: A model fits clearly better if its fit is that much less: chance makes one of twenty so.
+_CLEARLY = 3.0
+#: Places at which values may begin to grow.
+_HINGES = 60
 #: Periods of which half the steps are long; these are so in each of that many parts of the series.
 _TURNS, _PARTS = (2, 4, 6, 8), 4
 #: And the places of long steps, as those of short ones, differ among each other by less than this part of the excess.
@@ -230,29 +235,85 @@ def drift(values: Floats, found: list[Stretch]) -> Drift | None:
         if line is None or abs(line[0]) * (len(values) - 1) < _WORTH_SAYING * found[0].length:
             return None
         return Drift(line[0], line[1], line[1] + line[0] * (len(values) - 1))
-    levels = np.array([stretch.length for stretch in found])
-    changes = np.diff(levels)
-    if len(found) < 2 or not (np.all(changes > 0) or np.all(changes < 0)):
+    if len(found) < 2:
         return None
+    slope, start = _line(values)
+    places = np.arange(len(values))
+    rise = abs(slope) * (len(values) - 1)
+    if rise < _WORTH_SAYING * max(min(start, start + slope * (len(values) - 1)), 1.0):
+        return None
+    # Where neither fits clearly better, two levels are a shift that may have grown; more of them are a line.
+    clearly = _CLEARLY if len(found) == 2 else 0.0
+    straight = _fit(values, values - start - slope * places, found, 1)
+    if straight > _fit(values, _off_stairs(values, found), found) - clearly:
+        return None
+    if straight > _fit(values, _hinge(values)[1], found, 2) + _CLEARLY:
+        return None
+    return Drift(slope, start, start + slope * (len(values) - 1))
+
+
+def _line(values: Floats) -> tuple[float, float]:
+    """Return slope and begin of the line through values (Theil and Sen)."""
     count = len(values)
-    places = np.arange(count)
     thin = np.unique(np.linspace(0, count - 1, min(count, 200)).astype(int))
-    x, y = places[thin].astype(float), values[thin]
+    x, y = thin.astype(float), values[thin]
     rise = (y[None, :] - y[:, None])[np.triu_indices(len(thin), 1)]
     run = (x[None, :] - x[:, None])[np.triu_indices(len(thin), 1)]
     slope = float(np.median(rise / run))
-    start = float(np.median(values - slope * places))
-    of_line = float(np.abs(values - start - slope * places).sum())
-    level = np.repeat(levels, [stretch.end - stretch.begin for stretch in found])
-    of_stairs = float(np.abs(values - level).sum())
-    # Each stair has a place and a height, the line a slope.
-    price = math.log(count)
-    if (
-        count * math.log(max(of_line, 1e-9)) + price
-        >= count * math.log(max(of_stairs, 1e-9)) + 2 * len(changes) * price
-    ):
-        return None
-    return Drift(slope, start, start + slope * (count - 1))
+    return slope, float(np.median(values - slope * np.arange(count)))
+
+
+def _off_stairs(values: Floats, found: Sequence[Stretch]) -> Floats:
+    return np.asarray(values - np.repeat([s.length for s in found], [s.end - s.begin for s in found]))
+
+
+def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 0) -> float:
+    """Return how badly a model fits, by what it leaves of the values and by how many numbers it has; less is better.
+
+    Each stair has a place and a height, a line a slope. Noise that lasts counts for fewer steps than it has.
+    """
+    lasting = _lasting(_scores(_off_stairs(values, found)))
+    numbers = numbers or 2 * (len(found) - 1)
+    return len(values) / lasting * math.log(max(float(np.abs(rest).sum()), 1e-9)) + numbers * math.log(len(values))
+
+
+def onset(values: Floats, found: Sequence[Stretch]) -> tuple[int, str]:
+    """Return from which step on values differ to the end, and whether from one step to the next.
+
+    Returns
+    -------
+    int
+        Place of the first of them.
+    str
+        ``sudden``; ``gradual`` where they grow from there on; ``either`` where what is left does not tell.
+    """
+    if len(found) < 2:
+        return 0, "sudden"
+    stairs = _fit(values, _off_stairs(values, found), found)
+    place, rest = _hinge(values)
+    bent = _fit(values, rest, found, 2)
+    slope, start = _line(values)
+    straight = _fit(values, values - start - slope * np.arange(len(values)), found, 1)
+    if bent < stairs - _CLEARLY:
+        return place, "gradual"
+    return found[1].begin, "either" if min(bent, straight) < stairs + _CLEARLY else "sudden"
+
+
+def _hinge(values: Floats) -> tuple[int, Floats]:
+    """Return from where on a line leaves a level so that it fits best, and what it leaves of the values."""
+    count, best = len(values), None
+    for place in np.unique(np.linspace(_STRETCH, count - _STRETCH, min(count, _HINGES)).astype(int)).tolist():
+        level = float(np.median(values[:place]))
+        run = np.arange(1, count - place + 1)
+        # The line through the bend that leaves least is the weighted median of all slopes.
+        slopes = (values[place:] - level) / run
+        order = np.argsort(slopes, kind="stable")
+        half = np.searchsorted(np.cumsum(run[order]), run.sum() / 2)
+        rest = np.concatenate([values[:place] - level, values[place:] - level - slopes[order[half]] * run])
+        if best is None or np.abs(rest).sum() < np.abs(best[1]).sum():
+            best = place, rest
+    assert best is not None
+    return best
 
 
 def period(values: Floats, found: list[Stretch]) -> Period | None:

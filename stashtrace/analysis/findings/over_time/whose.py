@@ -49,6 +49,7 @@ class Change:
     every: int = 1
     width: int = 1
     slope: float = 0.0
+    onset: str = ""
 
     @property
     def delta(self) -> float:
