@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-#: One of two neighbours sends that many times more often than the other: they are no stages of one pipeline.
-_UNEQUAL = 1.5
+#: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
+UNEQUAL = 1.5
 #: Messages of a step that are counted as so many: medians of steps and of ranks differ by less.
 _SAME_RATIO = 0.02
 
@@ -57,7 +57,7 @@ def lines_of(often: Messages, begins: Mapping[int, bool]) -> list[Line]:
     near: dict[int, set[int]] = {}
     for (a, b), count in often.items():
         back = often.get((b, a), 0.0)
-        if min(count, back) <= 0 or max(count, back) > _UNEQUAL * min(count, back):
+        if min(count, back) <= 0 or max(count, back) > UNEQUAL * min(count, back):
             return []
         near.setdefault(a, set()).add(b)
         near.setdefault(b, set()).add(a)
@@ -87,7 +87,7 @@ def _walk(begin: int, near: Mapping[int, set[int]]) -> list[int]:
 def _chain(ranks: list[int], often: Messages, begins: Mapping[int, bool]) -> Line | None:
     if begins.get(ranks[0]) == begins.get(ranks[-1]):
         return None  # neither end begins, or both do: data do not flow from one to the other
-    ordered = ranks if begins[ranks[0]] else ranks[::-1]
+    ordered = ranks if _begins(ranks[0], ranks[-1], begins) else ranks[::-1]
     return Line(tuple(ordered), _each_way(ordered, often))
 
 
@@ -102,12 +102,17 @@ def _ring(ranks: list[int], often: Messages, begins: Mapping[int, bool]) -> Line
     if begins.get(first) == begins.get(last):
         return None
     turned = [ranks[(closing + 1 + n) % count] for n in range(count)]
-    ordered = turned if begins[first] else turned[::-1]
+    ordered = turned if _begins(first, last, begins) else turned[::-1]
     each_way, back = _each_way(ordered, often), between[closing]
     others = [messages for n, messages in enumerate(between) if n != closing]
     # In a ring that is no pipeline, as of an exchange with both neighbours, all send as often.
     is_line = max(others) <= (1 + _SAME_RATIO) * min(others) and back < (1 - _SAME_RATIO) * each_way
     return Line(tuple(ordered), each_way, back) if is_line and 2 * back >= (1 - _SAME_RATIO) * each_way else None
+
+
+def _begins(one: int, other: int, begins: Mapping[int, bool]) -> bool:
+    """Return whether the first of two ranks begins; one of them may have left no record."""
+    return begins.get(one, not begins.get(other, False))
 
 
 def _each_way(ordered: list[int], often: Messages) -> float:

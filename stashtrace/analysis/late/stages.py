@@ -10,7 +10,7 @@ r - 1 micro-batches in one of them, (r - 1) / (v m) of its work.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.placement import lines_of, stages_of_messages
+from stashtrace.analysis.late.placement import UNEQUAL, lines_of, stages_of_messages
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.schema.groupby import GroupBy
@@ -102,7 +102,12 @@ def stages_of(trace: Trace, steps: Table) -> Stages | None:
     lines = lines_of(often, sent.begins())
     if not lines:
         return None
-    computed = _backwards(trace, steps, [rank for line in lines for rank in line.ranks])
+    backwards = _backwards(trace, steps)
+    recorded = set(trace.processes["rank"].tolist())
+    in_lines = [backwards.get(rank, 0.0) for line in lines for rank in line.ranks if rank in recorded]
+    if max(in_lines) > UNEQUAL * min(in_lines):
+        return None  # a server, say, that only answers
+    computed = float(np.median(in_lines))
     found = {stages_of_messages(line, computed, sent.fills_once(line.ranks[0])) for line in lines}
     whole = found.pop()
     if found or whole is None:
@@ -174,20 +179,20 @@ class _Sent:
             # A message that comes back while one leaves is counted before it or after it.
             more = int(np.cumsum(np.where(sends, 1, -1)).max()) - ahead
             usual.append(more <= 1 and (ahead <= _TWO_AHEAD or 2 * ahead == len(sends)))
-        return bool(np.mean(usual) > 0.5)
+        return 2 * sum(usual) > len(usual)
 
 
-def _backwards(trace: Trace, steps: Table, ranks: Sequence[int]) -> float:
-    """Return how often these ranks compute a backward in a step, by the median; 0 if that was not recorded."""
+def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
+    """Return how often each rank computes a backward in the median step in which it does; of ranks that ever do."""
     phases, processes = trace.phases, trace.processes
     rows = np.flatnonzero(phases["phase_code"] == Phase.BACKWARD)
     rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
     rank_of[processes["process_id"]] = processes["rank"]
     rank = rank_of[phases["process_id"][rows]]
     step = step_at(steps, rank, phases["begin_ns"][rows])
-    known = (step >= 0) & np.isin(rank, ranks)
-    each = GroupBy(rank[known], step[known])
-    return float(np.median(each.sizes)) if len(each) else 0.0
+    each = GroupBy(rank[step >= 0], step[step >= 0])
+    by_rank = GroupBy(each.keys[0])
+    return dict(zip(by_rank.values.tolist(), by_rank.median(each.sizes).tolist(), strict=True))
 
 
 def stated_numbers(trace: Trace, key: str) -> dict[int, int]:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from interleaved import BACKWARD_MS, FORWARD_MS, breadth_first, interleaved
 from wait_chains import MS, Job, none, pipeline_of
@@ -83,6 +84,34 @@ def test_a_ring_in_which_all_send_as_often_is_no_pipeline(both_ways: bool) -> No
             for target in ((rank + 1) % 4, (rank - 1) % 4)[: 1 + both_ways]:
                 job.send(rank, target, group=0x100 + 8 * min(rank, target) + max(rank, target))
         for rank in range(4):
+            job.update(rank)
+    assert found(job.trace()) is None
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_rank_without_a_record_has_its_place(chunks: int, missing: int) -> None:
+    trace = interleaved(4, chunks, 8)
+    tables = {name: getattr(trace, name) for name in ("phases", "collectives", "collective_waits", "processes")}
+    gone = tables["processes"]["process_id"][tables["processes"]["rank"] == missing]
+    kept = {name: table.take(~np.isin(table["process_id"], gone)) for name, table in tables.items()}
+    stages = found(trace.replace(**kept))
+    assert stages is not None
+    assert dict(stages.of_rank) == {rank: rank for rank in range(4)}
+    assert (stages.each, stages.microbatches) == (chunks, 8)
+
+
+def test_a_server_that_answers_one_worker_is_no_stage() -> None:
+    """It sends back what it received, and computes no backward."""
+    job = Job(2)
+    job.build.group([0, 1], group=0x101, name="pair")
+    for _ in range(8):
+        job.compute(1, 10)
+        job.compute(1, 20, "backward")
+        job.send(1, 0, group=0x101)
+        job.compute(0, 5)
+        job.send(0, 1, group=0x101)
+        for rank in range(2):
             job.update(rank)
     assert found(job.trace()) is None
 
