@@ -60,18 +60,21 @@ def interleaved(
     work_of_stage: Callable[[int], float] = lambda stage: 0.0,
     phases: bool = True,
     replicas: int = 1,
+    one_group: bool = False,
 ) -> Trace:
     """``work`` is more for each micro-batch of a rank, ``work_of_stage`` of a stage; a backward takes twice as much.
 
     Without ``phases`` the computations leave no record, and marks say where steps end. With several ``replicas`` the
-    ranks that hold the same stages meet before the update.
+    ranks that hold the same stages meet before the update. ``one_group``: each pair of ranks has a group in which each
+    rank numbers its sends and receives together, as NCCL does; else each direction has one, as the recorder writes it.
     """
-    job, numbers = Job(ranks * replicas), dict[int, int]()
+    job, numbers = Job(ranks * replicas), _Numbers(one_group)
     for replica in range(replicas):
         members = range(replica, ranks * replicas, replicas)
         for place, rank in enumerate(members):
             for source, target in ((rank, members[(place + 1) % ranks]), (members[(place + 1) % ranks], rank)):
-                job.build.group([source, target], group=_lane(source, target), name=f"{source} to {target}")
+                if not one_group or source < target:
+                    job.build.group([source, target], group=_lane(source, target), name=f"{source} to {target}")
     for step in range(steps):
         for rank in range(ranks * replicas):
             job.sleep(rank, sleeps(step, rank))
@@ -99,6 +102,7 @@ def interleaved(
             else:
                 job.now[rank] += MS
                 job.build.rank(rank).step_mark(job.now[rank])
+    numbers.number_by_rank(job)
     return job.trace()
 
 
@@ -109,7 +113,7 @@ def _pass_round(
     orders: Sequence[Sequence[Action]],
     length: Callable[[int, Action], float],
     phases: bool,
-    numbers: dict[int, int],
+    numbers: _Numbers,
 ) -> None:
     """Let each rank do its actions in order, as soon as what they need has been sent."""
     left: list[Iterator[Action]] = [iter(order) for order in orders]
@@ -146,15 +150,39 @@ def _lane(source: int, target: int) -> int:
     return 0x10000 + 256 * source + target
 
 
-def _hand_on(job: Job, numbers: dict[int, int], sent: int, source: int, target: int) -> None:
-    """A message that left when it was made, whatever its sender has done since; the recorder numbers each direction."""
-    group, end = _lane(source, target), max(sent, job.now[target]) + MS // 100
-    number = numbers[group] = numbers.get(group, -1) + 1
+class _Numbers:
+    """Groups of messages, and their numbers in them."""
+
+    def __init__(self, one_group: bool) -> None:
+        self.one_group = one_group
+        self.made: dict[tuple[int, int], int] = {}
+
+    def of(self, source: int, target: int) -> tuple[int, int, int, int]:
+        """Return group and number of the next message, and the places of its target and its source in the group."""
+        number = self.made[source, target] = self.made.get((source, target), -1) + 1
+        if not self.one_group:
+            return _lane(source, target), number, 1, 0
+        group = _lane(min(source, target), max(source, target))
+        return group, number, int(target > source), int(source > target)
+
+    def number_by_rank(self, job: Job) -> None:
+        """Number the sends and receives of each rank in a group in the order of its calls."""
+        made: dict[tuple[int, int], int] = {}
+        for row in sorted(job.build.rows["collectives"], key=lambda row: int(row["call_ns"])):
+            if self.one_group and row["op_code"] in (CollectiveOp.SEND, CollectiveOp.RECEIVE):
+                key = row["rank"], row["group_hash"]
+                row["sequence"] = made[key] = made.get(key, -1) + 1
+
+
+def _hand_on(job: Job, numbers: _Numbers, sent: int, source: int, target: int) -> None:
+    """A message that left when it was made, whatever its sender has done since."""
+    group, number, to, origin = numbers.of(source, target)
+    end = max(sent, job.now[target]) + MS // 100
     job.build.collective(
-        {source: (sent, sent + MS // 100)}, group=group, sequence=number, op=CollectiveOp.SEND, peer_rank=1
+        {source: (sent, sent + MS // 100)}, group=group, sequence=number, op=CollectiveOp.SEND, peer_rank=to
     )
     keys = job.build.collective(
-        {target: (job.now[target], end)}, group=group, sequence=number, op=CollectiveOp.RECEIVE, peer_rank=0
+        {target: (job.now[target], end)}, group=group, sequence=number, op=CollectiveOp.RECEIVE, peer_rank=origin
     )
     job.build.rank(target).collective_wait(keys[target], job.now[target], end)
     job.now[target] = end
