@@ -133,6 +133,8 @@ def _pass_round(
                 else:
                     job.now[rank] += round(length(place, action) * MS)
                 sent[action] = job.now[rank]
+                if action.stage < stages - 1 if action.forward else action.stage > 0:
+                    job.now[rank] += MS // 100  # the call of the send
                 following[place], moved = next(left[place], None), True
         if not moved:
             raise RuntimeError("the ranks wait for each other for ever")
