@@ -8,7 +8,9 @@ and nobody else, and each length of time in its first sentence is within 15 % of
 know; of two causes the other stands in a later verdict; a cause that is not the same in each step is said to be so; and
 no sentence is false. A balanced member is right if its summary blames nobody. Lengths of a made-up trace are those of
 the simulation that made it. --follow runs the repaired job too, where an entry names one, and says what it saved.
---write puts results/causes.md and .json. Exit code 1 if a member is not right.
+Some jobs need packages beside torch (lightning, transformers): STASHTRACE_CAUSES_PYTHON names the Python of an
+environment that has them, else they are left out. --write puts results/causes.md and .json. Exit code 1 if a member is
+not right.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -104,6 +107,10 @@ def main() -> int:
     if unknown:
         print(f"no such member: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
+    left_out = [member for member in chosen if cannot_run(member, options.keep)]
+    for member in left_out:
+        print(f"{member.name} is left out: no {member.needs}, also not in ${record.VARIABLE}", file=sys.stderr)
+    chosen = [member for member in chosen if member not in left_out]
     judged: list[Judged] = []
     with tempfile.TemporaryDirectory(prefix="stashtrace-causes-") as temporary:
         base = options.keep or Path(temporary)
@@ -116,6 +123,12 @@ def main() -> int:
         kept = f" --keep FOLDER{' --summaries' * options.summaries}" if options.keep else ""
         write(judged, f"python benchmarks/bench_causes.py --write{kept}")
     return 0 if all(j.result == judge.RIGHT for j in judged) else 1
+
+
+def cannot_run(member: Member, kept: Path | None) -> TypeGuard[Job]:
+    """Return whether a job has to be recorded and needs a package that is not to be had."""
+    recorded = kept is not None and (kept / member.name / "run").exists()
+    return isinstance(member, Job) and not recorded and not record.interpreter(member.needs)
 
 
 def judge_member(member: Member, base: Path, options: Options) -> Judged:

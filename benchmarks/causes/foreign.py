@@ -106,6 +106,41 @@ def pipeline(
     return programs
 
 
+def interleaved(forward_ms: Sequence[float], chunks: int = 2, microbatches: int = 8, steps: int = 12) -> Programs:
+    """Make the programs of a pipeline with several stages on each rank, by interleaved 1F1B; times are of a stage."""
+    ranks, whole = len(forward_ms), chunks * microbatches
+    programs = []
+    for rank, milliseconds in enumerate(forward_ms):
+        # A rank goes from one of its stages to the next after as many micro-batches as there are ranks.
+        forwards = [
+            _pass(rank, ranks, number // ranks % chunks * ranks + rank, ranks * chunks - 1, milliseconds)
+            for number in range(whole)
+        ]
+        backwards = [
+            _pass(
+                rank, ranks, (chunks - 1 - number // ranks % chunks) * ranks + rank, ranks * chunks - 1, -milliseconds
+            )
+            for number in range(whole)
+        ]
+        ahead = min(whole, (chunks - 1) * ranks + 2 * (ranks - 1 - rank))
+        order = forwards[:ahead]
+        for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+            order += [forward, backward]
+        order += backwards[whole - ahead :]
+        programs.append([STEP, *[work for part in order for work in part], compute(1.0, "update"), SYNC] * steps)
+    return programs
+
+
+def _pass(rank: int, ranks: int, stage: int, last: int, milliseconds: float) -> list[Work]:
+    """Return what a rank does for a micro-batch in a stage, in the backward if the time is negative."""
+    before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    if milliseconds > 0:
+        work = [*([receive(rank, before)] if stage else []), compute(milliseconds)]
+        return [*work, *([send(rank, after)] if stage < last else [])]
+    work = [*([receive(rank, after)] if stage < last else []), compute(-2 * milliseconds, "backward")]
+    return [*work, *([send(rank, before)] if stage else [])]
+
+
 def replicas(
     count: int,
     before: Callable[[int, int], Sequence[Work]] = lambda rank, step: (),
@@ -216,6 +251,7 @@ TRACES = (
     Foreign("pipe2_even", "2 equal stages", lambda: pipeline([6] * 2), PIPELINE),
     Foreign("pipe4_even", "4 equal stages", lambda: pipeline([6] * 4), PIPELINE),
     Foreign("pipe8_even", "8 equal stages, 8 micro-batches", lambda: pipeline([6] * 8, microbatches=8), PIPELINE),
+    Foreign("interleaved4_even", "2 equal stages on each of 4 ranks", lambda: interleaved([6] * 4), PIPELINE),
     Foreign("nested_even", "tensor-parallel pairs", lambda: nested({}), BALANCED),
     Foreign("experts_even", "a mixture of experts", lambda: experts(4, {}), BALANCED),
     Foreign("gpu_even", "4 replicas", lambda: replicas(4), BALANCED),
@@ -253,6 +289,13 @@ TRACES = (
         lambda: pipeline([6, 6, 6, 9, 6, 6, 6, 6], microbatches=8),
         _stage(3),
         (72.0,),
+    ),
+    Foreign(
+        "interleaved4_rank2",
+        "the stages of the third of 4 ranks, two on each, compute longer",
+        lambda: interleaved([6, 6, 9, 6]),
+        _stage(2),
+        (144.0,),
     ),
     Foreign(
         "pipe4_loads",

@@ -28,6 +28,10 @@ class Job:
         Kill the ranks when none of them has ended a step for so long; 0: do not.
     kills_all : bool
         Kill ``stashtrace run`` with them.
+    restarts : int
+        How often torchrun starts the ranks again when one of them fails.
+    needs : str
+        Module that the script imports beside torch and numpy: a job that can be left out.
     """
 
     name: str
@@ -40,6 +44,8 @@ class Job:
     repaired: str | None = None
     kill_after_s: float = 0.0
     kills_all: bool = False
+    restarts: int = 0
+    needs: str = ""
 
 
 def planted(*causes: Cause, shape: str = "", false: tuple[str, ...] = (), ending: str = "") -> Plan:
@@ -59,6 +65,7 @@ def loading(rank: int, kind: str = "batches", named: str = "", shape: str = "", 
 
 
 BALANCED = Plan(false=words.NO_LOADER)
+LOOP = Plan(false=(r"\binput[- ]bound\b",))
 STAGES = Plan(false=(*words.NO_LOADER, *words.STEADY), bubble=True)
 #: DDP sums gradients by all-reduce: none of the waiting before it is in another collective.
 OTHER_COLLECTIVES = (r"\bin broadcast\b", r"\bin gather\b", r"\bin barrier\b")
@@ -154,6 +161,39 @@ JOBS = (
         "plain.py",
         "--pattern stages --fault 0:read:15",
         one(0, "read", SHARD),
+        ranks=3,
+    ),
+    # Pipelines of torch.distributed.pipelining whose ranks hold several stages each.
+    Job(
+        "interleaved_sleep",
+        "two stages on each of 2 ranks (interleaved 1F1B); rank 1 sleeps in each forward",
+        "chunks.py",
+        "--fault 1:sleep:15",
+        one(1, "sleep"),
+        repaired="",
+    ),
+    Job(
+        "interleaved_compute",
+        "three stages on each of 2 ranks, and rank 0 computes longer in each",
+        "chunks.py",
+        "--batch 128 --chunks 3 --fault 0:matmul:8",
+        Plan((Cause((0,), "compute", "computing", words.STAGE),), false=(*words.NO_LOADER, *words.STEADY)),
+    ),
+    Job(
+        "looped_read",
+        "two stages on each of 3 ranks, breadth first; rank 2 reads a file in the second one",
+        "chunks.py",
+        "--batch 128 --schedule looped --fault 2:read:15:always:chunk1",
+        one(2, "read", SHARD),
+        ranks=3,
+    ),
+    # A server between the ranks.
+    Job(
+        "server_commit",
+        "rank 2 commits to a database; the server, rank 0, waits for it, and rank 1 for the server",
+        "server.py",
+        "--fault 2:commit:45:always:log",
+        one(2, "commit", r"metrics\.db"),
         ranks=3,
     ),
     # Two causes at once.
@@ -439,7 +479,54 @@ JOBS = (
         "--closure --fault 1:sleep:45",
         one(1, "sleep", false=(r"\bthe (optimizer )?update takes\b", r"fully_shard")),
     ),
+    # Loops of other packages.
+    Job(
+        "lightning_sleep",
+        "the Trainer of Lightning; rank 1 sleeps in training_step",
+        "lightning_loop.py",
+        "--fault 1:sleep:45",
+        Plan((Cause((1,), "sleep"),), false=(*words.STEADY, *OTHER_COLLECTIVES, r"\bupdate takes\b", r"fully_shard")),
+        launcher="torchrun",
+        repaired="",
+        needs="lightning",
+    ),
+    Job(
+        "lightning_batches",
+        "the Trainer of Lightning; rank 0 collates its batches slowly, on the step thread",
+        "lightning_loop.py",
+        "--fault 0:python:45:always:batch",
+        Plan((Cause((0,), "batches", "python"),), false=(*words.STEADY, *OTHER_COLLECTIVES)),
+        launcher="torchrun",
+        needs="lightning",
+    ),
+    Job(
+        "trainer_read",
+        "the Trainer of transformers; rank 0 reads a file before its backward",
+        "trainer_loop.py",
+        "--fault 0:read:45",
+        Plan((Cause((0,), "read", named=SHARD),), false=(*words.STEADY, *OTHER_COLLECTIVES)),
+        launcher="torchrun",
+        needs="transformers",
+    ),
+    Job(
+        "trainer_batches",
+        "the Trainer of transformers; the data collator of rank 1 is slow",
+        "trainer_loop.py",
+        "--fault 1:python:45:always:batch",
+        Plan((Cause((1,), "batches", "python"),), false=(*words.STEADY, *OTHER_COLLECTIVES)),
+        launcher="torchrun",
+        needs="transformers",
+    ),
     # Endings.
+    Job(
+        "restarted",
+        "rank 0 dies in step 15, torchrun starts all ranks again, and then rank 1 sleeps",
+        "ddp.py",
+        "--die-once 0:15 --fault 1:sleep:45",
+        one(1, "sleep"),
+        launcher="torchrun",
+        restarts=1,
+    ),
     Job(
         "dies",
         "rank 1 raises an exception in step 30",
@@ -496,6 +583,33 @@ JOBS = (
         "--pattern stages --batch 256 --steps 40",
         STAGES,
         4,
+    ),
+    Job(
+        "even_interleaved",
+        "two equal stages on each of 2 ranks (interleaved 1F1B)",
+        "chunks.py",
+        "--batch 1024",
+        STAGES,
+    ),
+    Job(
+        "even_lightning",
+        "the Trainer of Lightning",
+        "lightning_loop.py",
+        "--batch 512",
+        LOOP,
+        2,
+        "torchrun",
+        needs="lightning",
+    ),
+    Job(
+        "even_trainer",
+        "the Trainer of transformers",
+        "trainer_loop.py",
+        "--batch 512",
+        LOOP,
+        2,
+        "torchrun",
+        needs="transformers",
     ),
     Job("even_experts", "all-to-all of equal rows", "plain.py", "--pattern experts --rows 384", BALANCED),
     Job("even_barriers", "two barriers a step", "ddp.py", "--extra barriers --batch 256 --steps 40", BALANCED),

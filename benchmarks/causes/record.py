@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 from causes.members import Job
@@ -18,6 +19,8 @@ LAUNCHER = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
 #: Longer than any job takes on a busy machine; a job that takes longer is a failure of its member.
 PATIENCE_S = 400
 _POLL_S = 0.1
+#: Names a Python with torch and the packages that some jobs need beside it.
+VARIABLE = "STASHTRACE_CAUSES_PYTHON"
 
 
 def environment() -> dict[str, str]:
@@ -29,11 +32,23 @@ def environment() -> dict[str, str]:
 def command_of(job: Job, arguments: str, clock: Path) -> list[str]:
     """Return the command of a job as a person would type it."""
     script = [str(SCRIPTS / job.script), "--clock", str(clock), *arguments.split()]
+    python = interpreter(job.needs)
     if job.launcher == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}", *script]
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
+        return [*torchrun, f"--max-restarts={job.restarts}", *script]
     if job.ranks == 1:
-        return [sys.executable, *script]
-    return [sys.executable, str(LAUNCHER), "--ranks", str(job.ranks), "--", sys.executable, *script]
+        return [python, *script]
+    return [sys.executable, str(LAUNCHER), "--ranks", str(job.ranks), "--", python, *script]
+
+
+@cache
+def interpreter(module: str) -> str:
+    """Return a Python that has a module: this one, or that of ``VARIABLE``; empty if neither has it."""
+    for python in (sys.executable, os.environ.get(VARIABLE, "")):
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if not module or (python and subprocess.run([python, "-c", code], check=False).returncode == 0):
+            return python
+    return ""
 
 
 def run(job: Job, folder: Path) -> Path:

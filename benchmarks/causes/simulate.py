@@ -97,7 +97,7 @@ class _Rank:
     waits: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     computed: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     lengths: list[float] = field(default_factory=list)
-    sequences: dict[tuple[int, ...], int] = field(default_factory=lambda: defaultdict(int))
+    sequences: dict[tuple[int | str, ...], int] = field(default_factory=lambda: defaultdict(int))
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,10 @@ class _Simulation:
 
     def communicate(self, rank: _Rank, work: Work) -> bool:
         """Enter a collective; return whether all that it needs have entered."""
-        key = (work.group, work.kind if work.peer < 0 else "p2p", rank.sequences[work.group])
-        entries = self.entries[key]
+        # Of two ranks, the n-th receive of one belongs to the n-th send of the other.
+        ends = (rank.number, work.peer) if work.kind == "send" else (work.peer, rank.number)
+        counted = work.group if work.peer < 0 else (*work.group, "p2p", *ends)
+        entries = self.entries[counted, work.kind if work.peer < 0 else "p2p", rank.sequences[counted]]
         if not rank.entered:
             entries[rank.number] = self.launch(rank, talks=True)
             rank.entered = True
@@ -204,7 +206,9 @@ class _Simulation:
         ready = max((entries[member] for member in needed), default=enter)
         rank.waits[rank.step] += max(ready - enter, 0.0)
         rank.entered = False
-        rank.sequences[work.group] += 1
+        rank.sequences[counted] += 1
+        if work.peer >= 0:  # NCCL numbers all operations of a rank in a group
+            rank.sequences[work.group] += 1
         self.kernel(
             rank,
             _NCCL[work.kind],

@@ -71,6 +71,7 @@ def _amounts(
             amounts[f"growth of {name} of rank {rank} over the run"] = slope * (len(values) - 1)
         if usual:
             amounts[f"{name} of rank {rank} more than the others"] = _mean(values) - usual
+            amounts[f"{name} of the others"] = usual
     if len(cause.ranks) < len(clocks):
         losers = {rank: wait for rank, wait in waits.items() if rank not in cause.ranks}
         amounts |= {f"wait of rank {rank}": wait for rank, wait in losers.items()}

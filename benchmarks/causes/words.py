@@ -8,6 +8,7 @@ WORDS = {
     "sleep": r"\basleep\b|\bsleep(s|ing)?\b",
     "read": r"\breads?\b|\breading\b",
     "write": r"\bwrit(e|es|ing|ten)\b|\bfsync\b",
+    "commit": r"\bwrit(e|es|ing|ten)\b|\bfsync\b|\bfdatasync\b|\bcommit(s|ting)?\b",
     "garbage": r"\bgarbage\b|\bgc\b",
     "python": r"\bPython\b|between operators|outside (of )?(its |the )?operators|\b(own|user) code\b|tokenize_text",
     "compute": r"\bcomput(e|es|ing|ation)\b|\bforward\b|\bbackward\b|\bkernels?\b|\boperators?\b",

@@ -3,7 +3,8 @@
 In a pipeline, whose operations have names, peers are all operations of one name, of all ranks, stages, steps and
 micro-batches, as in "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025).
 In other runs, peers are the work of one kind that the members of a collective do before they enter it, and transfers
-of one size.
+of one size. Stages of a pipeline without such names never do the same at once: their peers are the work of one kind of
+all ranks in a step.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -73,9 +74,7 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     rows = np.flatnonzero((graph.rank >= 0) & ~np.isin(graph.resource, passive))
     if not len(rows):
         return
-    before, transfers = next_transfers(graph, rows)
-    source_ranks = graph.rank[graph.source[_entries(graph)]]
-    members = GroupBy(GroupBy(transfers.number, source_ranks).keys[0]).sizes
+    before, members = _collectives_ahead(graph, rows)
     # After the last collective a rank's peers are all ranks in the same step.
     ranks = len(np.unique(graph.rank[rows]))
     alone = before < 0
@@ -88,6 +87,15 @@ def _threads(graph: Graph, work: Floats, center: Center) -> None:
     typical = _center(amount, peers, center, members[peers.keys[0]])[peers.number]
     scale = np.divide(typical, amount, out=np.ones_like(amount), where=amount > 0)
     work[rows] *= scale[by_rank.number]
+
+
+def _collectives_ahead(graph: Graph, rows: Int64) -> tuple[Int64, Int64]:
+    """Return the collective that the rank of each of these nodes entered next, -1 if none, and the members of each."""
+    if graph.stage_of:
+        return np.full(len(rows), -1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    before, transfers = next_transfers(graph, rows)
+    source_ranks = graph.rank[graph.source[_entries(graph)]]
+    return before, GroupBy(GroupBy(transfers.number, source_ranks).keys[0]).sizes
 
 
 def _entries(graph: Graph) -> Int64:

@@ -38,6 +38,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--closure", action="store_true", help="the forward and backward run inside optimizer.step")
     parser.add_argument("--wrap", choices=("ddp", "fsdp"), default="ddp")
     parser.add_argument("--die", default="", metavar="RANK:STEP", help="this rank raises an exception")
+    parser.add_argument(
+        "--die-once", default="", metavar="RANK:STEP", help="it does until torchrun has restarted the ranks"
+    )
     parser.add_argument("--hang", default="", metavar="RANK:STEP", help="this rank sleeps for ever")
     parser.add_argument("--mismatch", default="", metavar="RANK:STEP", help="this rank calls a barrier instead")
     return parser.parse_args()
@@ -54,15 +57,18 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rank, self.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if self.world > 1:
-            dist.init_process_group("gloo")
+            join_group(self.life, self.rank, self.world)
         torch.manual_seed(0)
         layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(options.layers)]
         self.model: torch.nn.Module = torch.nn.Sequential(*layers)
         self.wrapped = self.wrap()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.watch = Stopwatch(options.clock, self.rank)
-        self.faults = Faults(options.fault, self.watch, self.world, options.clock)
+        # What is planted beside a death begins with the ranks' second life.
+        planted = [] if options.die_once and self.life == 0 else options.fault
+        self.faults = Faults(planted, self.watch, self.world, options.clock)
 
     def wrap(self) -> torch.nn.Module:
         """Make the model parallel over the ranks."""
@@ -149,12 +155,25 @@ class Trainer:
 
     def end_badly(self, step: int) -> None:
         """Raise, hang or call another collective, if it is the time for it."""
-        if strikes(self.options.die, self.rank, step):
+        dies_now = self.life == 0 and strikes(self.options.die_once, self.rank, step)
+        if dies_now or strikes(self.options.die, self.rank, step):
             raise ValueError("label 1042 is not in the vocabulary")
         if strikes(self.options.hang, self.rank, step):
             wait_for_licence()
         if strikes(self.options.mismatch, self.rank, step):
             dist.barrier()
+
+
+def join_group(life: int, rank: int, world: int) -> None:
+    """Connect to the other ranks.
+
+    The store of torchrun outlives the ranks, and with it the addresses of those that are gone.
+    """
+    if life == 0:
+        dist.init_process_group("gloo")
+        return
+    kept = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"life {life}", kept), rank=rank, world_size=world)
 
 
 def wait_for_licence() -> None:

@@ -13,6 +13,7 @@ import gc
 import os
 import re
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -102,6 +103,7 @@ class Faults:
             "socket": self.fetch_remote,
             "lock": self.wait_for_thread,
             "save": self.save_checkpoint,
+            "commit": self.commit_rows,
         }
         self.heap: list[list[int]] = []
         if "garbage" in kinds:
@@ -114,6 +116,9 @@ class Faults:
         if "npload" in kinds:
             numpy.save(self.array, numpy.zeros((2_000, 1_000), dtype=numpy.float32))
         self.connection = self.connect() if "socket" in kinds else None
+        self.rows = sqlite3.connect(folder / "metrics.db") if "commit" in kinds else None
+        if self.rows is not None:
+            self.rows.execute("CREATE TABLE IF NOT EXISTS metrics (step INTEGER, loss REAL, text TEXT)")
         self.matrix = torch.ones(256, 256)
         self.weights = torch.zeros(8 << 20)
 
@@ -188,3 +193,10 @@ class Faults:
         end = time.monotonic() + milliseconds / 1e3
         while time.monotonic() < end:
             torch.save(self.weights[: 1 << 20], self.folder / "checkpoint.pt")
+
+    def commit_rows(self, milliseconds: float) -> None:
+        """Commit rows to a database, and wait for the disk each time."""
+        end = time.monotonic() + milliseconds / 1e3
+        while self.rows is not None and time.monotonic() < end:
+            self.rows.execute("INSERT INTO metrics VALUES (?, ?, ?)", (self.watch.step, 0.123456, "loss " * 2_000))
+            self.rows.commit()

@@ -18,6 +18,7 @@ from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
 from stashtrace.analysis.graph.transfers import transfers
 from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.late.stages import stages_of
 from stashtrace.analysis.stalls.budget import device_windows
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
@@ -64,7 +65,8 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
     for thread in threads_without_steps(index.origin):  # waits of others may lead through it
         life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
         host.add_rank(index, thread, index.steps.take(slice(0)), life, shared, parts)
-    graph = parts.graph()
+    stages = stages_of(trace, index.steps)
+    graph = replace(parts.graph(), stage_of=stages.of_rank if stages is not None else {})
     return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
 
 

@@ -8,6 +8,7 @@ worker        [ batch 3 ][ batch 4 ]----------------------> the step thread take
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -113,6 +114,8 @@ class Graph:
         Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
     facts : Facts or None
         What the nodes are part of; None if it was not gathered.
+    stage_of : dict of int to int
+        Place in its pipeline by rank; empty if the job has none, or it was not looked for.
     """
 
     rank: Int64
@@ -139,6 +142,7 @@ class Graph:
     ends_begin_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ends_before: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     facts: Facts | None = None
+    stage_of: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.begin_ns)

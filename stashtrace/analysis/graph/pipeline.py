@@ -50,13 +50,12 @@ class PipelineGraph(Graph):
         By node, index in ``operations``; -1 for a node that is not an operation.
     operations : tuple of str
         Names of operations that every rank, step and micro-batch repeats.
-    stage_of, replica_of : dict of int to int
-        Pipeline stage and data-parallel number by rank.
+    replica_of : dict of int to int
+        Data-parallel number by rank.
     """
 
     operation: Int64 = field(default_factory=lambda: int64([]))
     operations: tuple[str, ...] = ()
-    stage_of: Mapping[int, int] = field(default_factory=dict)
     replica_of: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -94,10 +93,8 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
     operation = np.full(len(graph), -1, dtype=np.int64)
     for chain in chains:
         operation[chain.work_nodes] = chain.work_operations
-    columns = {column.name: getattr(graph, column.name) for column in fields(graph)}
-    return PipelineGraph(
-        **columns, operation=operation, operations=work.names, stage_of=stage_of, replica_of=replica_of
-    )
+    columns = {column.name: getattr(graph, column.name) for column in fields(graph)} | {"stage_of": stage_of}
+    return PipelineGraph(**columns, operation=operation, operations=work.names, replica_of=replica_of)
 
 
 @dataclass(frozen=True, slots=True)

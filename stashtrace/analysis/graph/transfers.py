@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 
@@ -42,12 +43,13 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     table, matched = index.trace.collectives, index.in_flight
     count = len(table)
     ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
-    rows = np.flatnonzero(ended & _complete_pairs(table))
+    queue, number = _numbers(index)
+    rows = np.flatnonzero(ended & _complete_pairs(table, queue, number))
     node, end_of = np.full(count, -1, dtype=np.int64), np.full(count, NEVER, dtype=np.int64)
     if not len(rows):
         return Transfers(node, end_of, end_of)
-    # Rows of one operation have one group and number; a group whose hash two communicators share is one queue.
-    operations = GroupBy(table["group_hash"][rows], table["sequence"][rows])
+    # A group whose hash two communicators share is one queue.
+    operations = GroupBy(queue[rows], number[rows])
     group, first = operations.keys[0], rows[operations.first]
     enter = operations.max(np.maximum(matched.last_enter_ns, index.entered_ns)[rows])
     done = operations.min(matched.end_ns[rows])
@@ -70,14 +72,46 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     return Transfers(node, end_of, matched.end_ns)
 
 
-def _complete_pairs(table: Table) -> npt.NDArray[np.bool_]:
-    """Return False for sends and receives whose group and number do not name one message between two ranks."""
+def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
+    """Return the queue of each row of ``collectives``, and its number there: those of one operation have both alike.
+
+    That is the group and its own number, but where the ranks of a group send in both directions each direction is a
+    queue of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share.
+    """
+    table = index.trace.collectives
+    groups = GroupBy(table["group_hash"])
+    queue, number = groups.number.copy(), table["sequence"].copy()
+    rows = np.flatnonzero(
+        np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)) & (table["peer_rank"] >= 0)
+    )
+    if not len(rows):
+        return queue, number
+    members = group_table(index.trace)
+    peer = np.full(len(rows), -1, dtype=np.int64)
+    for value, own in GroupBy(table["group_hash"][rows]).items():
+        ranks, place = members[value].members, table["peer_rank"][rows[own]]
+        peer[own] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
+    sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    directions = GroupBy(queue[rows], source, target)
+    several = GroupBy(directions.keys[0])
+    both = (several.sizes[several.number] > 1)[directions.number] & (peer >= 0)
+    order = order_by(directions.number, sends, table["sequence"][rows], table["call_ns"][rows])
+    nth = np.empty(len(rows), dtype=np.int64)
+    nth[order] = GroupBy.runs(directions.number[order], sends[order]).position
+    queue[rows[both]] = len(groups) + directions.number[both]
+    number[rows[both]] = nth[both]
+    return queue, number
+
+
+def _complete_pairs(table: Table, queue: Int64, number: Int64) -> npt.NDArray[np.bool_]:
+    """Return False for sends and receives whose queue and number do not name one message between two ranks."""
     paired = np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     complete = ~paired
     rows = np.flatnonzero(paired)
     if not len(rows):
         return complete
-    messages = GroupBy(table["group_hash"][rows], table["sequence"][rows])
+    messages = GroupBy(queue[rows], number[rows])
     sends = messages.count(where=table["op_code"][rows] == CollectiveOp.SEND)
     complete[rows] = ((messages.sizes == 2) & (sends == 1))[messages.number]
     return complete

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import group_table, process_values
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, int64, window_at
+from stashtrace.analysis.late.stages import Stages, stages_of
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
@@ -27,7 +29,7 @@ PIPELINE = schema(
     "What each pipeline stage waited for its neighbours, per step",
     Column("step", "i8", "", "ordinal, -1 outside", missing=-1),
     ("communicator", "U16", "", "name of the group"),
-    ("stage_index", "i8", "", "place of the rank within the group"),
+    ("stage_index", "i8", "", "stage of the rank, the first of several; if unknown, its place within the group"),
     RANK,
     ("receives_count", "i8", "", "receives that were called"),
     ("sends_count", "i8", "", "sends that were called"),
@@ -80,6 +82,7 @@ def pipeline(trace: Trace) -> Table:
     rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
     hashes = np.unique(table["group_hash"][rows])
     name_of = dict(zip(hashes.tolist(), communicator_names(trace, hashes).tolist(), strict=True))
+    stages = stages_of(trace, steps) if steps is not None else None
     by_rank = GroupBy(table["rank"][rows])
     steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
     out: list[tuple[object, ...]] = []
@@ -108,7 +111,7 @@ def pipeline(trace: Trace) -> Table:
                 (
                     step,
                     name_of[value],
-                    members.index(rank) if rank in members else -1,
+                    _place(stages, rank, members),
                     rank,
                     int(receives[chosen].sum()),
                     int((~receives[chosen]).sum()),
@@ -121,6 +124,13 @@ def pipeline(trace: Trace) -> Table:
                 )
             )
     return Table.from_rows(PIPELINE, out).sort_by("step", "communicator", "stage_index")
+
+
+def _place(stages: Stages | None, rank: int, members: Sequence[int]) -> int:
+    """Return the first stage of a rank or, if it is unknown, its place within a group; -1 if it is no member."""
+    if stages is not None and rank in stages.of_rank:
+        return stages.of_rank[rank]
+    return members.index(rank) if rank in members else -1
 
 
 def _waits(index: TraceIndex, rows: Int64) -> tuple[Int64, Int64, Int64, Int64]:

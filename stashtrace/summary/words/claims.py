@@ -159,19 +159,34 @@ def _unlike(f: Finding) -> str:
 def _slow_stage(f: Finding) -> str:
     stage = f.first("slow_stage") or {}
     others = "the other" if stage["of_count"] == 2 else "the others"
-    which = f"rank{plural(stage['items_count'])} {few_ranks(stage['name'])}"
     saved = f": an even split would save {percent_text(stage['part_ratio'])}" if stage["part_ratio"] > 0 else ""
     length, typical = duration_text(stage["amount_ns"]), duration_text(stage["low_ns"])
-    return f"stage {stage['rank']} ({which}) computes {length} a step, {others} {typical}{saved}"
+    who = _of_place(f, stage["rank"], stage["items_count"], stage["name"])
+    several = stage["items_count"] > 1 and f.first("stages_held") is not None
+    return f"{who} {'compute' if several else 'computes'} {length} a step, {others} {typical}{saved}"
 
 
 def _slow_rank(f: Finding) -> str:
     row, work, peers = f.row, f.first("slow_rank") or {}, f.first("slow_rank_peers") or {}
     waits = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} in the pipeline"
+    held = f.first("stages_held")
     if peers["kind"] == "stage":
-        return f"rank {work['rank']} (stage {work['of_count']}) {surplus(work, 'the others of its stage')}; {waits}"
-    which = f"rank{plural(peers['items_count'])} {few_ranks(peers['name'])}"
-    return f"stage {work['of_count']} ({which}) {surplus(work, 'the other stages')}; {waits}"
+        own, its = (_stages_held(held), "stages") if held is not None else (f"stage {work['of_count']}", "stage")
+        return f"rank {work['rank']} ({own}) {surplus(work, f'the others of its {its}')}; {waits}"
+    who = _of_place(f, work["of_count"], peers["items_count"], peers["name"])
+    return f"{who} {surplus(work, 'the other stages' if held is None else 'the other ranks')}; {waits}"
+
+
+def _of_place(f: Finding, place: int, count: int, named: str) -> str:
+    """Name a stage and its ranks; of ranks that hold several stages, the ranks and these."""
+    which, held = f"rank{plural(count)} {few_ranks(named)}", f.first("stages_held")
+    return f"stage {place} ({which})" if held is None else f"{which} ({_stages_held(held)})"
+
+
+def _stages_held(held: Row) -> str:
+    """Name the stages of a rank that holds several: ``stages 1, 5 and 9``."""
+    *most, last = held["name"].split(",")
+    return f"stages {', '.join(most)} and {last}" if most else "several stages"
 
 
 _DOUBT_WORDS = {

@@ -361,13 +361,20 @@ def _late_part(row: Row, f: Finding) -> str:
 
 
 def _bubble(row: Row, f: Finding) -> str:
-    stages, count = counted(row["items_count"], "stage"), counted(row["of_count"], "micro-batch")
-    share = percent_text(row["part_ratio"])
     # Of a slow stage the claim has not said how long the others wait.
     waits = f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}; " if f.first("slow_stage") else ""
+    held, stages = f.first("stages_held"), counted(row["items_count"], "stage")
+    with_batches = f"with {counted(row['of_count'], 'micro-batch')} a step"
+    if held is None:
+        whose = f"a pipeline of {stages} {with_batches} has a bubble of"
+    elif held["items_count"] > 0:
+        whose = f"a pipeline of {stages}, {held['items_count']} on each rank, {with_batches} has a bubble of"
+    else:
+        ranks_count = counted(row["items_count"], "rank")
+        whose = f"a pipeline of {ranks_count} that hold several stages each has a bubble of at least"
     return (
-        f"{waits}a pipeline of {stages} with {count} a step has a bubble of {duration_text(row['amount_ns'])} a step"
-        f" ({share}) on each rank even if all stages work alike; more micro-batches make it shorter"
+        f"{waits}{whose} {duration_text(row['amount_ns'])} a step ({percent_text(row['part_ratio'])}) on each rank even"
+        " if all stages work alike; more micro-batches make it shorter"
     )
 
 

@@ -2,6 +2,7 @@
 
 A pipeline of equal stages waits too: each of its s ranks is idle for the work of s - 1 micro-batches. That is its
 bubble, and nobody is late by it. Only work beyond that of the other stages, or of the other ranks of the stage, is.
+Where each rank holds several stages, these are taken together: which of them a rank works in is not recorded.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -111,10 +112,20 @@ def pipeline_claims(
     named = [claim for claim in (slow, _slow_stage(job)) if claim is not None]
     bubble = _bubble(job, [claim.cause_rank for claim in named if claim.cause_kind != _UNEVEN_SPLIT])
     if named:
-        return [replace(claim, call=call, evidence=(*claim.evidence, bubble)) for claim in named]
+        return [replace(claim, call=call, evidence=(*claim.evidence, bubble, *_held(job, claim))) for claim in named]
     most_ns = max(rank.per_step_ns("straggler") for rank in hit)
     kind = "bubble" if bubble.amount_ns >= _IS_BUBBLE_RATIO * most_ns else "uneven"
-    return [replace(base(hit), call=call, cause_kind=kind, evidence=(bubble, *_uneven(job)))]
+    return [replace(base(hit), call=call, cause_kind=kind, evidence=(bubble, *_held(job), *_uneven(job)))]
+
+
+def _held(job: _Pipeline, claim: Claim | None = None) -> list[Evidence]:
+    """Return how many stages a rank holds where these are several, and which the late rank of a claim does."""
+    stages, rank = job.stages, claim.cause_rank if claim is not None else -1
+    if stages.each == 1:
+        return []
+    numbers = stages.numbers(stages.of_rank[rank]) if rank in stages.of_rank else []
+    name = ",".join(map(str, numbers))
+    return [Evidence("stages_held", "pipeline", rank=rank, items_count=stages.each or -1, name=name)]
 
 
 def _bubble(job: _Pipeline, late: Sequence[int]) -> Evidence:
@@ -132,8 +143,8 @@ def _bubble(job: _Pipeline, late: Sequence[int]) -> Evidence:
         "bubble",
         "pipeline",
         amount_ns=bubble_ns,
-        items_count=stages.count,
-        of_count=stages.microbatches,
+        items_count=stages.count * max(stages.each, 1),
+        of_count=stages.microbatches or -1,
         part_ratio=bubble_ns / max(job.step_ns, 1.0),
     )
 
@@ -186,8 +197,11 @@ def _slow_stage(job: _Pipeline) -> Claim | None:
     others = np.delete(typical, slowest, axis=0).mean(axis=0)
     longer = typical[slowest] - others
     excess_ns = float(whole[slowest].mean() - whole.mean())
-    # One micro-batch passes through all stages at whatever speed they have: an even split gains on all others.
-    saved_ns = excess_ns * (stages.microbatches - 1) / stages.microbatches
+    # The first micro-batch passes through all ranks at whatever speed they have: an even split gains on all others.
+    saved_ns = excess_ns * (stages.passes - 1) / stages.passes
+    # A rank that would be idle in its steps while others work on loses no time by as much more work.
+    idle_ns = job.step_ns - float(whole.mean())
+    saved_ns = min(saved_ns, max(idle_ns - stages.bubble_ratio * float(whole.mean()), 0.0))
     group = work.groups[int(longer.mean(axis=0).argmax())]
     if max(saved_ns, excess_ns if group != "compute" else 0.0) < _WORTH_SAYING_RATIO * job.step_ns:
         return None
