@@ -190,10 +190,9 @@ class _Kept:
         taken[self.graph.source[self.graph.edge_kind == EdgeKind.BATCH]] = True
         parts = [edges_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
         for kept, before in zip(self.kept.tolist(), self.before.tolist(), strict=True):
-            heads, last = (
-                nodes[rows[makers.keys[0] == start]] for rows, start in ((makers.first, kept), (makers.last, before))
-            )
-            mine = nodes[starts == before]
+            next_to, last_of = (slice(*np.searchsorted(makers.keys[0], [one, one + 1])) for one in (kept, before))
+            heads, last = nodes[makers.first[next_to]], nodes[makers.last[last_of]]
+            mine = nodes[slice(*np.searchsorted(starts, [before, before + 1]))]
             left = 0.0 if taken[mine].all() else luck * PREFETCH * _median(work[mine])
             source, target = np.repeat(last, len(heads)), np.tile(heads, len(last))
             parts.append(edges_of(source, target, left, EdgeKind.PREFETCH))

@@ -143,15 +143,15 @@ def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
     graph = scenario.graph
     like: Int64 = int64(np.arange(len(graph)))
     speeds = WorkerSpeeds.of(graph, scenario.work)
-    passes, ranks = speeds.passes, graph.rank[speeds.passes.nodes]
-    for rank, own in GroupBy(speeds.makers.keys[0]).items():
+    passes = speeds.passes
+    batches, makers = GroupBy(graph.rank[passes.nodes]), GroupBy(speeds.makers.keys[0])
+    for rows, own in zip(batches, makers, strict=True):
         if not speeds.differs[own].any():
             continue
         by_speed = own[np.argsort(speeds.mean_ns[own], kind="stable")]
         best_first = by_speed if quick else by_speed[::-1]
         added = np.repeat(best_first[:1], max(wanted - len(own), 0))
         stand_for = speeds.makers.keys[1][np.append(np.sort(best_first[:wanted]), added)]
-        rows = np.flatnonzero(ranks == rank)
         as_worker = stand_for[passes.position[rows] % wanted]
         like[passes.nodes[rows]] = passes.nodes[_at_that_time(passes, speeds.number, rows, as_worker)]
     return like
