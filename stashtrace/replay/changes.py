@@ -11,12 +11,16 @@ from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, nearest_word, word_text
 
 #: Times; ``0`` takes one away.
-TIMES = ("compute", "launch", "python", "h2d", "prep", "fetch", "checkpoint", "other", "straggler")
+TIMES = ("compute", "launch", "python", "h2d", "prep", "fetch", "checkpoint", "other", "straggler", "slow_worker")
 #: Quantities of a link.
 _OF_A_LINK = ("bandwidth", "latency")
 LINKS = tuple(f"{link}.{what}" for link in COLUMNS["link"] for what in _OF_A_LINK)
 COUNTS = ("workers", "ranks")
-WORDS = {"compression": ("fp16",)}
+#: ``persistent_workers`` of DataLoader.
+KEPT = "persistent_workers"
+WORDS = {"compression": ("fp16",), KEPT: ("1",)}
+#: Times of which only what some take longer than others can be taken away.
+_EXCESS = {"straggler": "lateness", "slow_worker": "what a worker takes longer than the others"}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.
 BUCKET = "bucket_mb"
 QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
@@ -78,8 +82,8 @@ class Change:
             return cls(quantity, None, None, value)
         if value == "0" and quantity in TIMES:
             return cls(quantity, 0.0, None, value)
-        if quantity == "straggler":
-            raise UsageError(f"straggler={value}: lateness can only be taken away", hint="straggler=0")
+        if quantity in _EXCESS:
+            raise UsageError(f"{quantity}={value}: {_EXCESS[quantity]} can only be taken away", hint=f"{quantity}=0")
         number = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", value)
         if number and 0 < float(number.group(1)) < math.inf:
             return cls(quantity, float(number.group(1)), None, value)

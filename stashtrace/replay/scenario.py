@@ -29,10 +29,14 @@ class Unknowns:
         0: transfers have the least latency that fits the run, 1: the most.
     luck : float
         For all else. 0: what makes the step shortest, 1: what makes it longest.
+    speed : int
+        Where workers of a rank differ. 0: it is their batches that differ; 1 and 2: it is the workers, and further ones
+        are as quick as the quickest, or as slow as the slowest.
     """
 
     latency: float = 0.5
     luck: float = 0.5
+    speed: int = 0
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
         return np.where(on_host & (graph.kind == StallKind.FETCH), work, scenario.fetch)
     if quantity == "prep":
         made = on_host & (graph.kind == StallKind.PREP)
+        if graph.facts is not None:  # to start workers is no part of a batch
+            made &= ~graph.facts.starts
         return np.where(graph.is_batch, work - scenario.fetch, np.where(made, work, 0.0))
     resources, kind = _WORK[quantity]
     if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():

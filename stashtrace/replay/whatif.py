@@ -20,12 +20,14 @@ from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.budget import step_budget
-from stashtrace.replay.changes import BUCKET, TIMES, Change
+from stashtrace.replay.changes import BUCKET, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
 from stashtrace.replay.intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
-from stashtrace.replay.loaders import known_loaders, with_own_batches_apart, with_workers, workers_to_try
+from stashtrace.replay.loaders.kept import require_new_workers, with_kept_workers
+from stashtrace.replay.loaders.number import known_loaders, with_own_batches_apart, with_workers, workers_to_try
+from stashtrace.replay.loaders.uneven import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.replay.straggler import without_lateness
@@ -49,6 +51,8 @@ _SINGLE = (
     "other=0",
     "python=x0.5",
     "checkpoint=0",
+    "persistent_workers=1",
+    "slow_worker=0",
 )
 #: Of the steps, by their length, those up to this part are quick ones.
 _QUICK_QUANTILE = 0.25
@@ -231,6 +235,10 @@ def _require_known(graph: Graph, change: Change) -> None:
         )
     if change.quantity == "straggler":
         _require_peers(graph, change)
+    elif change.quantity == "slow_worker":
+        require_slow_worker(graph, change)
+    elif change.quantity == KEPT:
+        require_new_workers(graph, change)
     elif change.quantity in TIMES:
         require_time(graph, change)
     elif change.quantity == "workers":
@@ -402,16 +410,19 @@ class _Run:
         """Make a scenario for each extreme of what the run leaves open and these changes depend on."""
         asked = {change.quantity for change in changes}
         latencies = (0.0, 1.0) if asked & {*LINK_QUANTITIES, "compression", "ranks", BUCKET} else (0.5,)
-        unsure = {"fetch", "straggler", "compression", "ranks", "network.bandwidth", "interconnect.bandwidth"}
+        unsure = {"fetch", "straggler", KEPT, "compression", "ranks", "network.bandwidth", "interconnect.bandwidth"}
         if (self.graph.resource == Resource.DEVICE).any():
             unsure |= {*TIMES}
+        if self.graph.facts is not None and self.graph.facts.starts.any():
+            unsure.add("workers")
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
+        speeds = (0, 1, 2) if "workers" in asked and self._workers_differ else (0,)
         scenarios = []
         # The latency of a transfer does not grow where others share its link.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
         all_corners = [(kinds, latency) for kinds, own in corners for latency in own]
-        for (kinds, latency), luck in itertools.product(all_corners, lucks):
-            unknowns = Unknowns(latency, luck)
+        for (kinds, latency), luck, speed in itertools.product(all_corners, lucks, speeds):
+            unknowns = Unknowns(latency, luck, speed)
             run = self._alone_on(kinds, unknowns)
             graph = self._with_buckets(run, changes, latency=latency > 0)
             if "workers" in asked:
@@ -421,6 +432,10 @@ class _Run:
             _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
         return scenarios
+
+    @cached_property
+    def _workers_differ(self) -> bool:
+        return workers_differ(self.graph)
 
     @cached_property
     def _shared_kinds(self) -> tuple[frozenset[StallKind], ...]:
@@ -558,14 +573,18 @@ def _workers(changes: Sequence[Change], present: int) -> float:
 
 
 def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
-    """Apply changes to a scenario, one after the other."""
-    for change in changes:
+    """Apply changes to a scenario, one after the other; those that ask which process made a batch come first."""
+    for change in sorted(changes, key=lambda change: change.quantity not in (KEPT, "slow_worker")):
         if change.quantity == BUCKET:
             continue
         if change.quantity in LINK_QUANTITIES:
             scenario = with_link(scenario, change)
         elif change.quantity == "straggler":
             scenario = without_lateness(scenario)
+        elif change.quantity == KEPT:
+            scenario = with_kept_workers(scenario)
+        elif change.quantity == "slow_worker":
+            scenario = without_slow_workers(scenario)
         elif change.quantity == "workers":
             scenario = with_workers(scenario, change)
         elif change.quantity == "ranks":

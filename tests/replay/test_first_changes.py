@@ -37,8 +37,6 @@ JOBS: tuple[tuple[int, dict[str, Any]], ...] = (
     (1, {"batch_ns": 9 * MS, "epochs": 4, "steps": 24}),
     # A closed formula of means says that one worker keeps up with these: each eighth batch takes 60 ms.
     (1, {"batch_ns": 1 * MS, "step_ns": 9 * MS, "uneven": lambda batch: 60.0 if batch % 8 == 7 else 1.0}),
-    # Even batches are slow, odd ones quick: two workers take turns, and the mean of both is no worker's.
-    (2, {"batch_ns": 1 * MS, "step_ns": 4 * MS, "uneven": lambda batch: 1.0 if batch % 2 else 100.0}),
 )
 
 

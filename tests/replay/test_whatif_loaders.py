@@ -11,7 +11,8 @@ from replay.loader_jobs import Job
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.loaders import _Passes, _prefetch_factor
+from stashtrace.replay.loaders.number import _prefetch_factor
+from stashtrace.replay.loaders.passes import Passes
 from stashtrace.schema.kinds import BatchPhase
 
 WORKERS = (1, 2, 3, 4)
@@ -51,7 +52,7 @@ def test_how_far_workers_run_ahead_is_the_most_of_any_pass() -> None:
         begin, taken = random.integers(0, 40, count), random.integers(0, 40, count)
         taken[random.random(count) < 0.2] = 10**9
         none = np.zeros(count, dtype=np.int64)
-        passes = _Passes(none, start, np.arange(count) - start, none, 1)
+        passes = Passes(none, start, np.arange(count) - start, none, 1)
         most = 0
         for first in np.unique(start).tolist():
             for at in np.flatnonzero(start == first).tolist():

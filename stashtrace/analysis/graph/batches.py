@@ -1,4 +1,4 @@
-"""Nodes of batches that workers make, and their edges to the thread that takes them."""
+"""Nodes of batches that workers make, their edges to the thread that takes them, and when that starts workers."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.analysis.stalls.batches import BatchWaits
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 
@@ -225,3 +226,60 @@ def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int6
         fits = (latest < 0) & (at >= low) & (moments[row] <= until)
         latest[fits] = row[fits]
     return latest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarts:
+    """Disjoint times of a step thread in order, each with the iterator whose workers it starts or sees end.
+
+    | workers of the last pass end | iterator made: workers start | indices go out | wait for the first batch
+      ============================                   ============ '--- persistent workers do this as well
+    """
+
+    begin_ns: Int64
+    end_ns: Int64
+    loader_id: Int64
+
+    @classmethod
+    def of(cls, index: TraceIndex, thread: StepThread) -> WorkerStarts:
+        """Find the times: until the last worker has begun while an iterator is made, and until all have ended."""
+        waits, mine = index.batches_of_phase(BatchPhase.WAIT), index.batch_waits.rows(thread.track_id)
+        makes = waits.take(mine[waits["batch_index"][mine] < 0])
+        loaders, started_ns = _last_starts(index, thread)
+        at = GroupBy(loaders).find(makes["loader_id"]) if len(loaders) else np.full(len(makes), -1)
+        until_ns = np.append(started_ns, -NEVER)[at]
+        # Workers that begin while the iterator is made are its own; a process may note its begin later than that.
+        chosen = (until_ns > makes["begin_ns"]) & (
+            makes["begin_ns"] < np.append(_first_batch_ns(index, loaders), 0)[at]
+        )
+        ends = index.batches_of_phase(BatchPhase.WORKERS_END)
+        ends = ends.take(ends["track_id"] == thread.track_id)
+        begin = np.concatenate([makes["begin_ns"][chosen], ends["begin_ns"]])
+        end = np.concatenate([np.minimum(makes["end_ns"], until_ns)[chosen], ends["end_ns"]])
+        loader = np.concatenate([makes["loader_id"][chosen], ends["loader_id"]])
+        some = np.flatnonzero(end > begin)
+        order = some[np.argsort(begin[some], kind="stable")]
+        return cls(begin[order], end[order], loader[order])
+
+    def at(self, moments: Int64) -> Int64:
+        """Return the place of the time that each moment lies in, -1 if it lies in none."""
+        at = np.searchsorted(self.begin_ns, moments, side="right") - 1
+        return np.where((at >= 0) & (moments < np.append(self.end_ns, -1)[at]), at, -1)
+
+
+def _last_starts(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
+    """Return the iterators whose batches other processes made for a thread, and when the last of these began."""
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    rows = rows[fetches["process_id"][rows] != thread.process_id]
+    processes = index.trace.processes
+    begun = GroupBy(processes["process_id"])
+    made_by = begun.find(fetches["process_id"][rows])
+    loaders = GroupBy(fetches["loader_id"][rows])
+    began_ns = np.append(processes["begin_ns"][begun.last], -NEVER)[made_by]
+    return loaders.values, loaders.max(began_ns)
+
+
+def _first_batch_ns(index: TraceIndex, loaders: Int64) -> Int64:
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    groups = GroupBy(fetches["loader_id"])
+    return groups.min(fetches["begin_ns"])[groups.find(loaders)]

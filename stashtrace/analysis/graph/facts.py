@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.graph.batches import WorkerStarts
 from stashtrace.analysis.graph.model import Facts, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
 from stashtrace.analysis.stalls.cpus import host_cpus
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.steps.epochs import serves
 from stashtrace.analysis.steps.samples import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
@@ -54,13 +56,18 @@ def facts_of(
     rows = graph.row[made]
     cpu = _column(count, made, fetches["cpu_ns"][rows])
     queued = _column(count, made, fetches["runqueue_ns"][rows])
-    number_of = GroupBy(fetches["loader_id"]).number
+    loaders = GroupBy(fetches["loader_id"])
+    number_of = loaders.number
     loader, batch = _column(count, made, number_of[rows]), _column(count, made, fetches["batch_index"][rows])
-    for thread, _ in ranks:
+    starts, served = np.zeros(count, dtype=bool), np.full(len(loaders), -1, dtype=np.int64)
+    for thread, steps in ranks:
         _compute(index, thread, graph, cpu, queued)
         nodes, of = _own_batches(index, thread, graph)
         loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
         _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
+        nodes, of = _starting(index, thread, graph, loaders)
+        loader[nodes], starts[nodes] = of, True
+        _serve(index, thread, steps, loaders, served)
 
     trace = index.trace
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
@@ -78,6 +85,8 @@ def facts_of(
     return Facts(
         loader=loader,
         batch=batch,
+        starts=starts,
+        serves=served,
         cpu_ns=cpu,
         queued_ns=queued,
         op=_column(count, moved, operations["op_code"]),
@@ -111,6 +120,25 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph) -> tuple[I
     made = GroupBy(fetches["loader_id"][own], fetches["batch_index"][own])
     row = np.append(own[made.last], -1)[made.find(waits["loader_id"][wait], waits["batch_index"][wait])]
     return nodes[row >= 0], row[row >= 0]
+
+
+def _starting(index: TraceIndex, thread: StepThread, graph: Graph, loaders: GroupBy) -> tuple[Int64, Int64]:
+    """Return the nodes in which a step thread starts workers or sees them end, and the number of their iterator."""
+    found = WorkerStarts.of(index, thread)
+    nodes = np.flatnonzero((graph.process_id == thread.process_id) & np.isin(graph.resource, _ON_HOST))
+    at = found.at(graph.begin_ns[nodes])
+    of = np.append(loaders.find(found.loader_id), -1)[at]
+    return nodes[of >= 0], of[of >= 0]
+
+
+def _serve(index: TraceIndex, thread: StepThread, steps: Table, loaders: GroupBy, served: Int64) -> None:
+    """Note what the iterators of a rank serve, by number."""
+    own, waits = steps.sort_by("begin_ns"), index.batches_of_phase(BatchPhase.WAIT)
+    waits = waits.take(index.batch_waits.rows(thread.track_id))
+    at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
+    ids, codes = serves(waits.take(at >= 0), own["kind"][at[at >= 0]])
+    row = loaders.find(ids)
+    served[row[row >= 0]] = codes[row >= 0]
 
 
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.graph.batches import add_batches, arrived_ns, made_by_workers
+from stashtrace.analysis.graph.batches import WorkerStarts, add_batches, arrived_ns, made_by_workers
 from stashtrace.analysis.graph.model import EdgeKind, Resource
 from stashtrace.analysis.graph.parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.saves import Saves
@@ -55,6 +55,7 @@ def add_rank(
         loads.begin,
         loads.end,
         np.clip(had, loads.begin, loads.end),
+        WorkerStarts.of(index, thread).end_ns,
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
         saves.moments_ns,
     ]

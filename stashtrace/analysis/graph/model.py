@@ -259,7 +259,11 @@ class Facts:
     ----------
     loader, batch : int array
         For batches that workers made, and for work of a step thread that makes a batch itself: number of the iterator,
-        and the loader's number of the batch.
+        and the loader's number of the batch. Work in ``starts`` has its iterator, too.
+    starts : bool array
+        Work of a step thread that starts the workers of an iterator, or waits for them to end.
+    serves : int array
+        By number of the iterator: place in ``epochs.SERVES`` of what its batches are for, -1 if unknown.
     cpu_ns, queued_ns : int array
         For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
     op, members, hosts : int array
@@ -284,6 +288,8 @@ class Facts:
 
     loader: Int64
     batch: Int64
+    starts: np.ndarray
+    serves: Int64
     cpu_ns: Int64
     queued_ns: Int64
     op: Int64
@@ -298,6 +304,12 @@ class Facts:
     memory_high_ns: np.ndarray
     samples: np.ndarray
 
+    def with_times_of(self, nodes: Int64) -> Facts:
+        """Return the facts with the times of other nodes: for each node, the one whose time on CPUs it has."""
+        names = ("cpu_ns", "queued_ns", "memory_low_ns", "memory_high_ns")
+        times: dict[str, Any] = {name: getattr(self, name)[nodes] for name in names}
+        return replace(self, **times)
+
     def with_copies(self, nodes: Int64) -> Facts:
         """Return the facts of a graph with copies of some nodes behind its own.
 
@@ -307,7 +319,7 @@ class Facts:
             Node that each new one is a copy of.
         """
         names = (
-            *("loader", "batch", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),
+            *("loader", "batch", "starts", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),
             *("memory_low_ns", "memory_high_ns"),
         )
         columns = {name: getattr(self, name) for name in names}

@@ -63,7 +63,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], own["track_id"]))
     at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
     waits, at = waits.take(at >= 0), at[at >= 0]
-    loaders, serves = _serves(waits, own["kind"][at])
+    loaders, served = serves(waits, own["kind"][at])
     ends = batches.take(
         (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], own["track_id"])
     )
@@ -71,7 +71,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     made = batches.take((batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0))
     rows = []
     for code, name in enumerate(SERVES):
-        mine = loaders[serves == code]
+        mine = loaders[served == code]
         own_waits = waits.take(np.isin(waits["loader_id"], mine))
         begun = np.unique(own_waits["loader_id"][own_waits["batch_index"] == 0])
         if not len(begun):
@@ -95,8 +95,8 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     return Table.from_rows(EPOCH_BEGINS, rows)
 
 
-def _serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[Int64, Int64]:
-    """Loaders, and of each the kind of step in which most of its batches were waited for; index into ``SERVES``."""
+def serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[Int64, Int64]:
+    """Return loaders, and the kind of step in which most batches of each were waited for, as a place in ``SERVES``."""
     code = int64(np.select([kind_of_step == kind for kind in QUIET_KINDS], range(1, len(SERVES)), 0))
     given = waits["batch_index"] >= 0  # the end of an iterator lies in what comes after it
     loaders = GroupBy(waits["loader_id"][given])

@@ -24,9 +24,10 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.replay.changes import BUCKET, Change
+from stashtrace.replay.changes import BUCKET, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
-from stashtrace.replay.loaders import known_loaders
+from stashtrace.replay.loaders.number import known_loaders
+from stashtrace.replay.loaders.uneven import without_slow_workers, worker_numbers
 from stashtrace.replay.report import unreliable
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
 from stashtrace.replay.sharing import workers_of
@@ -58,6 +59,14 @@ FIRST_CHANGES = schema(
         "",
         "kind of that work, a StallKind, or unrecorded; of several ranks RANK:KIND of each, most first; else empty",
     ),
+    Column(
+        "worker_id",
+        "i8",
+        "",
+        "worker whose batches the change is about, -1 if of several or none",
+        role="id",
+        missing=-1,
+    ),
     ("reason", "U64", "", "why no change is predicted; empty in a row with a change"),
 )
 
@@ -69,7 +78,9 @@ _MOST_LINES = 3
 MOST_ROWS = 400_000
 #: A change of a setting goes before one of the code or the machine that saves little more: that times this part.
 _NEARLY_RATIO = 0.8
-_SETTINGS = ("workers", BUCKET)
+_SETTINGS = ("workers", KEPT, BUCKET)
+#: What one worker takes longer goes before both: more workers only hide it, and the batches still come in turn.
+_CURES = ("slow_worker",)
 #: Nobody changes how quickly a message gets from one rank of a host to another one; its bytes can be fewer.
 _FIXED = "interconnect.latency"
 #: A change of how much is moved: where transfers take more of the step than computation it is named, sure or not.
@@ -96,6 +107,7 @@ class FirstChange:
     present_count: int = -1
     rank: int = -1
     kind: str = ""
+    worker_id: int = -1
 
     @property
     def change(self) -> Change:
@@ -123,7 +135,7 @@ def first_changes(trace: Trace) -> Table:
 
     Columns
     -------
-    change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, reason
+    change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, worker_id, reason
 
     Raises
     ------
@@ -222,14 +234,15 @@ def _rows_count(trace: Trace) -> int:
 
 
 def _because(reason: str) -> Table:
-    return Table.from_rows(FIRST_CHANGES, [("", -1, -1, -1.0, -1.0, "", -1, -1, "", reason)])
+    return Table.from_rows(FIRST_CHANGES, [("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, reason)])
 
 
 def _row(one: FirstChange, run: Answer) -> tuple[object, ...]:
     low, high = max(one.low_ns, 0.0), one.high_ns
     whole = max(run.replayed_ns, 1.0)
     shares = low / whole, high / whole
-    return str(one.change), round(low), round(high), *shares, one.sure, one.present_count, one.rank, one.kind, ""
+    of = one.present_count, one.rank, one.kind, one.worker_id
+    return str(one.change), round(low), round(high), *shares, one.sure, *of, ""
 
 
 def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) -> list[FirstChange]:
@@ -241,9 +254,7 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
         column, one = _column_of(answer.changes[0]), FirstChange(answer, *answer.saved_ns)
         best = found.get(column)
         if best is None or (
-            one.change.quantity in _SETTINGS
-            and best.change.quantity not in _SETTINGS
-            and _middle(one) >= _NEARLY_RATIO * _middle(best)
+            _preference(one.change) > _preference(best.change) and _middle(one) >= _NEARLY_RATIO * _middle(best)
         ):
             found[column] = one
     worth = [one for one in found.values() if _middle(one) >= _WORTH_RATIO * one.answer.replayed_ns]
@@ -267,9 +278,16 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
     return chosen
 
 
+def _preference(change: Change) -> int:
+    """Rank changes that shorten one wait: the highest is named if it saves nearly as much as the best."""
+    return 2 if change.quantity in _CURES else int(change.quantity in _SETTINGS)
+
+
 def _column_of(change: Change) -> str:
+    """Return the column of the summary that a change shortens; to keep workers takes away what no other change does."""
     quantity = change.quantity.partition(".")[0]
-    return {"workers": "data", BUCKET: "link"}.get(quantity, COLUMN_OF.get(quantity, quantity))
+    columns = {"workers": "data", "slow_worker": "data", BUCKET: "link"}
+    return columns.get(quantity, COLUMN_OF.get(quantity, quantity))
 
 
 def _middle(one: FirstChange) -> float:
@@ -288,6 +306,8 @@ def _most_saved_ns(graph: Graph, answer: Answer) -> float:
     link, _, of_link = change.quantity.partition(".")
     if change.quantity == "straggler":
         return _removed_ns(graph)
+    if change.quantity == KEPT:  # it takes the whole of its work away
+        return answer.replayed_ns
     if of_link or change.quantity == BUCKET:
         links = (link,) if of_link else tuple(LINKS)
         gone = [c for name in links for c in (Change(f"{name}.bandwidth", _ENDLESS), Change(f"{name}.latency", _NONE))]
@@ -335,6 +355,8 @@ def _named(graph: Graph, one: FirstChange) -> FirstChange:
         facts = known_loaders(graph, one.change)
         present = max(workers_of(graph, facts, rank) for rank in np.unique(graph.ends_rank).tolist())
         return replace(one, present_count=present)
+    if quantity == "slow_worker":
+        return _with_worker(graph, one)
     if quantity != "straggler":
         return one
     removed, stored = _without_lateness(graph)
@@ -363,6 +385,17 @@ def _parts(graph: Graph, removed: Floats, stored: Floats) -> str:
     if everybody and len({kind for _, kind in named}) == 1:
         return ""
     return ",".join(f"{rank}:{StallKind(kind).name.lower()}" for rank, kind in named)
+
+
+def _with_worker(graph: Graph, one: FirstChange) -> FirstChange:
+    """Return a change with the rank and the worker whose batches it shortens most."""
+    scenario = Scenario.of(graph, Unknowns())
+    removed = scenario.work - without_slow_workers(scenario).work
+    nodes = np.flatnonzero(removed > 0)
+    worker = worker_numbers(graph)
+    return replace(
+        one, rank=_mostly(graph.rank[nodes], removed[nodes]), worker_id=_mostly(worker[nodes], removed[nodes])
+    )
 
 
 def _mostly(keys: Int64, amounts: Floats) -> int:

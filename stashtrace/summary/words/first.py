@@ -73,9 +73,18 @@ def _straggler(row: Row, value: str) -> str:
     return f"make the steps of all ranks alike: now one and now another comes last{by}"
 
 
+def _slow_worker(row: Row, value: str) -> str:
+    if row["worker_id"] < 0:
+        return "have no worker take longer for its batches than the others"
+    of_rank = f" of rank {row['rank']}" if row["rank"] >= 0 else " of each rank"
+    return f"have worker {row['worker_id']}{of_rank} make its batches as quickly as the other workers do"
+
+
 #: Quantity of a change -> what a person would do.
 _DO: dict[str, Callable[[Row, str], str]] = {
     "workers": _workers,
+    "persistent_workers": lambda row, value: "keep the workers from one epoch to the next (persistent_workers=True)",
+    "slow_worker": _slow_worker,
     "straggler": _straggler,
     "bucket_mb": lambda row, value: f"set bucket_cap_mb={value} of DistributedDataParallel",
     "prep": lambda row, value: "halve the time that a batch takes to prepare",

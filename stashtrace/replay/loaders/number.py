@@ -11,7 +11,7 @@ made itself (num_workers=0) move to workers: what their hand-over would cost is 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,12 @@ from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
+from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of
+from stashtrace.replay.loaders.uneven import batches_by_worker
 from stashtrace.replay.scenario import Bools, Floats, Scenario
-from stashtrace.replay.sharing import workers_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
-#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
-_PREFETCH = 2
-#: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
-_ASKED_NS = 5_000_000
 #: Workers that wait this long before this part of their batches were not asked for them.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 
@@ -63,7 +60,7 @@ def workers_to_try(graph: Graph) -> list[Change]:
     facts = graph.facts
     if facts is None or not (facts.batch >= 0).any():
         return []
-    present = _Passes.of(graph, facts).workers if graph.is_batch.any() else 0
+    present = Passes.of(graph, facts).workers if graph.is_batch.any() else 0
     most = int(facts.batch.max()) + 1
     counts = sorted({present + 1, present + 2, *(factor * max(present, 1) for factor in (2, 3, 4, 8))})
     return [Change.parse(f"workers={count}") for count in counts if present < count <= most]
@@ -132,15 +129,17 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
         See :func:`known_loaders`.
     """
     graph, facts = scenario.graph, known_loaders(scenario.graph, change)
-    passes = _Passes.of(graph, facts)
+    passes = Passes.of(graph, facts)
     count = change.factor_from(1.0) if change.factor is None else change.factor * passes.workers
     wanted = max(round(count), 1)
     own = _own_pieces(graph)
     own = own[np.isin(graph.process_id[own], graph.process_id[passes.nodes])]  # moved by with_own_batches_apart
     if wanted == passes.workers and not len(own):
         return scenario
-    work = scenario.work.copy()
+    scenario = _made_by(scenario, wanted)
+    graph, work = scenario.graph, scenario.work.copy()
     work[own] = 0.0
+    _start_and_end(scenario, passes, wanted, work)
     kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
     made = [_chain(passes, wanted, scenario), _asked(passes, wanted, scenario), _begun(passes, wanted, scenario)]
     source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
@@ -163,68 +162,52 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     return replace(scenario, graph=changed, work=work, lag=np.concatenate([scenario.lag[kept], lag]))
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Batches by rank, iterator and number.
-
-    Attributes
-    ----------
-    nodes : int array
-        Batches in that order.
-    start, position : int array
-        By batch: where its pass begins in ``nodes``, and its place in the pass.
-    first_node : int array
-        The batch of its pass that was begun first.
-    workers : int
-        Per rank, in the recording.
-    """
-
-    nodes: Int64
-    start: Int64
-    position: Int64
-    first_node: Int64
-    workers: int
-
-    @classmethod
-    def of(cls, graph: Graph, facts: Facts) -> _Passes:
-        nodes = np.flatnonzero(graph.is_batch)
-        nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
-        passes = GroupBy.runs(graph.rank[nodes], facts.loader[nodes])
-        first = nodes[passes.argmin(graph.begin_ns[nodes])]
-        workers = max(workers_of(graph, facts, rank) for rank in np.unique(graph.rank[nodes]).tolist())
-        start = passes.first[passes.number]
-        return cls(nodes, start, passes.position, first[passes.number], workers)
-
-    def before(self, distance: int) -> tuple[Int64, Int64]:
-        """Return the batches that have another one this far before them in their pass, and those others."""
-        later = np.flatnonzero(self.position >= distance)
-        return self.nodes[later], self.nodes[later - distance]
+def _start_and_end(scenario: Scenario, passes: Passes, wanted: int, work: Floats) -> None:
+    """Start and end another number of workers: one after the other, but they may end side by side (``luck`` 0)."""
+    graph, facts = scenario.graph, scenario.graph.facts
+    if facts is None or not facts.starts.any():
+        return
+    found = WorkerNodes.find(graph, facts, passes)
+    ratio, side_by_side = wanted / max(passes.workers, 1), 1 - scenario.unknowns.luck
+    work[found.nodes] *= np.where(found.starts, ratio, ratio + side_by_side * (1 - ratio))
 
 
-_Edges = tuple[Int64, Int64, Floats, Int64]
+def _start_of_each_ns(scenario: Scenario, passes: Passes) -> Floats:
+    """Return for each batch how long it takes to start one of the workers of its pass."""
+    graph, facts = scenario.graph, scenario.graph.facts
+    each_ns = np.zeros(len(passes.nodes))
+    if facts is not None and facts.starts.any():
+        found = WorkerNodes.find(graph, facts, passes)
+        np.add.at(each_ns, found.of[found.starts], scenario.work[found.nodes[found.starts]] / max(passes.workers, 1))
+    return each_ns[passes.start]
 
 
-def _edges(source: Int64, target: Int64, lag: Floats | float, kind: EdgeKind) -> _Edges:
-    lags = np.broadcast_to(np.asarray(lag, dtype=np.float64), source.shape)
-    return source, target, lags, np.full(len(source), int(kind), dtype=np.int64)
+def _made_by(scenario: Scenario, wanted: int) -> Scenario:
+    """Return the scenario with batches as long as the workers that then make them take, if that is theirs."""
+    speed, graph = scenario.unknowns.speed, scenario.graph
+    if not speed or graph.facts is None:
+        return scenario
+    like = batches_by_worker(scenario, wanted, quick=speed == 1)
+    changed = replace(graph, end_ns=graph.begin_ns + graph.work_ns[like], facts=graph.facts.with_times_of(like))
+    return replace(scenario, graph=changed, work=scenario.work[like], fetch=scenario.fetch[like])
 
 
-def _chain(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
+def _chain(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     """Within a worker one batch follows the other; between them it hands a batch over."""
     graph = scenario.graph
     old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     between = float(np.median(scenario.lag[old])) if old.any() else 0.0
     target, source = passes.before(wanted)
-    return _edges(source, target, between, EdgeKind.PROGRAM)
+    return edges_of(source, target, between, EdgeKind.PROGRAM)
 
 
-def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
+def _asked(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     """A batch is asked for when the one a fixed number before it has been taken."""
     graph = scenario.graph
     taken = np.full(len(graph), -1, dtype=np.int64)
     takes = graph.edge_kind == EdgeKind.BATCH
     taken[graph.source[takes]] = graph.target[takes]
-    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < _ASKED_NS)
+    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
     late = float(np.median(scenario.lag[old])) if old.any() else 0.0
     ready = np.full(len(graph), NEVER, dtype=np.int64)
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
@@ -235,17 +218,17 @@ def _asked(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
     target, source = passes.before(wanted * factor)
     source = taken[source]
     known = source >= 0
-    return _edges(source[known], target[known], late, EdgeKind.PREFETCH)
+    return edges_of(source[known], target[known], late, EdgeKind.PREFETCH)
 
 
-def _prefetch_factor(passes: _Passes, begin_ns: Int64, taken_ns: Int64, waited: Bools) -> int:
+def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: Bools) -> int:
     """Return how many batches ahead of the last taken one the workers were at most, divided by their number.
 
     Workers that never had to wait may be allowed to be further ahead: at least as far as DataLoader lets them.
 
     Parameters
     ----------
-    passes : _Passes
+    passes : Passes
     begin_ns, taken_ns : int array
         When each batch was begun and taken, in the order of ``passes.nodes``; ``NEVER`` if it was not taken.
     waited : bool array
@@ -259,22 +242,27 @@ def _prefetch_factor(passes: _Passes, begin_ns: Int64, taken_ns: Int64, waited: 
     taken_in_pass = np.cumsum(~begins)[begins] - passes.start[batch]
     ahead = max(int((passes.position[batch] - taken_in_pass).max()) + 1, 0)
     factor = max(round(ahead / passes.workers), 1)
-    return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, _PREFETCH)
+    return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, PREFETCH)
 
 
-def _begun(passes: _Passes, wanted: int, scenario: Scenario) -> _Edges:
-    """The first batch of each worker in a pass waits for what the first batch of the pass waited for."""
-    graph = scenario.graph
+def _begun(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
+    """The first batch of each worker in a pass waits for what the first batch of the pass waited for.
+
+    New workers start one after the other, and each has until the last one has been started to get ready.
+    """
+    graph, each_ns = scenario.graph, _start_of_each_ns(scenario, passes)
     leading = graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH))
     rows = np.flatnonzero(leading)
     rows = rows[np.argsort(graph.target[rows], kind="stable")]
     heads = np.flatnonzero(passes.position < wanted)
     low, high = (np.searchsorted(graph.target[rows], passes.first_node[heads], side=side) for side in ("left", "right"))
-    parts = [_edges(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
+    parts = [edges_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
     for more in range(int((high - low).max(initial=0))):
         chosen = np.flatnonzero(low + more < high)
         row = rows[low[chosen] + more]
-        source, target = graph.source[row].astype(np.int64), passes.nodes[heads[chosen]]
-        parts.append(_edges(source, target, scenario.lag[row], EdgeKind.PREFETCH))
+        head, lag = heads[chosen], scenario.lag[row]
+        source, target = graph.source[row].astype(np.int64), passes.nodes[head]
+        later_ns = each_ns[head] * (passes.workers - wanted + passes.position[head])
+        parts.append(edges_of(source, target, np.maximum(lag + later_ns, np.minimum(lag, 0.0)), EdgeKind.PREFETCH))
     source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
     return source, target, lag, kind

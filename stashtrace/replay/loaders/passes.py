@@ -1,0 +1,103 @@
+"""Passes over the data: the batches of each iterator of a rank in order, and the worker that made each."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.graph.model import Facts
+from stashtrace.analysis.intervals import Int64
+from stashtrace.replay.scenario import Bools, Floats
+from stashtrace.replay.sharing import workers_of
+from stashtrace.schema.groupby import GroupBy, order_by
+
+#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+PREFETCH = 2
+#: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
+ASKED_NS = 5_000_000
+
+Edges = tuple[Int64, Int64, Floats, Int64]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Batches by rank, iterator and number.
+
+    Attributes
+    ----------
+    nodes : int array
+        Batches in that order.
+    start, position : int array
+        By batch: where its pass begins in ``nodes``, and its place in the pass.
+    first_node : int array
+        The batch of its pass that was begun first.
+    workers : int
+        Per rank, in the recording.
+    """
+
+    nodes: Int64
+    start: Int64
+    position: Int64
+    first_node: Int64
+    workers: int
+
+    @classmethod
+    def of(cls, graph: Graph, facts: Facts) -> Passes:
+        """Sort the batches of a graph."""
+        nodes = np.flatnonzero(graph.is_batch)
+        nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
+        passes = GroupBy.runs(graph.rank[nodes], facts.loader[nodes])
+        first = nodes[passes.argmin(graph.begin_ns[nodes])]
+        workers = max(workers_of(graph, facts, rank) for rank in np.unique(graph.rank[nodes]).tolist())
+        start = passes.first[passes.number]
+        return cls(nodes, start, passes.position, first[passes.number], workers)
+
+    def before(self, distance: int) -> tuple[Int64, Int64]:
+        """Return the batches that have another one this far before them in their pass, and those others."""
+        later = np.flatnonzero(self.position >= distance)
+        return self.nodes[later], self.nodes[later - distance]
+
+    def worker_numbers(self, graph: Graph) -> Int64:
+        """Return for each batch the number of its worker in its pass: 0 made the first batch, 1 the first other one."""
+        makers = GroupBy(self.start, graph.process_id[self.nodes])
+        order = order_by(makers.first)  # passes follow one another in the rows
+        numbers = np.empty(len(makers), dtype=np.int64)
+        numbers[order] = GroupBy.runs(self.start[makers.first][order]).position
+        return numbers[makers.number]
+
+
+@dataclass(frozen=True)
+class WorkerNodes:
+    """Work of step threads that starts the workers of a pass, or waits for them to end.
+
+    Attributes
+    ----------
+    nodes : int array
+        Those of the graph.
+    of : int array
+        The first batch of the pass of each, as a row of the passes.
+    starts : bool array
+        Work before the first batch of the pass: it starts workers.
+    """
+
+    nodes: Int64
+    of: Int64
+    starts: Bools
+
+    @classmethod
+    def find(cls, graph: Graph, facts: Facts, passes: Passes) -> WorkerNodes:
+        """Find the work by its iterator."""
+        nodes, batches = np.flatnonzero(facts.starts), passes.nodes
+        row = GroupBy(graph.rank[batches], facts.loader[batches]).row_of(graph.rank[nodes], facts.loader[nodes])
+        nodes, row = nodes[row >= 0], row[row >= 0]
+        of = passes.start[row]
+        return cls(nodes, of, graph.begin_ns[nodes] < graph.begin_ns[passes.first_node[of]])
+
+
+def edges_of(source: Int64, target: Int64, lag: Floats | float, kind: EdgeKind) -> Edges:
+    """Return columns of edges of one kind."""
+    lags = np.broadcast_to(np.asarray(lag, dtype=np.float64), source.shape)
+    return source, target, lags, np.full(len(source), int(kind), dtype=np.int64)

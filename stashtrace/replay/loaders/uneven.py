@@ -1,0 +1,182 @@
+"""Workers of one rank that take longer for their batches than the others do.
+
+    worker 0  [0]   [2]   [4]         does worker 1 take long, or do the odd batches? With three workers the odd batches
+    worker 1  [=== 1 ===][=== 3 ===]  are shared out among all of them, but a slow worker stays slow
+
+A recording does not say which: workers take their batches in turn. So both count where the number of workers changes.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stashtrace.analysis.graph import Graph
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.changes import Change
+from stashtrace.replay.loaders.passes import Passes
+from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.schema.groupby import GroupBy
+
+#: A worker differs from the others if its mean batch does by so many standard errors, and by this part.
+_ERRORS, _LEAST_RATIO = 4.0, 0.1
+#: Fewer batches of a worker do not say how quick it is.
+_FEWEST = 3
+
+
+@dataclass(frozen=True)
+class WorkerSpeeds:
+    """How long the batches of each worker of each rank take.
+
+    Attributes
+    ----------
+    passes : Passes
+    number : int array
+        By batch of ``passes``: number of its worker.
+    makers : GroupBy
+        Batches by rank and number.
+    mean_ns, others_ns : float array
+        By maker: its mean batch, and the median of the other makers' means of its rank.
+    differs : bool array
+        By maker: its batches take clearly longer, or clearly shorter, than those of the others.
+    """
+
+    passes: Passes
+    number: Int64
+    makers: GroupBy
+    mean_ns: Floats
+    others_ns: Floats
+    differs: Bools
+
+    @classmethod
+    def of(cls, graph: Graph, work: Floats) -> WorkerSpeeds:
+        """Compare the workers of each rank by these lengths of nodes; first batches of new workers do not count."""
+        assert graph.facts is not None
+        passes = Passes.of(graph, graph.facts)
+        number, took = passes.worker_numbers(graph), work[passes.nodes]
+        makers = GroupBy(graph.rank[passes.nodes], number)
+        first = np.zeros(len(number), dtype=bool)
+        first[GroupBy(graph.process_id[passes.nodes]).first] = True
+        enough = makers.count(~first) >= _FEWEST
+        chosen = np.where(enough[makers.number], ~first, True)
+        count = makers.count(chosen)
+        mean = makers.sum(took, chosen) / np.maximum(count, 1)
+        variance = (
+            makers.sum((took - mean[makers.number]) ** 2, chosen) / np.maximum(count - 1, 1) / np.maximum(count, 1)
+        )
+        others, error = mean.copy(), np.zeros(len(makers))
+        for own in GroupBy(makers.keys[0]):
+            for maker in own.tolist():
+                rest = own[own != maker]
+                if len(rest):
+                    others[maker] = np.median(mean[rest])
+                    error[maker] = np.sqrt(variance[maker] + variance[rest].mean())
+        apart = np.abs(mean - others)
+        differs = enough & (apart > _ERRORS * error) & (apart > _LEAST_RATIO * np.minimum(mean, others))
+        return cls(passes, number, makers, mean, others, differs)
+
+    @property
+    def is_slow(self) -> Bools:
+        """Mask of the makers whose batches take clearly longer than those of the others."""
+        return np.asarray(self.differs & (self.mean_ns > self.others_ns))
+
+
+def worker_numbers(graph: Graph) -> Int64:
+    """Return the number of the worker that made each batch, as DataLoader counts them; -1 for other nodes."""
+    numbers = np.full(len(graph), -1, dtype=np.int64)
+    if graph.facts is not None:
+        passes = Passes.of(graph, graph.facts)
+        numbers[passes.nodes] = passes.worker_numbers(graph)
+    return numbers
+
+
+def workers_differ(graph: Graph) -> bool:
+    """Return True if a worker of a rank is clearly slower or quicker than the others."""
+    if graph.facts is None or not graph.is_batch.any():
+        return False
+    return bool(WorkerSpeeds.of(graph, graph.work_ns.astype(np.float64)).differs.any())
+
+
+def require_slow_worker(graph: Graph, change: Change) -> None:
+    """Check that a worker is slower than the others of its rank.
+
+    Raises
+    ------
+    MissingDataError
+        If none is.
+    """
+    if workers_differ(graph) and WorkerSpeeds.of(graph, graph.work_ns.astype(np.float64)).is_slow.any():
+        return
+    raise MissingDataError(
+        f"{change}: no worker of this run clearly takes longer for its batches than the others of its rank",
+        hint="prep=x0.5 makes the batches of all workers quicker",
+    )
+
+
+def without_slow_workers(scenario: Scenario) -> Scenario:
+    """Let the batches of slow workers take as long as those of the others of their rank."""
+    speeds = WorkerSpeeds.of(scenario.graph, scenario.work)
+    ratio = np.divide(speeds.others_ns, speeds.mean_ns, out=np.ones_like(speeds.mean_ns), where=speeds.is_slow)
+    work, fetch = scenario.work.copy(), scenario.fetch.copy()
+    for column in (work, fetch):
+        column[speeds.passes.nodes] *= ratio[speeds.makers.number]
+    return replace(scenario, work=work, fetch=fetch)
+
+
+def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
+    """Return for each node the batch that it takes as long as, where slowness is a worker's own; else the node itself.
+
+    Workers that stay keep their speed. With more of them the new ones are as quick as the quickest or as slow as the
+    slowest one; with fewer the slowest go, or the quickest.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    wanted : int
+        Workers of each rank.
+    quick : bool
+        Whether new workers are quick, and those that stay.
+    """
+    graph = scenario.graph
+    like: Int64 = int64(np.arange(len(graph)))
+    speeds = WorkerSpeeds.of(graph, scenario.work)
+    passes = speeds.passes
+    batches, makers = GroupBy(graph.rank[passes.nodes]), GroupBy(speeds.makers.keys[0])
+    for rows, own in zip(batches, makers, strict=True):
+        if not speeds.differs[own].any():
+            continue
+        by_speed = own[np.argsort(speeds.mean_ns[own], kind="stable")]
+        best_first = by_speed if quick else by_speed[::-1]
+        added = np.repeat(best_first[:1], max(wanted - len(own), 0))
+        stand_for = speeds.makers.keys[1][np.append(np.sort(best_first[:wanted]), added)]
+        as_worker = stand_for[passes.position[rows] % wanted]
+        like[passes.nodes[rows]] = passes.nodes[_at_that_time(passes, speeds.number, rows, as_worker)]
+    return like
+
+
+def _at_that_time(passes: Passes, number: Int64, rows: Int64, worker: Int64) -> Int64:
+    """Return the last batch in the same pass, up to each one, of the worker of a number; its first where there is none.
+
+    Parameters
+    ----------
+    passes : Passes
+    number : int array
+        By batch of ``passes``: number of its worker.
+    rows : int array
+        Batches in order.
+    worker : int array
+        For each, the number of a worker.
+    """
+    found: Int64 = rows.copy()
+    for one in np.unique(worker).tolist():
+        asked = np.flatnonzero(worker == one)
+        made = rows[number[rows] == one]
+        at = np.searchsorted(made, rows[asked], side="right") - 1
+        before, after = np.append(made, 0)[at], np.append(made, 0)[np.minimum(at + 1, len(made) - 1)]
+        start = passes.start[rows[asked]]
+        in_pass = (at >= 0) & (passes.start[before] == start)
+        found[asked] = np.where(in_pass, before, np.where(passes.start[after] == start, after, rows[asked]))
+    return found

@@ -1,0 +1,138 @@
+"""A job of several passes over the data, whose workers start anew or are kept as torch does it: its trace and step.
+
+anew   [ workers end ][ start 0 ][ start 1 ][ indices ]| wait for the first batch |
+kept   [ all answer  ][ indices ]| wait for the first batch |
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from builders import MS, TraceBuilder
+
+from stashtrace.schema.kinds import BatchPhase, ProcessRole
+from stashtrace.schema.trace import Trace
+
+US = 1000
+#: Steps that do not count.
+WARMUP = 5
+
+
+@dataclass
+class EpochJob:
+    """One or several ranks that do the same, without a lack of CPUs.
+
+    Attributes
+    ----------
+    batch_ns
+        Of a batch, by the number of its worker and its own.
+    start_ns, boot_ns, end_ns
+        To start one worker; until it can be asked then; until all have ended.
+    first_ns
+        What the first batch of a new worker takes longer.
+    samples_ns
+        What it takes each time to find out which samples are next, before the first indices go out.
+    taken
+        Batches that the loop takes of a pass before it leaves it; -1: all.
+    """
+
+    workers: int = 1
+    kept: bool = False
+    epochs: int = 8
+    batches: int = 8
+    step_ns: int = 10 * MS
+    batch_ns: Callable[[int, int], int] = lambda worker, batch: 3 * MS
+    start_ns: int = 10 * MS
+    boot_ns: int = 40 * MS
+    end_ns: int = 15 * MS
+    first_ns: int = 0
+    samples_ns: int = 0
+    taken: int = -1
+    prefetch: int = 2
+    makings: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    fetches: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int, int, int]] = field(default_factory=list)
+    ends: list[tuple[int, int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    def run(self) -> EpochJob:
+        """Play it."""
+        now, free = 0, [0] * self.workers
+        takes = self.batches if self.taken < 0 else self.taken
+        for epoch in range(self.epochs):
+            begun = now
+            anew = not self.kept or not epoch
+            if anew:
+                for worker in range(self.workers):
+                    now += self.start_ns
+                    self.makings.append((epoch, worker, begun, now, 0))
+                    free[worker] = now + self.boot_ns
+            else:
+                now = max([now, *free]) + 200 * US  # all have answered
+            now += self.samples_ns + 100 * US
+            self.waits.append((epoch, -1, begun, now))
+            asked = dict.fromkeys(range(min(self.prefetch * self.workers, self.batches)), now)
+            made: dict[int, int] = {}
+
+            def make(
+                batch: int, epoch: int = epoch, asked: dict[int, int] = asked, made: dict[int, int] = made
+            ) -> None:
+                worker = batch % self.workers
+                begin = max(free[worker], asked[batch] + 50 * US)
+                first = not self.kept or not epoch
+                took = self.batch_ns(worker, batch) + self.first_ns * (first and batch < self.workers)
+                self.fetches.append((epoch, worker, batch, begin, begin + took))
+                made[batch] = begin + took + 200 * US
+                free[worker] = begin + took
+
+            for batch in asked:
+                make(batch)
+            for batch in range(takes):
+                begin, now = now, max(now, made[batch])
+                self.waits.append((epoch, batch, begin, now + 20 * US))
+                further = batch + self.prefetch * self.workers
+                if further < self.batches:
+                    asked[further] = now
+                    make(further)
+                self.steps.append((now + 20 * US, now := now + 20 * US + self.step_ns))
+            if not self.kept:
+                self.ends.append((epoch, now, now + self.end_ns))
+                now += self.end_ns
+                if takes < self.batches:  # workers that end make nothing more
+                    self.fetches = [one for one in self.fetches if one[0] < epoch or one[3] < now]
+        return self
+
+    @property
+    def step_mean_ns(self) -> float:
+        """Mean step without those that warm up."""
+        ends = [end for _, end in self.steps]
+        return (ends[-1] - ends[WARMUP - 1]) / (len(ends) - WARMUP)
+
+    def trace(self, ranks: int = 1) -> Trace:
+        """What would be recorded of it."""
+        build = TraceBuilder()
+        for rank in range(ranks):
+            self._record(build, rank)
+        return build.trace()
+
+    def _record(self, build: TraceBuilder, rank: int) -> None:
+        process = build.rank(rank)
+        first = 1 + 1000 * rank
+        makers = {}
+        for epoch, worker, _, started, _ in self.makings:
+            one = build.process(rank=rank, role=ProcessRole.WORKER, worker=worker, parent=process.process_id)
+            makers[epoch, worker] = one.lives(started, self.steps[-1][1])
+        for epoch, worker, batch, begin, end in self.fetches:
+            of = 0 if self.kept else epoch
+            makers[of, worker].fetch(batch, begin, end, loader=first + epoch, cpu=0, runqueue=0)
+        for epoch, batch, begin, end in self.waits:
+            worker = batch % self.workers if batch >= 0 else -1
+            process.batch_wait(batch, begin, end, worker=worker, loader=first + epoch, cpu=0, runqueue=0)
+        for epoch, begin, end in self.ends:
+            process.batch(BatchPhase.WORKERS_END, -1, begin, end, worker=-1, loader=first + epoch)
+            process.batch_wait(-1, begin, end, worker=-1, loader=first + epoch, cpu=0, runqueue=0)
+        for begin, end in self.steps:
+            middle = (begin + end) // 2
+            process.phase("forward", begin, middle).phase("optimizer", middle, end)

@@ -1,0 +1,105 @@
+"""One slow worker of several: what a recording leaves open about it, and what would cure it."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from builders import MS
+from replay.epoch_jobs import EpochJob
+
+from stashtrace.analysis.graph import build
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.summary.words.first import first_text
+
+SLOW, QUICK = 100 * MS, 5 * MS
+Batch = Callable[[int, int], int]
+
+
+def by_worker(worker: int, batch: int) -> int:
+    """Worker 1 is slow, whatever it makes."""
+    return SLOW if worker == 1 else QUICK
+
+
+def further_slow(worker: int, batch: int) -> int:
+    """So are all further workers."""
+    return SLOW if worker >= 1 else QUICK
+
+
+def by_batch(worker: int, batch: int) -> int:
+    """Odd batches are slow, whoever makes them."""
+    return SLOW if batch % 2 else QUICK
+
+
+def job(batch_ns: Batch, workers: int = 2, *, epochs: int = 1) -> EpochJob:
+    return EpochJob(workers=workers, epochs=epochs, batches=120 // epochs, batch_ns=batch_ns).run()
+
+
+def predicted(made: EpochJob, *changes: str) -> Answer:
+    return what_if(build(made.trace()), map(Change.parse, changes))
+
+
+def test_both_causes_look_alike() -> None:
+    assert job(by_worker).fetches == job(by_batch).fetches
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 4, 6])
+def test_further_workers_save_what_either_cause_allows(wanted: int) -> None:
+    answer = predicted(job(by_worker), f"workers={wanted}")
+    truths = [job(cause, wanted).step_mean_ns for cause in (by_worker, further_slow, by_batch)]
+    for truth in truths:
+        assert answer.low_ns * 0.98 <= truth <= answer.high_ns * 1.02
+    if wanted > 1:
+        assert answer.low_ns == pytest.approx(min(truths), rel=0.03)
+        assert answer.high_ns == pytest.approx(max(truths), rel=0.03)
+
+
+def test_three_workers_save_a_third_where_one_is_slow() -> None:
+    """A slow worker makes every third batch instead of every second: 33 ms each, where it was 50."""
+    answer = predicted(job(by_worker), "workers=3")
+    assert answer.high_ns / answer.replayed_ns == pytest.approx(2 / 3, rel=0.02)
+
+
+def test_as_quick_as_the_others() -> None:
+    answer = predicted(job(by_worker), "slow_worker=0")
+    assert answer.middle_ns == pytest.approx(job(lambda worker, batch: QUICK).step_mean_ns, rel=0.02)
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+def test_its_work_is_what_to_do_first(epochs: int) -> None:
+    (row, *_) = first_changes(job(by_worker, epochs=epochs).trace()).rows()
+    assert (row["change"], row["rank"], row["worker_id"], row["sure"]) == ("slow_worker=0", 0, 1, "sure")
+    assert first_text(row, "RUN").startswith(
+        "have worker 1 of rank 0 make its batches as quickly as the other workers do: saves "
+    )
+
+
+def test_of_several_slow_workers_none_is_named() -> None:
+    made = job(lambda worker, batch: QUICK if worker % 3 == 0 else SLOW, 6)
+    answers = {row["change"]: row for row in first_changes(made.trace()).rows()}
+    assert "slow_worker=0" not in answers or answers["slow_worker=0"]["worker_id"] == -1
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+def test_workers_that_differ_by_chance_leave_nothing_open(epochs: int) -> None:
+    took = np.random.default_rng(3).lognormal(0, 0.5, 200) * 25 * MS
+    made = job(lambda worker, batch: round(took[batch]), 2, epochs=epochs)
+    with pytest.raises(MissingDataError, match="no worker of this run clearly takes longer"):
+        predicted(made, "slow_worker=0")
+    answer = predicted(made, "workers=4")
+    ends_ns = 2 * made.end_ns / 20 if epochs > 1 else 0  # of a pass: whether workers end side by side
+    assert answer.high_ns - answer.low_ns <= ends_ns + 0.01 * answer.replayed_ns
+
+
+def test_one_worker_is_as_quick_as_itself() -> None:
+    with pytest.raises(MissingDataError, match="no worker of this run clearly takes longer"):
+        predicted(job(lambda worker, batch: SLOW, 1), "slow_worker=0")
+
+
+def test_slowness_can_only_be_taken_away() -> None:
+    with pytest.raises(UsageError, match="what a worker takes longer than the others can only be taken away"):
+        Change.parse("slow_worker=x0.5")
