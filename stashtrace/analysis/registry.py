@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-from stashtrace.entry_points import Plugin, one_line
-from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.registry import Plugin, one_line
+from stashtrace.registry import plugins as entry_points
 from stashtrace.schema.notebook import Words
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

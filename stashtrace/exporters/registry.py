@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stashtrace.entry_points import Plugin, one_line
-from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.registry import Plugin, one_line
+from stashtrace.registry import plugins as entry_points
 from stashtrace.schema.trace import Trace
 
 #: (name, "module:function", one-line help); resolved on use.

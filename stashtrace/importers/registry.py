@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
-from stashtrace.entry_points import Plugin, one_line, warn
-from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import PluginError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
+from stashtrace.registry import Plugin, one_line, warn
+from stashtrace.registry import plugins as entry_points
 
 #: (name, module, one-line help).
 IMPORTERS: tuple[tuple[str, str, str], ...] = (
