@@ -149,7 +149,7 @@ def require_options(what: str, function: Callable[..., object], options: Mapping
 
 def one_line(error: BaseException) -> str:
     """Return type and first line of an error."""
-    message = (str(error).splitlines() or [""])[0]
+    message = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.registry import Plugin, Registry, require_options
+from stashtrace.registry import Registry, require_options
 from stashtrace.schema.trace import Trace
 
 #: (name, "module:function", one-line help); resolved on use.
@@ -96,10 +96,9 @@ def check_options(name: str, call: Callable[..., Exported], options: dict[str, A
     require_options(f"exporter {name!r}", call, options)
 
 
-def _of_plugin(plugin: Plugin) -> Callable[..., Exported]:
-    """Return another package's exporter, held to what ours keep: it gives an ``Exported`` or an error of a file."""
-    return plugin.function(Exported, called="stashtrace.plugins.Exported", passed_on=OSError)
-
-
-_REGISTRY: Registry[Callable[..., Exported]] = Registry("exporter", EXPORTERS, _of_plugin)
+_REGISTRY: Registry[Callable[..., Exported]] = Registry(
+    "exporter",
+    EXPORTERS,
+    lambda plugin: plugin.function(Exported, called="stashtrace.plugins.Exported", passed_on=OSError),
+)
 known_exporter, plugins = _REGISTRY.require, _REGISTRY.plugins

@@ -167,11 +167,8 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
-    return Trace(strings, {name: _read(path, name, rank, strings) for name in names}, path=str(path))
-
-
-def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
-    return next(read_partitions(folder, name, [rank], strings))
+    own = {name: next(read_partitions(path, name, [rank], strings)) for name in names}
+    return Trace(strings, own, path=str(path))
 
 
 def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:
