@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -168,6 +169,12 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value
+
+
+def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the sound facts of a file; raise OSError if it cannot be read, ValueError if it holds no JSON object."""
+    with open(path, "rb") as file:
+        return sound_facts(json_object(file.read()))
 
 
 def sound_facts(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Write the lists of words that the recorder shares with Python: words of secrets, variables of launchers.
 
-They stand in ``stashtrace/scrubbing.py`` and ``stashtrace/pseudonyms.py``. Run it after a change of one, then build.
+They stand in ``stashtrace/scrubbing.py``. Run it after a change of them, then build.
 
 python scripts/docs/generate_guest_words.py          # write
 python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from generated_files import write_or_compare
 
-from stashtrace import pseudonyms, scrubbing
+from stashtrace import scrubbing
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
@@ -39,13 +39,13 @@ _LISTS = {
 def secret_words() -> str:
     """The words that tell secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
     lists = [_array(name, sorted(getattr(scrubbing, source))) for name, source in _LISTS.items()]
-    return _header("Words by which scrubbing.cpp tells secrets", "scrubbing", "stashtrace::secret_words", lists)
+    return _header("Words by which scrubbing.cpp tells secrets", "stashtrace::secret_words", lists)
 
 
 def rank_variables() -> str:
     """Names of the variables that are stored, as C++."""
-    lists = [_array("kRankVariables", sorted(pseudonyms.RANK_VARIABLES))]
-    return _header("Variables of launchers that identity.cpp stores", "pseudonyms", "stashtrace", lists)
+    lists = [_array("kRankVariables", sorted(scrubbing.RANK_VARIABLES))]
+    return _header("Variables of launchers that identity.cpp stores", "stashtrace", lists)
 
 
 def _array(name: str, words: Iterable[str]) -> str:
@@ -53,10 +53,10 @@ def _array(name: str, words: Iterable[str]) -> str:
     return f"inline constexpr std::string_view {name}[] = {{\n{textwrap.indent(quoted, '    ')}}};\n"
 
 
-def _header(what: str, module: str, namespace: str, lists: Iterable[str]) -> str:
+def _header(what: str, namespace: str, lists: Iterable[str]) -> str:
     return (
         f"// {what}. SPDX-License-Identifier: Apache-2.0\n//\n"
-        f"// Generated from stashtrace/{module}.py by scripts/docs/generate_guest_words.py; do not edit.\n"
+        "// Generated from stashtrace/scrubbing.py by scripts/docs/generate_guest_words.py; do not edit.\n"
         "#pragma once\n\n#include <string_view>\n\n"
         f"// clang-format off\nnamespace {namespace} {{\n\n{''.join(lists)}\n}}  // namespace {namespace}\n"
     )

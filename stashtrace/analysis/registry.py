@@ -6,16 +6,12 @@ Other packages add theirs by entry points, which are read only for a name that i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import difflib
 import functools
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-from stashtrace.entry_points import Plugin, one_line
-from stashtrace.entry_points import plugins as entry_points
-from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.registry import Plugin, Registry, require_options
+from stashtrace.registry import unknown_options as unknown_options
 from stashtrace.schema.notebook import Words
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -172,74 +168,29 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 #: Analyses that say nothing of a run without kernels, copies or brackets of a GPU.
 NEEDS_GPU = frozenset({"breakdown", "idle", "kernels", "launches", "copies", "agreement"})
 
-
 #: Not a table but the words that `stashtrace run` ends with; no package may call its analysis so.
 SUMMARY = "summary"
-
-
-def plugins() -> dict[str, Plugin]:
-    """Analyses of other packages by name. Reads the entry points of all packages that are installed."""
-    return entry_points("analysis", {SUMMARY, *(name for name, _, _ in ANALYSES)})
-
-
-def find(name: str) -> Callable[..., Table]:
-    """Function of an analysis.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name; the hint names a similar one, or all.
-    PluginError
-        If it is of another package and cannot be loaded.
-    """
-    target = next((t for n, t, _ in ANALYSES if n == name), None)
-    if target is None:
-        if name in plugins():
-            return _of_plugin(plugins()[name])
-        known = [*(n for n, _, _ in ANALYSES), *plugins()]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "choose from: " + ", ".join(known)
-        raise UsageError(f"no analysis named {name!r}", hint=hint)
-    module, _, function = target.partition(":")
-    resolved: Callable[..., Table] = getattr(importlib.import_module(module), function)
-    return resolved
 
 
 @functools.cache
 def _of_plugin(plugin: Plugin) -> Callable[..., Table]:
     """Function of another package's analysis, held to what ours keep: it gives a Table or raises a StashtraceError."""
-    function = plugin.load()
-    if not callable(function) or inspect.isclass(function):
-        raise plugin.error(f"is not a function but a {type(function).__name__}")
+    function = plugin.function(Table, called="stashtrace.Table")
 
     @functools.wraps(function)
-    def checked(trace: Trace, **options: Any) -> Table:
-        unknown = unknown_options(function, options)
-        if unknown:
-            raise UsageError(f"analysis {plugin.name!r} has no option {unknown[0]!r}", hint="leave it out")
-        try:
-            table = function(trace, **options)
-        except (StashtraceError, MemoryError):
-            raise
-        except Exception as error:
-            raise plugin.error(f"failed: {one_line(error)}") from error
-        if not isinstance(table, Table):
-            raise plugin.error(f"returned a {type(table).__name__}, not a stashtrace.Table")
+    def with_texts(trace: Trace, **options: Any) -> Table:
+        table = function(trace, **options)
         for column in table.schema.columns:
             codes = table[column.name]
             if column.is_text and len(codes) and not 0 <= codes.min() <= codes.max() < len(trace.strings):
                 raise plugin.error(f"returned codes in {column.name!r} that stand for no text of the trace")
         return table
 
-    return checked
+    return with_texts
 
 
-def unknown_options(function: Callable[..., object], options: dict[str, Any]) -> list[str]:
-    """Return the options that a function does not take, in their order."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
-    return [name for name in options if name not in parameters]
+_REGISTRY: Registry[Callable[..., Table]] = Registry("analysis", ANALYSES, _of_plugin, reserved=(SUMMARY,))
+find, plugins = _REGISTRY.find, _REGISTRY.plugins
 
 
 @overload
@@ -274,7 +225,6 @@ def analyze(trace: Trace, name: str, **options: Any) -> Table | Words:
     stashtrace.errors.UsageError: no analysis named 'astrology'
     """
     if name == SUMMARY:
-        if options:
-            raise UsageError(f"analysis {name!r} has no option {next(iter(options))!r}", hint="leave it out")
+        require_options(f"analysis {name!r}", trace.summary, options)
         return trace.summary()
     return find(name)(trace, **options)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -13,26 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
+from stashtrace.run_facts import json_object
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """One file, for messages.
-
-    Attributes
-    ----------
-    path : str
-    content : str
-        What should stand in it: ``calibration``.
-    kind : str
-        What it should be: ``calibration file``.
-    hint : str
-        How a good one is made.
-    """
+    """One file, for messages."""
 
     path: str
+    #: What should stand in it: ``calibration``.
     content: str
+    #: What it should be: ``calibration file``.
     kind: str
+    #: How a good one is made.
     hint: str
 
     def damaged(self, why: str) -> FormatError:
@@ -40,19 +32,9 @@ class CheckedFile:
         return FormatError(f"{self.path} is not a usable {self.kind}: {why}", hint=self.hint)
 
     def read(self, inside: str = "") -> str:
-        """Return its text.
+        """Return its text; raise MissingDataError if there is none, FormatError if it is no text.
 
-        Parameters
-        ----------
-        inside : str
-            What the file is called in a directory that may be meant.
-
-        Raises
-        ------
-        MissingDataError
-            If there is no such file.
-        FormatError
-            If it is a directory, or no text.
+        ``inside`` is what the file is called in a directory that may be meant.
         """
         try:
             return Path(self.path).read_text(encoding="utf-8")
@@ -61,6 +43,8 @@ class CheckedFile:
         except IsADirectoryError:
             hint = f"did you mean {self.path}/{inside}?" if inside else self.hint
             raise FormatError(f"{self.path} is a directory, not a {self.kind}", hint=hint) from None
+        except OSError as error:
+            raise FormatError(f"{self.path} cannot be read: {error.strerror or error}", hint=self.hint) from error
         except UnicodeDecodeError:
             raise self.damaged("it is not UTF-8 text") from None
 
@@ -77,14 +61,9 @@ class CheckedFile:
     def json(self, text: str) -> dict[str, Any]:
         """Parse a JSON object; raise FormatError if it is none."""
         try:
-            content = json.loads(text)
+            return json_object(text)
         except ValueError as error:
-            raise self.damaged(f"no JSON: {str(error)[:120]}") from error
-        except RecursionError:
-            raise self.damaged("no JSON: brackets inside brackets without end") from None
-        if not isinstance(content, dict):
-            raise self.damaged("no object stands in it")
-        return content
+            raise self.damaged(f"no JSON object: {str(error)[:120]}") from error
 
     def require_version(self, version: Any, newest: int, key: str = "version") -> None:
         """Raise UnsupportedVersionError if a newer stashtrace wrote it, FormatError if that is not a version."""
@@ -97,31 +76,27 @@ class CheckedFile:
             )
 
     def table(self, content: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """A table under a key, empty if it is not there."""
-        value = content.get(key)
-        if value is None:
-            return {}
+        """Return a table under a key, empty if it is not there."""
+        value: dict[str, Any] = {} if content.get(key) is None else content[key]
         if not isinstance(value, dict):
             raise self.damaged(f"{key} is not a table")
         return value
 
     def text(self, content: Mapping[str, Any], key: str) -> str:
-        """A text under a key, empty if it is not there."""
-        value = content.get(key)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self.damaged(f"{key} is {value!r}, no text")
-        return value
+        """Return a text under a key, empty if it is not there."""
+        value = "" if content.get(key) is None else content[key]
+        return str(self.require(isinstance(value, str), key, value, ", no text"))
 
     def count(self, content: Mapping[str, Any], key: str) -> int:
-        """A number that is not negative, without its fraction; 0 if it is not there."""
-        value = content.get(key)
-        if value is None:
-            return 0
-        if not is_number(value) or value < 0:
-            raise self.damaged(f"{key} is {value!r}")
-        return int(value)
+        """Return a number that is not negative, without its fraction; 0 if it is not there."""
+        value = 0 if content.get(key) is None else content[key]
+        return int(self.require(is_number(value) and value >= 0, key, value))
+
+    def require(self, is_right: bool, what: str, value: Any, why: str = "") -> Any:
+        """Return the value of ``what``; raise FormatError that shows it, and says why, unless it is right."""
+        if not is_right:
+            raise self.damaged(f"{what} is {repr(value)[:60]}{why}")
+        return value
 
 
 def is_number(value: Any) -> bool:

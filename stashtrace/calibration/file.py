@@ -242,9 +242,8 @@ def _link(file: CheckedFile, number: int, entry: Any) -> Link:
     if not isinstance(entry, dict):
         raise file.damaged(f"{where} is not a table")
     for key in ("kind", "backend", "op"):
-        value = entry.get(key)
-        if not isinstance(value, str) or not value:
-            raise file.damaged(f"{where}: {key} is {'missing' if value is None else f'{value!r}, not a text'}")
+        value = _present(file, where, entry, key)
+        file.require(isinstance(value, str) and bool(value), f"{where}: {key}", value, ", not a text")
     kind, backend, op = entry["kind"], entry["backend"], entry["op"]
     where = f"link {number} ({backend} {op})"
     ranks = _number(file, where, entry, "ranks_count", low=1)
@@ -294,17 +293,19 @@ def _points(file: CheckedFile, where: str, entry: Mapping[str, Any]) -> Points:
     return Points(*columns)  # type: ignore[arg-type]
 
 
+def _present(file: CheckedFile, where: str, entry: Mapping[str, Any], key: str) -> Any:
+    if entry.get(key) is None:
+        raise file.damaged(f"{where}: {key} is missing")
+    return entry[key]
+
+
 def _number(
     file: CheckedFile, where: str, entry: Mapping[str, Any], key: str, *, low: float | None, high: float | None = None
 ) -> float:
-    value = entry.get(key)
-    if value is None:
-        raise file.damaged(f"{where}: {key} is missing")
-    if not is_number(value):
-        raise file.damaged(f"{where}: {key} is {value!r}, not a number")
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise file.damaged(f"{where}: {key} is {value!r}, out of range")
-    return float(value)
+    value = _present(file, where, entry, key)
+    file.require(is_number(value), f"{where}: {key}", value, ", not a number")
+    in_range = (low is None or value >= low) and (high is None or value <= high)
+    return float(file.require(in_range, f"{where}: {key}", value, ", out of range"))
 
 
 # Text of a calibration file. TOML with the few kinds of values that the format has.

@@ -25,10 +25,10 @@ from stashtrace.cli.parsing import (
 from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_names
-from stashtrace.entry_points import warn
 from stashtrace.errors import PluginError, UsageError
 from stashtrace.loading.archives import named
 from stashtrace.loading.gather import is_one_job
+from stashtrace.registry import warn
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.parsing import Parser
-from stashtrace.entry_points import Plugin
+from stashtrace.registry import Plugin
 
 #: Type of a parameter -> metavar of its option.
 _SCALARS: dict[object, str] = {str: "TEXT", int: "INT", float: "NUMBER", Path: "FILE"}

@@ -3,16 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stashtrace.entry_points import Plugin, one_line
-from stashtrace.entry_points import plugins as entry_points
-from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.registry import Registry, require_options
 from stashtrace.schema.trace import Trace
 
 #: (name, "module:function", one-line help); resolved on use.
@@ -64,25 +60,6 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-def plugins() -> dict[str, Plugin]:
-    """Return the exporters of other packages by name, from the entry points of all installed packages."""
-    return entry_points("exporter", [name for name, _, _ in EXPORTERS])
-
-
-def known_exporter(name: str) -> str:
-    """Return the name of an exporter.
-
-    Raises
-    ------
-    UsageError
-        If there is no such exporter; the hint lists them.
-    """
-    known = [own for own, _, _ in EXPORTERS]
-    if name in known or name in plugins():
-        return name
-    raise UsageError(f"no exporter is called {name}", hint=f"there are: {', '.join([*known, *plugins()])}")
-
-
 def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exported:
     """Write a trace to a file.
 
@@ -109,38 +86,19 @@ def export(trace: Trace, name: str, path: str | Path, **options: Any) -> Exporte
     PluginError
         If the exporter of another package cannot be loaded, fails, or returns no ``Exported``.
     """
-    target = next((target for known, target, _ in EXPORTERS if known == name), None)
-    if target is None:
-        return _by_plugin(plugins()[known_exporter(name)], trace, Path(path), options)
-    module, _, function = target.partition(":")
-    call: Callable[..., Exported] = getattr(import_module(module), function)
+    call = _REGISTRY.find(name)
     check_options(name, call, options)
     return call(trace, Path(path), **options)
 
 
-def _by_plugin(plugin: Plugin, trace: Trace, path: Path, options: dict[str, Any]) -> Exported:
-    """Call another package's exporter; anything but an ``Exported`` or a StashtraceError becomes a PluginError."""
-    call = plugin.load()
-    if not callable(call):
-        raise plugin.error(f"is not a function but a {type(call).__name__}")
-    check_options(plugin.name, call, options)
-    try:
-        written = call(trace, path, **options)
-    except (StashtraceError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise plugin.error(f"failed: {one_line(error)}") from error
-    if not isinstance(written, Exported):
-        raise plugin.error(f"returned a {type(written).__name__}, not a stashtrace.plugins.Exported")
-    return written
-
-
 def check_options(name: str, call: Callable[..., Exported], options: dict[str, Any]) -> None:
     """Raise UsageError if an exporter does not know one of these options."""
-    parameters = inspect.signature(call).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise UsageError(f"the exporter {name} takes no {', '.join(unknown)}", hint=f"it takes {', '.join(known)}")
+    require_options(f"exporter {name!r}", call, options)
+
+
+_REGISTRY: Registry[Callable[..., Exported]] = Registry(
+    "exporter",
+    EXPORTERS,
+    lambda plugin: plugin.function(Exported, called="stashtrace.plugins.Exported", passed_on=OSError),
+)
+known_exporter, plugins = _REGISTRY.require, _REGISTRY.plugins

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from stashtrace.analysis.registry import analyze, find
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.exporters.registry import Exported
 from stashtrace.output_files import complete_file
+from stashtrace.registry import require_options
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -112,7 +112,7 @@ def _cut(
     """Return a table or the result of an analysis, cut to ranks and steps."""
     if name in TABLES:
         if options:
-            raise UsageError(f"the table {name} takes no {', '.join(options)}")
+            raise UsageError(f"table {name!r} has no option {next(iter(options))!r}", hint="leave it out")
         table = trace.table(name)
     else:
         try:
@@ -121,10 +121,7 @@ def _cut(
             raise UsageError(
                 f"no table or analysis is called {name}", hint=f"tables: {', '.join(TABLES)}; {error.hint}"
             ) from error
-        known = inspect.signature(function).parameters
-        unknown = [option for option in options if option not in known]
-        if unknown:
-            raise UsageError(f"the analysis {name} takes no {', '.join(unknown)}")
+        require_options(f"analysis {name!r}", function, options)
         table = analyze(trace, name, **options)
     for column, limits in (("rank", ranks), ("step", steps)):
         if limits is not None and column not in table:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.stash_file import StashFile
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import read_facts
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow
 
@@ -144,8 +144,7 @@ def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossRow]) -> F
 
 def _run_json(path: str, losses: list[LossRow], strict: bool) -> dict[str, Any]:
     try:
-        with open(os.path.join(path, RUN_FILE), encoding="utf-8") as file:
-            run = json_object(file.read())
+        return read_facts(os.path.join(path, RUN_FILE))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -153,7 +152,6 @@ def _run_json(path: str, losses: list[LossRow], strict: bool) -> dict[str, Any]:
             raise FormatError(f"{os.path.join(path, RUN_FILE)} is damaged: {error}") from error
         losses.append(("format", "damaged_run_json", int(Severity.ERROR), 1, f"{RUN_FILE} is damaged: {error}"))
         return {}
-    return sound_facts(run)
 
 
 def _link_forks(processes: Sequence[StashFile]) -> None:

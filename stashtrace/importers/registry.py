@@ -9,16 +9,14 @@ takes.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
-from stashtrace.entry_points import Plugin, one_line, warn
-from stashtrace.entry_points import plugins as entry_points
 from stashtrace.errors import PluginError
 from stashtrace.importers.context import ImportContext
 from stashtrace.importers.source import Source
+from stashtrace.registry import Plugin, Registry, one_line, warn
 
 #: (name, module, one-line help).
 IMPORTERS: tuple[tuple[str, str, str], ...] = (
@@ -48,24 +46,9 @@ class Importer(Protocol):
         ...
 
 
-def plugins() -> dict[str, Plugin]:
-    """Return the importers of other packages by name, from the entry points of all installed packages."""
-    return entry_points("importer", [name for name, _, _ in IMPORTERS])
-
-
-def importer_names() -> list[str]:
-    """Return the names of all formats, our own first."""
-    return [*(name for name, _, _ in IMPORTERS), *plugins()]
-
-
 def importers() -> Iterator[tuple[str, Importer]]:
     """Yield names and modules of all importers, our own first; other packages are searched only after these."""
-    for name, module, _ in IMPORTERS:
-        yield name, cast(Importer, importlib.import_module(module))
-    for name, plugin in plugins().items():
-        importer = _importer_of(plugin)
-        if importer is not None:
-            yield name, importer
+    return ((name, importer) for name, importer in _REGISTRY if importer is not None)
 
 
 def recognise(source: Source) -> tuple[str, Importer] | None:
@@ -109,3 +92,7 @@ class _PluginImporter:
                 reason = f"{one_line(error)}; files that it cannot look at are not its"
                 warn(f"{self._plugin} failed to look at {path}: {reason}")
             return False
+
+
+_REGISTRY: Registry[Importer | None] = Registry("importer", IMPORTERS, _importer_of)
+importer_names, plugins = _REGISTRY.names, _REGISTRY.plugins

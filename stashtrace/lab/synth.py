@@ -231,9 +231,11 @@ def write(directory: str | Path, job: SyntheticJob) -> int:
     events = 0
     for rank in range(job.ranks):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.ranks)}
-        events += _write_rank(directory, job, rank, env)
+        with _File(directory, _pid(job, rank), 1, env) as file:
+            events += _rank_rows(file, job, rank)
         for worker in range(job.workers):
-            events += _write_worker(directory, job, rank, worker, env)
+            with _File(directory, _pid(job, rank, worker), _pid(job, rank), env) as file:
+                events += _worker_rows(file, job, rank, worker)
     return events
 
 
@@ -251,11 +253,6 @@ def _clock(file: _File, job: SyntheticJob) -> None:
         realtime_ns=START_NS + REALTIME_OFFSET_NS + moments,
         bracket_ticks=100,
     )
-
-
-def _write_rank(directory: Path, job: SyntheticJob, rank: int, env: dict[str, str]) -> int:
-    with _File(directory, _pid(job, rank), 1, env) as file:
-        return _rank_rows(file, job, rank)
 
 
 def _rank_rows(file: _File, job: SyntheticJob, rank: int) -> int:
@@ -338,13 +335,8 @@ def _rank_rows(file: _File, job: SyntheticJob, rank: int) -> int:
     return n * (7 if job.ranks > 1 else 4)
 
 
-def _write_worker(directory: Path, job: SyntheticJob, rank: int, worker: int, env: dict[str, str]) -> int:
-    """Batches worker, worker + workers, ...: each is made during the steps before it is waited for."""
-    with _File(directory, _pid(job, rank, worker), _pid(job, rank), env) as file:
-        return _worker_rows(file, job, rank, worker)
-
-
 def _worker_rows(file: _File, job: SyntheticJob, rank: int, worker: int) -> int:
+    """Write batches worker, worker + workers, ...: each is made during the steps before it is waited for."""
     _clock(file, job)
     keys = file.intern("role", "worker", "worker_id", str(worker))
     file.rows("metadata", 2, ticks=ticks(0), key_id=keys[0::2], value_id=keys[1::2])

@@ -49,8 +49,9 @@ def unpacked(path: str | os.PathLike[str]) -> str:
             root = Path(tempfile.gettempdir(), f"stashtrace-unpacked-{os.geteuid()}")
             folder = stack.enter_context(folder_beside(root))
             if not unpack(archive, kind, folder, _may_be_trace):
+                listing = f"{'tar -tf' if kind == 'tar' else 'unzip -l'} {shlex.quote(str(archive))}"
                 raise ImporterError(
-                    f"{archive} is a {kind} archive without a trace", hint=_hint_of_empty(kind, archive)
+                    f"{archive} is a {kind} archive without a trace", hint=f"`{listing}` shows what is in it"
                 )
             _FOLDERS.push(stack.pop_all())
         _KNOWN[key] = _below(folder), folder
@@ -94,8 +95,3 @@ def _below(folder: Path) -> Path:
         if len(entries) != 1 or not entries[0].is_dir():
             return folder
         folder = entries[0]
-
-
-def _hint_of_empty(kind: str, archive: Path) -> str:
-    listing = "tar -tf" if kind == "tar" else "unzip -l"
-    return f"`{listing} {shlex.quote(str(archive))}` shows what is in it"

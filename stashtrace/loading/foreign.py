@@ -236,10 +236,6 @@ class Imported:
         rows = [(p, self.strings.code(k), self.strings.code(v)) for p, k, v in [*facts, *self.context.metadata]]
         return Table.concat(TABLES["metadata"], [Table.from_rows(TABLES["metadata"], rows), *parts])
 
-    def alignment_table(self) -> Table:
-        """Return one row per clock. Files of one host share a clock; unknown hosts are assumed to share one."""
-        return self.clocks.table(self.strings, self.origin_ns)
-
 
 def _fill(context: ImportContext, source: Source, name: str, importer: Importer) -> None:
     """Let an importer read a file; every error is raised as an ImporterError."""
@@ -291,7 +287,7 @@ def load_imported(
         "processes": imported.process_table(),
         "losses": imported.loss_table([part.losses for part in parts]),
         "metadata": imported.metadata_table([part.metadata for part in parts]),
-        "alignment": imported.alignment_table(),
+        "alignment": imported.clocks.table(imported.strings, imported.origin_ns),
         "tracks": imported.tracks.table(),
     }
     if tables is None or "io" in tables:

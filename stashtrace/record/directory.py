@@ -27,7 +27,7 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
 from stashtrace.record.launchers import all_ended
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import read_facts
 from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
 
 RUN_FILE = "run.json"
@@ -215,7 +215,7 @@ def discard_run_without_records(directory: Path) -> None:
 def read_run_file(directory: Path) -> dict[str, Any]:
     """Return the content of ``run.json``, empty if it is missing or damaged."""
     try:
-        return sound_facts(json_object((directory / RUN_FILE).read_text(encoding="utf-8")))
+        return read_facts(directory / RUN_FILE)
     except (OSError, ValueError):
         return {}
 

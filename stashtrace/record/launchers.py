@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import read_facts
 from stashtrace.whole_files import new_file, write_whole
 
 _PREFIX, _SUFFIX = "launch.", ".json"
@@ -57,7 +57,7 @@ def launchers(directory: Path) -> list[dict[str, Any]]:
     parts = []
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError, ValueError):
-            parts.append(sound_facts(json_object(path.read_text(encoding="utf-8"))))
+            parts.append(read_facts(path))
     return sorted(parts, key=lambda facts: (facts.get("begin_realtime_ns") or 0, str(facts.get("host"))))
 
 

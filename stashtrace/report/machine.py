@@ -42,7 +42,7 @@ def machine_facts(trace: Trace) -> list[dict[str, str]]:
         ("lasted", duration_text(end - begin) if end > begin > 0 else ""),
         ("ended", _ending(facts)),
         ("run", facts.get("run_id", "")),
-        ("files", _imported(facts)),
+        ("files", f"of another tool: {facts['imported']}" if "imported" in facts else ""),
         ("hosts", _hosts(trace)),
         ("devices", _devices(trace)),
         *_inventories(trace),
@@ -77,10 +77,6 @@ def _ending(facts: dict[str, str]) -> str:
     if signal not in ("", "0", "None"):
         return f"by signal {signal}"
     return f"with exit code {code}" if code not in ("", "None") else ""
-
-
-def _imported(facts: dict[str, str]) -> str:
-    return f"of another tool: {facts['imported']}" if "imported" in facts else ""
 
 
 def _hosts(trace: Trace) -> str:

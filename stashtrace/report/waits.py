@@ -141,7 +141,8 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
     own = own.take(np.lexsort((own["rank"], -own["wait_ns"])))
     late_rank, wait = row["late_rank"], max(int(own["wait_ns"].max()), 1)
     entered = {rank: (begin, end) for rank, begin, end in zip(*(own[c].tolist() for c in _TIMES), strict=True)}
-    waiting = [r for r in own["rank"].tolist() if r != late_rank and r in run.threads and r in _waiting(row)][:VICTIMS]
+    others = (set(ranks_in(row["waiting_ranks"])) & set(run.threads)) - {late_rank}
+    waiting = [rank for rank in own["rank"].tolist() if rank in others][:VICTIMS]
     first = int(own["begin_ns"].min())
     came = entered[late_rank][0] if late_rank in entered else first + wait
     step = run.step(late_rank, row["step"])
@@ -185,10 +186,6 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
 
 
 _TIMES = ("rank", "begin_ns", "end_ns")
-
-
-def _waiting(row: dict[str, Any]) -> set[int]:
-    return set(ranks_in(row["waiting_ranks"]))
 
 
 def _instance(row: dict[str, Any], times: Table, keys: Table) -> Table:

@@ -77,7 +77,8 @@ def describing(schema: Schema) -> pyarrow.Table:
 
     names = query_names(schema)
     columns = schema.columns
-    kinds = ["text" if _says_text(c) else _KINDS.get(np.dtype(c.dtype).kind, c.dtype) for c in columns]
+    words = {c.name for c in columns if c.is_text or _is_enumeration(c) or np.dtype(c.dtype).kind == "U"}
+    kinds = ["text" if c.name in words else _KINDS.get(np.dtype(c.dtype).kind, c.dtype) for c in columns]
     return pyarrow.table(
         {
             "column": [names[c.name] for c in columns],
@@ -89,10 +90,6 @@ def describing(schema: Schema) -> pyarrow.Table:
 
 
 _KINDS = {"i": "integer", "u": "integer", "f": "double", "b": "boolean"}
-
-
-def _says_text(column: Column) -> bool:
-    return column.is_text or _is_enumeration(column) or np.dtype(column.dtype).kind == "U"
 
 
 def _is_enumeration(column: Column) -> bool:

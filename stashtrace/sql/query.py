@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stashtrace.entry_points import one_line
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.registry import one_line
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

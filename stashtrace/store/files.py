@@ -114,7 +114,9 @@ def load_store(
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _joined(schema, _unique(name, (_Packet(part, [len(part)]) for part in sound), counts))
         reinstated.note(name, joined[name])
-    _release_arrow()
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()  # in which files were decoded: the columns are copies
     reinstated.complete(joined)
     written: dict[str, int] = facts["rows"]
     _count_impossible(joined, impossible, strings)
@@ -133,13 +135,6 @@ def load_store(
     if "collectives" in joined:
         joined.update(number_collectives(joined["collectives"], *(joined.get(name) for name in _COUNTED_IN)))
     return Trace(strings, joined, path=str(path)), numbers
-
-
-def _release_arrow() -> None:
-    """Give back the memory in which Arrow decoded files: the columns are copies."""
-    import pyarrow
-
-    pyarrow.default_memory_pool().release_unused()
 
 
 class _Packet(NamedTuple):
@@ -172,11 +167,8 @@ def read_partition(path: Path, rank: int, tables: Collection[str]) -> Trace:
     """
     strings = StringPool()
     names = [name for name in TABLES if name in tables or name in ("processes", "tracks")]
-    return Trace(strings, {name: _read(path, name, rank, strings) for name in names}, path=str(path))
-
-
-def _read(folder: Path, name: str, rank: int, strings: StringPool) -> Table:
-    return next(read_partitions(folder, name, [rank], strings))
+    own = {name: next(read_partitions(path, name, [rank], strings)) for name in names}
+    return Trace(strings, own, path=str(path))
 
 
 def read_partitions(folder: Path, name: str, ranks: Sequence[int], strings: StringPool) -> Iterator[Table]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError
-from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
+from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.schema.events import TABLES
+from stashtrace.scrubbing import RANK_VARIABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 from stashtrace.whole_files import new_file
 

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.entry_points import one_line
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.exporters.registry import check_options
+from stashtrace.registry import one_line
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.timeline import export_perfetto
 

@@ -35,7 +35,7 @@ FLOORS = {
     "record": 2,
     "schema": 1,
     "pseudonyms": 1,
-    "entry_points": 1,
+    "registry": 1,
     "output_files": 1,
     "units": 0.5,
     "errors": 0,

@@ -29,7 +29,7 @@ PACKAGE = ROOT / "stashtrace"
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "context"}
 #: The turn of runs of several hosts: its arithmetic, below ``clocks.align``.
-FITTING = {"loading.clocks.meetings", "loading.clocks.tree", "loading.clocks.offset"}
+FITTING = {"loading.clocks.meetings", "loading.clocks.hosts", "loading.clocks.offset"}
 
 
 def drawn() -> dict[str, int]:

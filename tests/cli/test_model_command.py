@@ -197,7 +197,7 @@ def test_a_characterization_that_knows_no_runs(tmp_path: Path, capsys: pytest.Ca
     """As recommend takes it: numbers of elsewhere."""
     (tmp_path / "characterization.json").write_text('{"format": 1, "steps": {}}', encoding="utf-8")
     assert main(["model", str(tmp_path)]) == 4
-    assert "not a characterization: 'plan' is missing" in capsys.readouterr().err
+    assert "not a usable characterization: 'plan' is missing" in capsys.readouterr().err
 
 
 def test_the_run_of_a_characterization(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from stashtrace.cli.parsing import Parser
 from stashtrace.cli.plugin_options import add_options, first_sentence, parameter_texts
-from stashtrace.entry_points import Plugin
 from stashtrace.errors import PluginError, UsageError
+from stashtrace.registry import Plugin
 
 if TYPE_CHECKING:
     from nowhere import Thing

@@ -229,7 +229,7 @@ import sys
 sys.argv[1:] = sys.argv[1].split(" ")
 from stashtrace.cli import main
 assert main() == 0
-assert "stashtrace.entry_points" in sys.modules or sys.argv[1] == "--help"
+assert "stashtrace.registry" in sys.modules or sys.argv[1] == "--help"
 print("read" if "importlib.metadata" in sys.modules else "not read", file=sys.stderr)
 """
     run = traces.parent / "run"

@@ -30,7 +30,8 @@ from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
 from stashtrace.format.scrubbed import ScrubbedFile
 from stashtrace.lab import synth
-from stashtrace.pseudonyms import RANK_VARIABLES, Scrubber, Survey
+from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.scrubbing import RANK_VARIABLES
 
 Run = Callable[..., Answer]
 GOLDEN = ROOT / "tests/data/golden"

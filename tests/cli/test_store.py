@@ -51,7 +51,7 @@ def test_complaints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["analyze", "stalls", str(run), "--cluster", "tcp://nowhere:1"]) == 2
     assert "--cluster needs a store" in capsys.readouterr().err
     assert main(["export", "store", str(run), "-o", str(tmp_path / "s"), "--steps", "1:2"]) == 2
-    assert "takes no steps" in capsys.readouterr().err
+    assert "exporter 'store' has no option 'steps'" in capsys.readouterr().err
 
 
 def test_info_and_errors_know_a_store(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.errors import UsageError
+from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.lab.characterize.answer import (
     FAILED,
     FILE_NAME,
@@ -122,11 +122,11 @@ def test_a_failed_repetition_leaves_the_others(found: Characterization) -> None:
 )
 def test_files_that_are_none(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(FormatError) as raised:
         read_characterization(tmp_path)
     assert raised.value.hint
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no characterization"):
+    with pytest.raises(MissingDataError, match="does not exist"):
         read_characterization(tmp_path)

@@ -126,8 +126,6 @@ def test_too_few_variants_carry_no_fit_but_are_shown() -> None:
 
 
 def test_no_study() -> None:
-    with pytest.raises(FormatError, match="format 7"):
-        study_of({**study(resnets(10)), "format": 7})
     with pytest.raises(FormatError, match="not a study"):
         study_of({"format": 1, "variants": [{}]})
     empty = study(resnets(10))

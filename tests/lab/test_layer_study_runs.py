@@ -13,7 +13,7 @@ import pytest
 from builders import MS
 from replay.test_communication_model import APART, SIZES, STEP_NS, cost, job
 
-from stashtrace.errors import CaptureError, FormatError, StashtraceError, UsageError
+from stashtrace.errors import CaptureError, FormatError, StashtraceError, UnsupportedVersionError, UsageError
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.sweep import ranks as layer_ranks
 from stashtrace.lab.sweep.fit import study_of
@@ -138,10 +138,13 @@ def test_another_study_is_not_mixed_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a study"):
         run(tmp_path / "other", Bench())
     (tmp_path / "s" / "study.json").write_text("{")
-    with pytest.raises(FormatError, match="damaged"):
+    with pytest.raises(FormatError, match="not a usable study: no JSON object"):
         run(tmp_path / "s", Bench())
     (tmp_path / "s" / "study.json").write_text("[]")
-    with pytest.raises(FormatError, match="not a study of this version"):
+    with pytest.raises(FormatError, match="not an object"):
+        read_study(tmp_path / "s")
+    (tmp_path / "s" / "study.json").write_text('{"format": 7}')
+    with pytest.raises(UnsupportedVersionError, match="study format 7"):
         read_study(tmp_path / "s")
 
 
@@ -260,7 +263,7 @@ def test_a_study_that_is_not_whole_is_not_added_to(tmp_path: Path, damage: dict[
     """Said in a line, by a sweep into its folder as by showing it; nothing is written over."""
     content = run(tmp_path, Bench()) | damage
     (tmp_path / "study.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(FormatError, match="damaged") as caught:
+    with pytest.raises(FormatError, match="not a usable study: its settings, variants or runs") as caught:
         run(tmp_path, Bench())
     assert "remove it" in str(caught.value.hint)
     assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == content

@@ -73,7 +73,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
     ("whole", "message"),
     [
         ("{", "no JSON"),
-        ("[]", "no object"),
+        ("[]", "not an object"),
         ({"format": 1}, "no `steps`"),
         (content(format=None), "format is None"),
         (content(format=True), "format is True"),

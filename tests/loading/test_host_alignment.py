@@ -9,9 +9,9 @@ from host_simulation import MS, US, Hosts, Job, S
 
 from stashtrace.loading.clocks.align import align_tables
 from stashtrace.loading.clocks.host import HostClock, Readings, tick_map
+from stashtrace.loading.clocks.hosts import Alignment
 from stashtrace.loading.clocks.meetings import Meetings
 from stashtrace.loading.clocks.offset import PING, STRAIGHT, Bend
-from stashtrace.loading.clocks.tree import Alignment
 from stashtrace.schema.kinds import CollectiveOp
 
 OWN_ERROR_NS = 50

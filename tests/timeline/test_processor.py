@@ -139,7 +139,7 @@ def test_a_download_that_fails_gets_one_line(trace: Trace, monkeypatch: pytest.M
 
 
 def test_options_are_checked_before_anything_starts(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="takes no colour"):
+    with pytest.raises(UsageError, match="no option 'colour'"):
         trace.perfetto(colour="red")
     with pytest.raises(UsageError, match="both"):
         trace.perfetto(bin_path="x", config=object())  # type: ignore[arg-type]

@@ -120,14 +120,10 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         ranks[int(rank)] = {kind: float(value) for kind, value in means.items()}
     waits = {kind: content.get(kind) for kind in ("cpu_wait_ns", "worker_wait_ns")}
     for kind, wait in waits.items():
-        if wait is not None and not _is_time(wait):
-            raise file.damaged(f"{kind} is {str(wait)[:40]!r}")
+        file.require(wait is None or _is_time(wait), kind, wait)
     launch, directory = content.get("launch", []), content.get("directory", "")
     if not isinstance(launch, list) or not all(isinstance(word, str) for word in [*launch, directory]):
         raise file.damaged("its launch is no command in a directory")
-    recording = content.get("recording", "")  # older baselines have none
-    if not isinstance(recording, str):
-        raise file.damaged(f"recording is {str(recording)[:40]!r}")
     facts, cpus = _facts(file.table(content, "facts"), file), _cpus(content.get("cpus"), file)
     return StepsOfRun(
         name,
@@ -136,7 +132,7 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         ranks,
         facts,
         **waits,
-        recording=recording,
+        recording=file.text(content, "recording"),  # older baselines have none
         cpus=cpus,
         launch=tuple(launch),
         directory=directory,
@@ -148,18 +144,16 @@ def _cpus(content: Any, file: CheckedFile) -> CpuUse | None:
     if content is None:
         return None
     names = [part.name for part in fields(CpuUse)]
-    if not isinstance(content, dict) or not all(_is_time(content.get(name)) for name in names):
-        raise file.damaged(f"cpus is {str(content)[:40]!r}")
+    file.require(isinstance(content, dict) and all(_is_time(content.get(name)) for name in names), "cpus", content)
     return CpuUse(*(float(content[name]) for name in names))
 
 
 def _facts(content: Mapping[str, Any], file: CheckedFile) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for field in FIELDS:
-        value = content.get(field.name)
-        if not isinstance(value, str | int | None) or isinstance(value, bool):
-            raise file.damaged(f"the fact {field.name} is {str(value)[:40]!r}")
-        facts[field.name] = value
+        value = facts[field.name] = content.get(field.name)
+        is_fact = isinstance(value, str | int | None) and not isinstance(value, bool)
+        file.require(is_fact, f"the fact {field.name}", value)
     return facts
 
 

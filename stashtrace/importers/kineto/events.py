@@ -146,7 +146,8 @@ class KinetoFile:
         self.counts = scanner.counts()
         self.counts["truncated"] |= int(cut)
         self.categories = scanner.categories()
-        self.base_ns = _base_ns(self.top)
+        base_ns = integer_or(self.top.get("baseTimeNanoseconds"), -1)
+        self.base_ns = base_ns if base_ns >= 0 else None
         self.rows = {
             name: self._rows(columns, *TABLES[name])
             for name, columns in zip(TABLES, scanner.take_tables(), strict=True)
@@ -344,11 +345,6 @@ def _parsed(top: dict[str, str]) -> dict[str, Any]:
         if isinstance(value, _TOP_TYPES.get(key, object)):
             out[key] = value
     return out
-
-
-def _base_ns(top: dict[str, Any]) -> int | None:
-    base_ns = integer_or(top.get("baseTimeNanoseconds"), -1)
-    return base_ns if base_ns >= 0 else None
 
 
 def _integer_in(text: str, default: int) -> int:

@@ -228,7 +228,8 @@ class Processes:
         self.base_ns, latest = _base(database, context)
         lengths = database.integers("ANALYSIS_DETAILS", duration=-1)["duration"]
         self.session_ends = bool(len(lengths)) and int(lengths.max()) > 0 and latest < _SINCE_1970_NS
-        self.until_ns = int(lengths.max()) if self.session_ends else _last_end(database)
+        last_ns = _latest(database, "end", 'SELECT max("end") FROM {table}', -1)
+        self.until_ns = int(lengths.max()) if self.session_ends else last_ns
         seen, devices = _owners(database)
         self._keys = np.array(sorted(seen) or [0], dtype=np.int64)
         named = {int(k) >> 24: (pid, name) for k, pid, name in _named(database)}
@@ -288,11 +289,6 @@ def _base(database: Database, context: ImportContext) -> tuple[int, int]:
         return int(session[0]), latest
     context.realtime = False
     return 0, latest
-
-
-def _last_end(database: Database) -> int:
-    """Return when the last work or call ended, -1 if there is none."""
-    return _latest(database, "end", 'SELECT max("end") FROM {table}', -1)
 
 
 def _latest(database: Database, column: str, query: str, least: int) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stashtrace.registry import one_line
+
 #: Small messages are cheap and scatter most, so they come more often in a round.
 _SMALL_BYTES = 65536
 _SMALL_REPEATS = 4
@@ -116,7 +118,7 @@ def measure(
                 engine.prepare(op, size)
             engine.timed(op, sizes_bytes[0])
         except Exception as error:  # of torch, cupy, the driver or the kernel: whatever they do not support
-            measured.left_out[op] = _first_line(error)
+            measured.left_out[op] = one_line(error)[:200]
             continue
         usable.append(op)
         measured.stamps[op] = {size: [] for size in sizes_bytes}
@@ -158,8 +160,3 @@ def sizes_between(low_bytes: int, high_bytes: int, *, unit_bytes: int = 1) -> li
         size *= 2
     sizes.append(high_bytes)
     return sorted({max(s // unit_bytes, 1) * unit_bytes for s in sizes})
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

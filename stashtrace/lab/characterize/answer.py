@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UsageError
+from stashtrace.calibration.checked import CheckedFile
+from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
 from stashtrace.lab.characterize.figures import Figures
 from stashtrace.lab.intervals import Estimate, Interval, finite_or_none
@@ -244,20 +245,9 @@ def _stall_json(stall: Stall) -> dict[str, Any]:
 
 
 def read_characterization(path: Path) -> Characterization:
-    """Read ``characterization.json``, or the one in a directory.
-
-    Raises
-    ------
-    UsageError
-        If it is none, or of a later format.
-    """
-    file = path / FILE_NAME if path.is_dir() else path
+    """Read ``characterization.json``, or the one in a directory; raise as ``CheckedFile`` does if it is none."""
+    file, data = characterization_in(path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise UsageError(
-                f"{file} has format {data['format']}, this version reads {FORMAT}", hint="update stashtrace"
-            )
         known = {"format", "plan", "steps", "stalls", "attribution", "attributed", "disagreements", "notes"}
         facts = {k: v for k, v in data.items() if k not in known}
         answer = Characterization(data["plan"], facts, notes=list(data.get("notes", ())))
@@ -267,13 +257,21 @@ def read_characterization(path: Path) -> Characterization:
             if not entry["runs"]:
                 answer.absent[configuration] = (entry["status"], entry["why"])
         return answer
-    except FileNotFoundError as error:
-        hint = "make one: stashtrace characterize -- COMMAND"
-        raise UsageError(f"no characterization in {path}", hint=hint) from error
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        hint = f"`stashtrace characterize` writes {FILE_NAME}"
+    except (KeyError, TypeError) as error:
         why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{file} is not a characterization: {why}", hint=hint) from error
+        raise file.damaged(why) from error
+
+
+def characterization_in(path: Path) -> tuple[CheckedFile, dict[str, Any]]:
+    """Read ``characterization.json``, or the one in a directory, as far as its format is known."""
+    hint = "`stashtrace characterize -- CMD` on each kind of machine writes one"
+    name = str(path / FILE_NAME if path.is_dir() else path)
+    file = CheckedFile(name, "characterization", "characterization", hint)
+    content = file.json(file.read())
+    if not isinstance(content.get("steps"), dict):
+        raise file.damaged("no `steps` stand in it")
+    file.require_version(content.get("format"), FORMAT, "format")
+    return file, content
 
 
 def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
@@ -293,10 +291,7 @@ def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
     MissingDataError
         If there is no such run, or it has been removed.
     """
-    try:
-        answer = read_characterization(folder)
-    except UsageError as error:  # there the folder is an option; here it is the data
-        raise FormatError(str(error), hint=error.hint) from error
+    answer = read_characterization(folder)
     runs = [(run.figures.step_ns, run.directory) for run in answer.runs_of(2) if run.figures is not None]
     present = sorted((step_ns, folder / name) for step_ns, name in runs if (folder / name).is_dir())
     if not present:

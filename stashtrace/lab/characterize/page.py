@@ -222,16 +222,11 @@ def _draw_stacks(axes: Any, answer: Characterization) -> None:
             seen.add(name)
             axes.bar(place, height, 0.7, bottom=bottom, color=KIND_COLOURS[name], **shown)
             bottom += height
-    axes.set_xticks(range(len(columns)), [_in_two_lines(label) for label, _ in columns], fontsize=8)
+    axes.set_xticks(range(len(columns)), ["\n".join(label.rsplit(" ", 1)) for label, _ in columns], fontsize=8)
     axes.set_ylabel("step, ms")
     axes.margins(y=0.3)
     if columns:
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
-
-
-def _in_two_lines(label: str) -> str:
-    head, _, tail = label.rpartition(" ")
-    return f"{head}\n{tail}"
 
 
 def _draw_shares(axes: Any, answer: Characterization) -> None:

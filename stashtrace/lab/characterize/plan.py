@@ -97,6 +97,8 @@ def open_characterization(request: CharacterizationRequest) -> Characterization:
     ------
     UsageError
         If nothing would be measured, or the directory holds something else.
+    FormatError
+        If the file of a characterization there is damaged.
     CaptureError
         If it cannot be written to.
     """

@@ -299,7 +299,10 @@ class Characterizer:
         ranks = self.command.ranks // len(hosts)
         port = free_port()
         first = hosts[0]
-        address = first.address if isinstance(first, EmulatedHost) else _address(first)
+        if isinstance(first, EmulatedHost):
+            address = first.address
+        else:
+            address = os.uname().nodename if first in _THIS_HOST else first
         tasks = []
         for number, host in enumerate(hosts):
             words = tuple(self.command.on_hosts(ranks, Rendezvous(len(hosts), number, address, port)))
@@ -348,11 +351,6 @@ def _on_synthetic_data(task: HostTask, steps: int) -> HostTask:
 
 def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list[str]]:
     return lambda words, _: host.command(words)
-
-
-def _address(host: str) -> str:
-    """Address at which the other hosts find the first one."""
-    return os.uname().nodename if host in _THIS_HOST else host
 
 
 def _rotated(configurations: Sequence[int], by: int) -> list[int]:

@@ -167,8 +167,7 @@ def _instance(key: str, values: Mapping[str, Any], file: CheckedFile) -> Instanc
     for name in _TEXTS:
         value = values.get(name, "")
         fields[name] = value.isoformat() if isinstance(value, datetime.date) else value
-        if not isinstance(fields[name], str):
-            raise file.damaged(f"{name} of {key} is {value!r}, no text")
+        file.require(isinstance(fields[name], str), f"{name} of {key}", value, ", no text")
     if day := fields["priced_on"]:
         try:
             fields["priced_on"] = datetime.datetime.fromisoformat(day).date().isoformat()
@@ -176,16 +175,14 @@ def _instance(key: str, values: Mapping[str, Any], file: CheckedFile) -> Instanc
             raise file.damaged(f"priced_on of {key} is {day!r}, no day such as 2026-11-01") from None
     for name in _COUNTS:
         fields[name] = value = values.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise file.damaged(f"{name} of {key} is {value!r}, no whole number")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        file.require(is_count, f"{name} of {key}", value, ", no whole number")
     price = values.get("price_per_hour")
     if price is None:
         fields |= dict.fromkeys(_OF_PRICE, "")
-    elif not is_number(price) or price < 0:
-        raise file.damaged(f"price_per_hour of {key} is {price!r}, no price")
     else:
+        file.require(is_number(price) and price >= 0, f"price_per_hour of {key}", price, ", no price")
         fields |= {"price_per_hour": float(price), "currency": fields["currency"] or "USD"}
     burst = values.get("network_burst", False)
-    if not isinstance(burst, bool):
-        raise file.damaged(f"network_burst of {key} is {burst!r}, neither true nor false")
+    file.require(isinstance(burst, bool), f"network_burst of {key}", burst, ", neither true nor false")
     return Instance(key, network_burst=burst, **fields)

@@ -16,7 +16,7 @@ from typing import Any
 
 from stashtrace.calibration.checked import CheckedFile, is_number
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.characterize.answer import FAILED, FILE_NAME, FORMAT, MEASURED
+from stashtrace.lab.characterize.answer import FAILED, MEASURED, characterization_in
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.intervals import Interval
 
@@ -97,15 +97,7 @@ def load_profile(path: str | os.PathLike[str], *, instance: str = "") -> Profile
     FormatError
         If it is not a characterization; the message says why.
     """
-    place = Path(path)
-    name = str(place / FILE_NAME) if place.is_dir() else os.fspath(path)
-    hint = "`stashtrace characterize -- CMD` on each kind of machine writes one"
-    file = CheckedFile(name, "characterization", "characterization", hint)
-    content = file.json(file.read())
-    if not isinstance(content.get("steps"), dict):
-        raise file.damaged("no `steps` stand in it")
-    file.require_version(content.get("format"), FORMAT, "format")
-    return _profile(file, content, instance)
+    return _profile(*characterization_in(Path(path)), instance)
 
 
 def _profile(file: CheckedFile, content: Mapping[str, Any], instance: str) -> Profile:

@@ -248,7 +248,7 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
                 str(candidate.devices_count),
                 duration_text(candidate.step.value),
                 *(
-                    _known(bound, _padded)
+                    _known(bound, lambda hours: hours_text(hours, padded=True))
                     for bound in (candidate.hours.value, candidate.hours.low, candidate.hours.high)
                 ),
                 _known(candidate.cost.value, lambda x: cost_text(x, "")),
@@ -285,10 +285,6 @@ def _currency(candidates: Sequence[Candidate]) -> str:
 
 def _row_or_none(candidate: Candidate | None) -> dict[str, Any] | None:
     return None if candidate is None else candidate_row(candidate)
-
-
-def _padded(hours: float) -> str:
-    return hours_text(hours, padded=True)
 
 
 def _known(value: float, text: Any) -> str:

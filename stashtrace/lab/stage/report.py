@@ -19,8 +19,9 @@ def staging_lines(answer: Mapping[str, Any]) -> list[str]:
         f"  staged       {count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}"
         + (f" ({already:,} were there)" if already else ""),
         _expected(answer),
-        *_left_out(answer["left_out"]),
     ]
+    if answer["left_out"]:
+        lines.append(f"  ! not copied: {and_more(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
     if answer["same_disk"]:
         lines.append("  ! the copies lie on the same disk as the files")
     check = answer["check"]
@@ -37,12 +38,6 @@ def _expected(answer: Mapping[str, Any]) -> str:
 
 
 _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as calibrated", "stated": "tier as stated"}
-
-
-def _left_out(left: list[Mapping[str, str]]) -> list[str]:
-    if not left:
-        return []
-    return [f"  ! not copied: {and_more(['{path} ({why})'.format_map(one) for one in left])}"]
 
 
 def _measured(check: Mapping[str, Any]) -> list[str]:

@@ -145,8 +145,6 @@ def study_of(content: Mapping[str, Any]) -> LayersStudy:
         If no variant has a run of one rank and one of all.
     """
     try:
-        if int(content["format"]) != FORMAT_VERSION:
-            raise FormatError(f"the study has format {content['format']}, this version reads {FORMAT_VERSION}")
         settings, variants, runs = content["settings"], content["variants"], content["runs"]
         missing = [name for name in _SETTINGS if name not in settings]
         if missing:

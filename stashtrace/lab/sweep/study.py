@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.steps.steps import counted_steps, steps
+from stashtrace.calibration.checked import CheckedFile
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
 from stashtrace.lab.calibrate.ranks import probe_machine
 from stashtrace.lab.intervals import finite_or_none
@@ -280,24 +281,12 @@ def run_facts(trace: Trace, ranks: int) -> dict[str, Any]:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """Read the study file of a folder.
-
-    Raises
-    ------
-    FormatError
-        If there is none, or it is damaged.
-    """
-    file = path / FILE_NAME
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FormatError(f"{file} cannot be read: {refusal(error)}") from error
-    except ValueError as error:
-        raise FormatError(f"{file} is damaged: {error}", hint=_REMOVE) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT_VERSION:
-        raise FormatError(f"{file} is not a study of this version")
+    """Read the study file of a folder; raise as ``CheckedFile`` does if there is none or it is damaged."""
+    file = CheckedFile(str(path / FILE_NAME), "study", "study", _REMOVE)
+    content = file.json(file.read())
+    file.require_version(content.get("format"), FORMAT_VERSION, "format")
     if not _is_whole(content):
-        raise FormatError(f"{file} is damaged: its settings, variants or runs are not whole", hint=_REMOVE)
+        raise file.damaged("its settings, variants or runs are not whole")
     return content
 
 

@@ -2,7 +2,7 @@
 
 host      ticks of a process -> the clock of its host          device    events of a GPU -> the same
 meetings  what two hosts did together -> limits                offset    limits of a pair -> offset, drift, error
-tree      offsets of pairs -> one clock for all hosts          align     the whole of it, for a run; foreign: for files
+hosts     offsets of pairs -> one clock for all hosts          align     the whole of it, for a run; foreign: for files
 """
 
 # SPDX-License-Identifier: Apache-2.0

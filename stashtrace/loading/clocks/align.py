@@ -13,9 +13,9 @@ import numpy as np
 
 from stashtrace.collectors.context import Int64
 from stashtrace.loading.clocks.host import RunClocks
+from stashtrace.loading.clocks.hosts import Alignment, align_hosts
 from stashtrace.loading.clocks.meetings import Meetings, meetings_of, pings_of
 from stashtrace.loading.clocks.offset import STRAIGHT, Bend
-from stashtrace.loading.clocks.tree import Alignment, align_hosts
 from stashtrace.loading.identity import Process
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import CollectiveSource, DeviceClock, Severity

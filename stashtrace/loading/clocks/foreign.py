@@ -14,7 +14,7 @@ import numpy as np
 
 from stashtrace.loading.clocks.align import align_tables, alignment_losses, lifes_of
 from stashtrace.loading.clocks.host import REALTIME_ERROR_NS
-from stashtrace.loading.clocks.tree import HostOffset
+from stashtrace.loading.clocks.hosts import HostOffset
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.report.budget import percents
@@ -87,10 +86,11 @@ def budget_part(facts: dict[str, Any]) -> list[str]:
         return [paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
     kinds = {group["step_kind"] for group in budget["groups"]}
     present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
+    ranks_count = sum(group["ranks_count"] for group in budget["groups"])
     parts = [
         paragraph(
             "Mean of the counted steps, divided among what each instant went to; each bar adds up to 100 %."
-            + (" Ranks that spend their time alike are one bar." if _ranks_count(budget["groups"]) > 1 else "")
+            + (" Ranks that spend their time alike are one bar." if ranks_count > 1 else "")
         ),
         tag("ul", "".join(_group(group, len(kinds) > 1) for group in budget["groups"]), class_="groups"),
         unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
@@ -106,10 +106,6 @@ def budget_part(facts: dict[str, Any]) -> list[str]:
         ),
     ]
     return parts
-
-
-def _ranks_count(groups: Iterable[dict[str, Any]]) -> int:
-    return sum(group["ranks_count"] for group in groups)
 
 
 def _column(group: dict[str, Any], name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.report.page import pictures
@@ -137,19 +136,14 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     head = ("step", "what is longer", "length", "over the median")
     which = "The longest steps" if slow["slow_count"] > len(rows) else "Slow steps, the longest first"
     caption = f"{which}, and what is longer in them than in the median step"
-    commands = listing_of_commands([(f"step {row['step']}", row["command"]) for row in slow["listed"]])
+    commands = [tag("li", f"step {row['step']}: {tag('code', text(row['command']))}") for row in slow["listed"]]
     return [
         paragraph(lead),
         table(caption, head, rows, numbers=2, sortable=True),
-        unfolding("On the timeline", commands, subject="slow steps"),
+        unfolding("On the timeline", tag("ul", "".join(commands)), subject="slow steps"),
         bounded,
         known,
     ]
-
-
-def listing_of_commands(commands: Iterable[tuple[str, str]]) -> str:
-    """Return a list of names and commands."""
-    return tag("ul", "".join(tag("li", f"{text(name)}: {tag('code', text(command))}") for name, command in commands))
 
 
 def slow_reasons(row: dict[str, Any]) -> list[str]:
