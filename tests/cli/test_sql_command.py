@@ -19,7 +19,7 @@ from command_line import stashtrace as answer_of
 
 import stashtrace
 from stashtrace.cli import main
-from stashtrace.cli.sql import _distinct
+from stashtrace.cli.commands.sql import _distinct
 from stashtrace.sql import query
 from stashtrace.units import duration_text
 

@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
 
     arguments, own = _read(argv)
     if arguments.name == SUMMARY:
-        from stashtrace.cli.summary import print_summary
+        from stashtrace.cli.commands.summary import print_summary
 
         if arguments.format == "csv":
             raise UsageError(

@@ -256,7 +256,7 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
         If the command fails, its script chose the size of a model itself, torch did not take the size, or the command
         makes no DistributedDataParallel.
     """
-    from stashtrace.cli import run
+    from stashtrace.cli.commands import run
 
     sys.stderr.write(f"stashtrace: running {command[0]} with bucket_cap_mb={bucket_mib:g}, recorded in {out}\n")
     with _variable(_BUCKET_VARIABLE, f"{bucket_mib:.12g}"), _stdout_to_stderr():
