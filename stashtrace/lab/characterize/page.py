@@ -22,8 +22,8 @@ from stashtrace.lab.characterize.report import (
     title,
 )
 from stashtrace.lab.plot import check_plot_file, save_figure
-from stashtrace.lab.wording import signed_duration
 from stashtrace.summary.pictures import KIND_COLOURS, new_figure, plain_axes
+from stashtrace.units import duration_text
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }
@@ -113,8 +113,8 @@ def _stall_rows(answer: Characterization) -> list[list[str]]:
             rows.append([name, '<span class="soft">not measured</span>', "", "", ""])
             continue
         stall, beside = stalls[name], answer.attributed_difference_ns(name)
-        says = signed_duration(beside.value) if beside else ""
-        texts = (share_text(stall.clean), published_text(stall), signed_duration(stall.lost_ns.value), says)
+        says = duration_text(beside.value) if beside else ""
+        texts = (share_text(stall.clean), published_text(stall), duration_text(stall.lost_ns.value), says)
         key = f'<span class="key" style="background:{KIND_COLOURS[name]};margin-left:0"></span>{name}'
         rows.append([key, *map(_text, texts)])
     return rows
@@ -154,7 +154,7 @@ def _stacks(answer: Characterization) -> list[str]:
     for label, parts in columns:
         spans = "".join(
             f'<span style="width:{100 * max(ns, 0.0) / longest:.2f}%;background:{KIND_COLOURS[name]}"'
-            f' title="{name} {_text(signed_duration(ns))}"></span>'
+            f' title="{name} {_text(duration_text(ns))}"></span>'
             for name, ns in parts
         )
         out.append(f'<div class="row"><div>{label}</div><div class="stack">{spans}</div></div>')

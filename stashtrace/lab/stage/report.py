@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stashtrace.lab.wording import and_more, counted, signed_duration
+from stashtrace.text import count_noun, list_some
 from stashtrace.units import bytes_text, duration_text
 
 
@@ -42,7 +42,7 @@ _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as cal
 def _left_out(left: list[Mapping[str, str]]) -> list[str]:
     if not left:
         return []
-    return [f"  ! not copied: {and_more(['{path} ({why})'.format_map(one) for one in left])}"]
+    return [f"  ! not copied: {list_some(['{path} ({why})'.format_map(one) for one in left])}"]
 
 
 def _measured(check: Mapping[str, Any]) -> list[str]:
@@ -51,11 +51,11 @@ def _measured(check: Mapping[str, Any]) -> list[str]:
         return ["  measured     nothing", *notes]
     before, after = duration_text(round(check["plain_ns"])), duration_text(round(check["staged_ns"]))
     pairs, low, high = check["pairs_count"], check["low_ns"], check["high_ns"]
-    between = "" if low is None else f", between {signed_duration(low)} and {signed_duration(high)}"
+    between = "" if low is None else f", between {duration_text(low)} and {duration_text(high)}"
     lines = [
         f"  measured     {before} a step before, {after} with the copies: {duration_text(round(abs(check['gain_ns'])))}"
         f" {'more' if check['gain_ns'] < 0 else 'less'}"
-        f" ({counted(pairs, 'pair')}{between})"
+        f" ({count_noun(pairs, 'pair')}{between})"
     ]
     if low is None:
         lines.append("               one pair says nothing of the spread: --repeat 3 or more gives an interval")
