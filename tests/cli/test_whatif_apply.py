@@ -130,7 +130,7 @@ def test_why_nothing_was_measured(
     build.rank(0)
     (tmp_path / "a.stash").write_bytes(b"")
     monkeypatch.setattr("stashtrace.cli.commands.run.main", lambda words: 0)
-    monkeypatch.setattr(load, "load_trace", lambda path: build.trace())
+    monkeypatch.setattr(load, "load_trace", lambda path, **_: build.trace())
     with pytest.raises(CaptureError, match=re.escape(text)):
         measured_with_buckets(["true"], 4.0, str(tmp_path))
 

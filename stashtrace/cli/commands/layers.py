@@ -79,10 +79,10 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
         return read_layers(path), arguments.measured_ranks
     if arguments.measured_ranks:
         raise UsageError("--measured-ranks is for files of layers", hint="leave it out: a run has its number of ranks")
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.replay.ssgd.from_run import layers_of_run
 
-    return layers_of_run(load_watched(str(path)))
+    return layers_of_run(read_runs(str(path)))
 
 
 def _is_trace(path: Path) -> bool:
