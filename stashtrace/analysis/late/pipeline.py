@@ -26,7 +26,7 @@ PIPELINE = schema(
     "pipeline",
     "What each pipeline stage waited for its neighbours, per step",
     Column("step", "i8", "", "ordinal, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group"),
+    ("communicator", "U16", "", "name of the group", 2),
     ("stage_index", "i8", "", "place of the rank within the group"),
     RANK,
     ("receives_count", "i8", "", "receives that were called"),

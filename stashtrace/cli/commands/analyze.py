@@ -19,7 +19,7 @@ from stashtrace.cli.parsing import (
     runs_or_newest,
     speak_up,
 )
-from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_names
 from stashtrace.entry_points import warn
@@ -171,11 +171,9 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"analysis {name!r} has no option --{option.replace('_', '-')}", hint="leave it out")
     rows: list[dict[str, Any]] = []
     columns: list[str] = []
-    about = ""
     for parts in jobs:
         table, strings = _analyze(parts, name, options, arguments)
         extra = {"path": named(parts[0])} if len(jobs) > 1 else {}
-        about = table.schema.doc
         rows += named_rows(table, strings, extra)
         columns = column_names(table, tuple(extra))
     if arguments.columns is not None:
@@ -183,10 +181,18 @@ def main(argv: Sequence[str]) -> int:
         rows = [{column: row[column] for column in columns} for row in rows]
     screen = Screen()
     if arguments.format == "table" and screen.interactive:
-        screen.say(f"{name}: {about}\n")
+        screen.say(f"{name}: {table.schema.doc}\n")
     is_whole = arguments.wide or arguments.columns is not None
     width = None if is_whole else screen_width()
-    write_rows(rows, columns, arguments.format, sys.stdout, width=width, keep_all=arguments.columns is not None)
+    write_rows(
+        rows,
+        columns,
+        arguments.format,
+        sys.stdout,
+        width=width,
+        keep_all=arguments.columns is not None,
+        details=column_details(table.schema),
+    )
     return 0
 
 

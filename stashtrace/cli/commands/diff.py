@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
-from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.errors import MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -136,4 +136,5 @@ def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, li
 def _write(table: Table, rows: list[dict[str, object]], words: Sequence[str], form: str, wide: bool) -> None:
     if form == "table":
         print_lines([*words, ""])
-    write_rows(rows, column_names(table), form, sys.stdout, width=None if wide else screen_width())
+    width = None if wide else screen_width()
+    write_rows(rows, column_names(table), form, sys.stdout, width=width, details=column_details(table.schema))

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TABLE_FORMATS, Parser, add_flag
-from stashtrace.cli.rows import screen_width, write_rows
+from stashtrace.cli.rows import column_details, screen_width, write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
         for row in database.rows(relation)
     ]
     width = None if arguments.wide else screen_width()
-    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True)
+    details = column_details(*database.schemas)
+    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True, details=details)
     return 0
 
 
