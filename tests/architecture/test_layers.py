@@ -46,8 +46,6 @@ FLOORS = {
     "whole_files": 0,
     "_native": 0,
 }
-#: Under the old names of what moved: thin modules that warn.
-OLD_NAMES = {"model", "models"}
 # Floors inside analysis/: one folder per question. Those of one floor do not know each other.
 QUESTIONS = {
     "findings": 6,
@@ -93,9 +91,7 @@ def own_package(path: Path) -> str:
 
 def test_every_package_has_a_floor() -> None:
     names = {own_package(p) for p in PACKAGE_FILES}
-    assert names - {"__init__", "__main__"} - OLD_NAMES <= set(FLOORS), (
-        "a new package needs a floor in FLOORS and in the architecture page"
-    )
+    assert names - {"__init__", "__main__"} <= set(FLOORS), "a new package needs a floor in FLOORS"
     assert set(FLOORS) - names <= {"_native"}, "no package is behind a floor"
 
 
@@ -113,7 +109,7 @@ def test_every_question_has_a_floor() -> None:
 def test_imports_go_down(path: Path) -> None:
     inside = path.relative_to(PACKAGE)
     own = own_package(path)
-    if own in ("__init__", "__main__") or own in OLD_NAMES:
+    if own in ("__init__", "__main__"):
         return  # the front door: lazy names of every floor
     for name, line, typing_only in imports(path):
         where = f"{path.relative_to(ROOT)}:{line} imports {name}"
@@ -134,7 +130,6 @@ def test_imports_go_down(path: Path) -> None:
                 f"{where}: the job's Python may have no other part of this package, or another version"
             )
             continue
-        assert target not in OLD_NAMES, f"{where}: an old name, kept for users alone"
         if target not in FLOORS:
             continue  # a public name of the package itself
         if own in GROUND_ONLY:
@@ -177,15 +172,14 @@ def test_only_commands_name_the_lab() -> None:
     found = [
         str(p.relative_to(ROOT))
         for p in PACKAGE_FILES
-        if own_package(p) not in {"cli", "lab"} | OLD_NAMES
-        and re.search(r"stashtrace\.lab\b", p.read_text(encoding="utf-8"))
+        if own_package(p) not in {"cli", "lab"} and re.search(r"stashtrace\.lab\b", p.read_text(encoding="utf-8"))
     ]
     assert found == []
 
 
 def test_no_circles() -> None:
     """No file needs itself by way of others, be it inside a function or for types alone."""
-    modules = {_dotted(p): p for p in PACKAGE_FILES if own_package(p) not in ("__init__", *OLD_NAMES)}
+    modules = {_dotted(p): p for p in PACKAGE_FILES if own_package(p) != "__init__"}
     needs = {
         module: {
             name if name in modules else name.rpartition(".")[0]
