@@ -3,37 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stashtrace.errors import OutputError
 from stashtrace.whole_files import whole_file
-
-
-def require_writable(path: Path, *, hint: str) -> None:
-    """Check that :func:`complete_file` will be able to write, as far as that can be told before.
-
-    It writes beside the target and renames, so the folder must be writable, whatever the rights of an older file.
-
-    Raises
-    ------
-    OutputError
-        If the target is not a file, or its folder is not there or may not be written to.
-    """
-    folder = path.absolute().parent
-    if path.is_dir():
-        reason = "is a folder"
-    elif not folder.is_dir():
-        reason = "no such folder"
-    elif path.exists() and not path.is_file():
-        reason = "it is a device or a pipe, no file"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = "permission denied"
-    else:
-        return
-    raise OutputError(f"cannot write {path}: {reason}", hint=hint)
 
 
 @contextmanager

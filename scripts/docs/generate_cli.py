@@ -4,14 +4,13 @@ docs/reference/exit-codes.md the table of errors. `--check` only compares (exit 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 from generated_files import write_or_compare
 
 from stashtrace import errors
-from stashtrace.cli import COMMANDS, help_text
+from stashtrace.cli import COMMANDS, command_module, help_text
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
 PAGE, EXIT_CODES = REFERENCE / "cli.md", REFERENCE / "exit-codes.md"
@@ -29,9 +28,8 @@ def page() -> str:
         "by colour alone. [Exit codes](exit-codes.md) have their own page.\n",
         f"```\n{help_text()}```",
     ]
-    for name, target, _ in COMMANDS:
-        parser = importlib.import_module(target.partition(":")[0]).parser()
-        out.append(f"\n## stashtrace {name}\n\n```\n{parser.format_help()}```")
+    for name, _ in COMMANDS:
+        out.append(f"\n## stashtrace {name}\n\n```\n{command_module(name).parser().format_help()}```")
     return "\n".join(out) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 ``python -m stashtrace`` and the ``stashtrace`` script call :func:`main`. Nothing heavy is imported here, so that
 ``stashtrace --help`` is fast (a test looks at ``sys.modules``). Data goes to stdout, messages to stderr; each command
-has a file of its name with ``parser()`` and ``main(argv)``.
+has a file of its name in ``commands/`` with ``parser()`` and ``main(argv)``, and here is what they share.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,37 +11,40 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TextIO, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO, cast
 
 from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure
 
-#: (name, "module:function", one-line help), in the order in which a new user needs them.
-COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("run", "stashtrace.cli.run:main", "Run a command and record where its step time goes"),
-    ("env", "stashtrace.cli.env:main", "Print the variables that make a job record itself"),
-    ("merge", "stashtrace.cli.merge:main", "Merge the files of a run, and print its summary"),
-    ("summary", "stashtrace.cli.summary:main", "Say what slows a run down, in words"),
-    ("report", "stashtrace.cli.report:main", "Write one page about a run, to share"),
-    ("whatif", "stashtrace.cli.whatif:main", "Predict the step time with something changed"),
-    ("info", "stashtrace.cli.info:main", "Show what a run holds: ranks, steps, devices, records, losses"),
-    ("status", "stashtrace.cli.status:main", "Show where a run is that is still going, or hanging"),
-    ("analyze", "stashtrace.cli.analyze:main", "Print one analysis as table, JSON or CSV"),
-    ("sql", "stashtrace.cli.sql:main", "Query the tables and analyses of runs in SQL"),
-    ("export", "stashtrace.cli.export:main", "Write a run in the format of another tool"),
-    ("scrub", "stashtrace.cli.scrub:main", "Take secrets out of a run, and names of files and hosts"),
-    ("view", "stashtrace.cli.view:main", "Open the timeline in the Perfetto UI"),
-    ("diff", "stashtrace.cli.diff:main", "Compare two runs, by stalls or by kernels"),
-    ("check", "stashtrace.cli.check:main", "Fail if a run is worse than a baseline: a gate for changes"),
-    ("characterize", "stashtrace.cli.characterize:main", "Measure what devices, data and network cost, by experiment"),
-    ("whatif-cache", "stashtrace.cli.whatif_cache:main", "Forecast the step time by the cached share of the data"),
-    ("stage", "stashtrace.cli.stage:main", "Copy files to a faster disk, and measure the gain"),
-    ("recommend", "stashtrace.cli.recommend:main", "Say which instances to rent for a job, by time and by cost"),
-    ("model", "stashtrace.cli.model:main", "Fit the cost of communication, to a run or a sweep"),
-    ("layers", "stashtrace.cli.layers:main", "Replay iterations layer by layer, for any number of ranks"),
-    ("synth", "stashtrace.cli.synth:main", "Make up a run of many ranks whose stalls are known"),
-    ("calibrate", "stashtrace.cli.calibrate:main", "Measure what the links of this machine can do"),
-    ("doctor", "stashtrace.cli.doctor:main", "Say what can be measured on this machine, and why"),
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: (name, one-line help), in the order in which a new user needs them.
+COMMANDS: tuple[tuple[str, str], ...] = (
+    ("run", "Run a command and record where its step time goes"),
+    ("env", "Print the variables that make a job record itself"),
+    ("merge", "Merge the files of a run, and print its summary"),
+    ("summary", "Say what slows a run down, in words"),
+    ("report", "Write one page about a run, to share"),
+    ("whatif", "Predict the step time with something changed"),
+    ("info", "Show what a run holds: ranks, steps, devices, records, losses"),
+    ("status", "Show where a run is that is still going, or hanging"),
+    ("analyze", "Print one analysis as table, JSON or CSV"),
+    ("sql", "Query the tables and analyses of runs in SQL"),
+    ("export", "Write a run in the format of another tool"),
+    ("scrub", "Take secrets out of a run, and names of files and hosts"),
+    ("view", "Open the timeline in the Perfetto UI"),
+    ("diff", "Compare two runs, by stalls or by kernels"),
+    ("check", "Fail if a run is worse than a baseline: a gate for changes"),
+    ("characterize", "Measure what devices, data and network cost, by experiment"),
+    ("whatif-cache", "Forecast the step time by the cached share of the data"),
+    ("stage", "Copy files to a faster disk, and measure the gain"),
+    ("recommend", "Say which instances to rent for a job, by time and by cost"),
+    ("model", "Fit the cost of communication, to a run or a sweep"),
+    ("layers", "Replay iterations layer by layer, for any number of ranks"),
+    ("synth", "Make up a run of many ranks whose stalls are known"),
+    ("calibrate", "Measure what the links of this machine can do"),
+    ("doctor", "Say what can be measured on this machine, and why"),
 )
 #: Options that every command knows; they may stand before or after its name.
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
@@ -65,30 +68,29 @@ def help_text() -> str:
         "",
         "commands:",
     ]
-    lines += [f"  {name:<14}{text}" for name, _, text in COMMANDS]
+    lines += [f"  {name:<14}{text}" for name, text in COMMANDS]
     lines += ["", "options:"]
     lines += [f"  {flags:<14}{text}" for flags, text in GLOBAL_OPTIONS]
     lines += ["", "first steps:", "  stashtrace run -- torchrun --nproc-per-node 2 train.py", "  stashtrace doctor", ""]
     return "\n".join(lines)
 
 
-def find_command(name: str) -> Callable[[list[str]], int]:
-    """Import and return the function behind a command.
+def command_module(name: str) -> ModuleType:
+    """Import and return the module of a command: its ``parser()`` and ``main(argv)``.
 
     Raises
     ------
     UsageError
         If there is no such command; the hint names a similar one.
     """
-    for known, target, _ in COMMANDS:
-        if known == name:
-            module_name, _, function_name = target.partition(":")
-            module = __import__(module_name, fromlist=[function_name])
-            function: Callable[[list[str]], int] = getattr(module, function_name)
-            return function
+    names = [known for known, _ in COMMANDS]
+    if name in names:
+        from importlib import import_module
+
+        return import_module(f"stashtrace.cli.commands.{name.replace('-', '_')}")
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [n for n, _, _ in COMMANDS], n=1)
+    near = get_close_matches(name, names, n=1)
     hint = f"did you mean `stashtrace {near[0]}`?" if near else "`stashtrace --help` lists the commands"
     raise UsageError(f"no command named {name!r}", hint=hint)
 
@@ -195,7 +197,8 @@ def _dispatch(arguments: list[str]) -> int:
         if not name:
             sys.stdout.write(help_text())
             return 0
-    return find_command(name)([*leading, *rest])
+    code: int = command_module(name).main([*leading, *rest])
+    return code
 
 
 def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:

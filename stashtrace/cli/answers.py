@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stashtrace.cli.screen import Screen
+from stashtrace.errors import OutputError
+from stashtrace.output_files import complete_file
 from stashtrace.visible import finite
 
 
@@ -47,24 +50,70 @@ def answering() -> Iterator[None]:
         discard_stdout()
 
 
-def check_plot(path: str | None, *, made: Path | None = None) -> None:
-    """Check the file of ``--plot``, if it is given, before anything is measured or computed.
+def open_output(name: str, inside: str, *, option: str = "-o", made: Path | None = None) -> Path:
+    """Return the path of a file that :func:`write_output` will be able to write, as far as can be told before.
+
+    It is written beside the target and renamed, so the folder must be writable, whatever the rights of an older file.
 
     Parameters
     ----------
-    path : str or None
+    name : str
+        As it was given.
+    inside : str
+        Name of a file for the hint, where a folder was given.
+    option : str
+        Which names the file.
     made : Path, optional
         Folder that the command itself makes.
 
     Raises
     ------
+    OutputError
+        If the target is not a file, or its folder is not there or may not be written to.
+    """
+    target = Path(name)
+    folder = target.absolute().parent
+    hint = f"choose another file with {option}"
+    if target.is_dir():
+        reason, hint = "it is a folder", f"name a file in it: {option} {target / inside}"
+    elif made is not None and folder == made.absolute() and not folder.exists():
+        return target
+    elif not folder.is_dir():
+        reason = "no such folder"
+    elif target.exists() and not target.is_file():
+        reason = "it is a device or a pipe, no file"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = "permission denied"
+    else:
+        return target
+    raise OutputError(f"cannot write {target}: {reason}", hint=hint)
+
+
+def write_output(target: Path, text: str, *, option: str = "-o") -> None:
+    """Write a file that :func:`open_output` returned: complete, or not at all."""
+    with complete_file(target, f"choose another file with {option}") as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_plot(path: str | None, draw: Callable[..., None], *content: Any) -> None:
+    """Draw the picture of ``--plot``, if it is given, and say so on stderr."""
+    if path:
+        draw(*content, path)
+        Screen().say(f"wrote {path}")
+
+
+def check_plot(path: str | None, *, made: Path | None = None) -> None:
+    """Check the file of ``--plot``, if it is given, before anything is measured or computed.
+
+    Raises
+    ------
     UsageError
         If the suffix is unknown or matplotlib is not installed.
-    CaptureError
-        If the file cannot be written.
+    OutputError
+        If the file cannot be written; see :func:`open_output`.
     """
     if path:
-        from stashtrace.lab.plot import check_plot_file, check_plot_folder
+        from stashtrace.lab.plot import check_plot_file
 
         check_plot_file(path)
-        check_plot_folder(path, made=made)
+        open_output(path, "plot.png", option="--plot", made=made)

@@ -6,17 +6,17 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.loading import load_watched
+from stashtrace.cli.loading import read_runs
 from stashtrace.cli.parsing import existing_run
-from stashtrace.errors import DataLossWarning, FormatError, MissingDataError, UsageError
+from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.output_files import complete_file, written_to
 from stashtrace.record.remote import fetch, is_url, read_file, write_file
+from stashtrace.text import list_some
 
 if TYPE_CHECKING:
     from stashtrace.analysis.compare.change import Side
@@ -56,7 +56,7 @@ def side_of(name: str, sources: Sequence[str], folder: str | None = None) -> Sid
 
 def name_of(sources: Sequence[str]) -> str:
     """Return what to call the runs of a side."""
-    return sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
+    return list_some(sources)
 
 
 def _runs_of(source: str, folder: str | None) -> tuple[StepsOfRun, ...]:
@@ -84,9 +84,7 @@ def steps_of(path: Path, name: str = "") -> StepsOfRun:
     """Load a run for a comparison; what is missing from it is no reason to say more than one line."""
     from stashtrace.analysis.compare.steps_of_run import steps_of_run
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        trace = load_watched(str(path))
+    trace = read_runs(str(path), quiet=True)
     try:
         launch, directory = _launch_of(path)
         return replace(steps_of_run(trace, name or str(path)), launch=launch, directory=directory)

@@ -1,13 +1,18 @@
-"""Load a trace for a command, with progress on stderr if it takes long."""
+"""Find the runs that a command names, and load them, with progress on stderr if it takes long."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stashtrace.cli.parsing import existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen
+from stashtrace.errors import DataLossWarning
 from stashtrace.units import bytes_text
 from stashtrace.visible import visible_line
 
@@ -53,9 +58,33 @@ class Watch:
         self._screen.say(f"reading: {amount}{visible_line(what)}")
 
 
-def load_watched(path: str | list[str], *, run_id: str | None = None) -> Trace:
-    """``load_trace`` with a :class:`Watch` on stderr; its errors are those of ``load_trace``."""
+def find_jobs(paths: Sequence[str]) -> list[list[str]]:
+    """Return the jobs that were named, or the newest, each as the paths of its parts; several paths may be one job."""
+    from stashtrace.loading.gather import is_one_job
+
+    found = [str(existing_run(path)) for path in runs_or_newest(paths)]
+    whole = len(found) > 1 and is_one_job([Path(path) for path in found])
+    return [found] if whole else [[path] for path in found]
+
+
+def read_runs(paths: str | Sequence[str], *, run_id: str | None = None, quiet: bool = False) -> Trace:
+    """Load a run, or the parts of one job; ``quiet`` is for an answer that says itself what is missing.
+
+    Raises
+    ------
+    StashtraceError
+        As ``existing_run`` and ``load_trace`` do.
+    """
     from stashtrace.loading.load import load_trace
 
-    with Watch(Screen()) as watch:
-        return load_trace(path, run_id=run_id, progress=watch.step)
+    sources = [str(existing_run(path)) for path in ([paths] if isinstance(paths, str) else paths)]
+    with Watch(Screen()) as watch, ignore_losses() if quiet else nullcontext():
+        return load_trace(sources, run_id=run_id, progress=watch.step)
+
+
+@contextmanager
+def ignore_losses() -> Iterator[None]:
+    """Show no DataLossWarning of what is loaded inside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        yield

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli import say_error
+from stashtrace.cli.loading import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
-from stashtrace.errors import DataLossWarning, StashtraceError
+from stashtrace.errors import StashtraceError
 from stashtrace.record import launchers
 from stashtrace.record.directory import (
     SUMMARY_FILE,
@@ -28,6 +28,7 @@ from stashtrace.record.directory import (
 )
 from stashtrace.record.remote import deliver
 from stashtrace.record.run import Outcome
+from stashtrace.text import count_noun
 from stashtrace.visible import visible
 from stashtrace.whole_files import write_whole
 
@@ -58,8 +59,7 @@ def merge_and_report(
     from stashtrace.replay.advice.first_changes import what_to_do_first
     from stashtrace.summary.text import Look, render
 
-    with screen.progress("merging") as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
+    with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
         progress.stage(0.0, 0.4)
         troubles = pack(directory, progress, run_id=run_id, own_host_only=own_host_only)
         progress.stage(0.4, 0.95)
@@ -195,7 +195,7 @@ def shown_directory(outcome: Outcome) -> str:
 def processes_text(pids: Sequence[int]) -> str:
     """Return the number of processes and their first ids."""
     listed = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
-    return f"{len(pids)} process{'es' if len(pids) != 1 else ''} ({listed})"
+    return f"{count_noun(len(pids), 'process')} ({listed})"
 
 
 def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:

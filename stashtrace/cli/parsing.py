@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.visible import visible_line
 
@@ -84,6 +85,21 @@ class Parser(argparse.ArgumentParser):
         """Add ``--wide``, for commands that fit a table to the terminal."""
         self.add_argument("--wide", action="store_true", help="show columns that do not fit the terminal too")
 
+    def add_runs(self, more: str = "; several are parts of one job") -> None:
+        """Add the paths of a run, which may be left out; ``more`` continues their help."""
+        self.add_argument("paths", metavar="PATH", nargs="*", help=f"{RUN_OR_FILES} (default: {NEWEST}){more}")
+
+    def add_cut(self) -> None:
+        """Add the options that choose a part of a run; :func:`read_cut` returns their values."""
+        add_value(self, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
+        add_value(self, "--steps", "A:B", "only steps A to B-1", read_steps)
+        add_value(self, "--window", "A:B", "only seconds A to B of the run", read_window)
+
+    def add_calibration(self) -> None:
+        """Add ``--calibration``, for commands that look for the file in the run directory too."""
+        text = "file of `stashtrace calibrate` (default: calibration.toml in the run directory)"
+        add_value(self, "--calibration", "FILE", text)
+
     def add_run(self) -> None:
         """Add ``--run``, which chooses among several runs of a directory."""
         self.add_argument(
@@ -145,6 +161,12 @@ def add_value(
 def add_flag(target: argparse._ActionsContainer, option: str, text: str) -> None:
     """Add an option without a value."""
     target.add_argument(option, action="store_true", help=text)
+
+
+def read_cut(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options of :meth:`Parser.add_cut` chose, as exporters take it."""
+    given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,12 +12,14 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
+from stashtrace.text import align
 from stashtrace.units import bytes_text, duration_text, shortened
 from stashtrace.visible import spreadsheet_cell, visible_line
 
@@ -26,55 +28,10 @@ _NAME_WIDTH = 60
 _ZERO = re.compile(r"-?[0.]+( (ns|B|B/s))?|")
 #: Where room is short they are cut further, but no further than this.
 _SHORTEST = 24
+#: Of rows that come from no table of ours.
+NO_DETAILS: Mapping[str, int] = {}
 #: Columns whose name alone would mislead -> title of the aligned form.
 _TITLES = {"caused_wait_ns": "wait caused"}
-#: Columns that a narrow screen does best without, the first to go first: how a row was computed, then details.
-_FIRST_TO_GO = (
-    "method",
-    "clock",
-    "matched",
-    "thinned",
-    "process_id",
-    "track_id",
-    "sampled_ratio",
-    "access4_bytes",
-    "access4_count",
-    "access3_bytes",
-    "access3_count",
-    "access2_bytes",
-    "access2_count",
-    "located_writes_count",
-    "sequential_writes_ratio",
-    "consecutive_writes_ratio",
-    "empty_reads_count",
-    "launch_skew_ns",
-    "expected_by",
-    "expected_ns",
-    "excess_ns",
-    "group_kind",
-    "sequence",
-    "cause_process_id",
-    "named_ns",
-    "opens_count",
-    "writes_count",
-    "write_bytes",
-    "request_bytes",
-    "requests_count",
-    "bound_ns",
-    "tier_ns",
-    "sum_gain_ns",
-    "access1_count",
-    "located_reads_count",
-    "shuffled_lru_hit_ratio",
-    "cause_worker_id",
-    "communicator",
-    "waiting_ranks",
-    "orphans_count",
-    "memset_ns",
-    "work_count",
-    "contention_ratio",
-    "elements_count",
-)
 
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -101,6 +58,7 @@ def write_rows(
     width: int | None = None,
     notes: TextIO | None = None,
     keep_all: bool = False,
+    details: Mapping[str, int] = NO_DETAILS,
 ) -> None:
     """Write rows as ``table``, ``json`` or ``csv``.
 
@@ -117,7 +75,7 @@ def write_rows(
         writer.writeheader()
         writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     else:
-        text, left_out = aligned(rows, columns, width, keep_all)
+        text, left_out = align_rows(rows, columns, width, keep_all, details)
         stream.write(text)
         if left_out:
             stream.flush()
@@ -126,8 +84,12 @@ def write_rows(
             notes.write(f"{many} not fit into {width} characters: {', '.join(left_out)} (--wide shows all)\n")
 
 
-def aligned(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], width: int | None = None, keep_all: bool = False
+def align_rows(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    width: int | None = None,
+    keep_all: bool = False,
+    details: Mapping[str, int] = NO_DETAILS,
 ) -> tuple[str, tuple[str, ...]]:
     """(text, columns that it leaves out to fit into ``width`` characters).
 
@@ -143,11 +105,11 @@ def aligned(
         if keep_all or any(cell != "-" for cell in cells):
             right = any(isinstance(row[name], int | float) for row in rows)
             parts.append(_Part(name, right, [visible_line(title), *cells]))
-    kept = parts if width is None else _fitting(parts, width)
-    padded = [part.padded() for part in kept]
-    lines = ["  ".join(cells).rstrip() + "\n" for cells in zip(*padded, strict=True)]
+    kept = parts if width is None else _fit(parts, width, details)
+    left = [at for at, part in enumerate(kept) if not part.right]
+    lines = align(list(zip(*(part.lines for part in kept), strict=True)), left, indent="")
     shown = {part.name for part in kept}
-    return "".join(lines), tuple(part.name for part in parts if part.name not in shown)
+    return "\n".join([*lines, ""]), tuple(part.name for part in parts if part.name not in shown)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,16 +139,12 @@ class _Part:
             return self
         return _Part(self.name, self.right, cut)
 
-    def padded(self) -> list[str]:
-        """The lines, all of one length."""
-        return [line.rjust(self.width) if self.right else line.ljust(self.width) for line in self.lines]
 
-
-def _fitting(parts: list[_Part], width: int) -> list[_Part]:
+def _fit(parts: list[_Part], width: int, details: Mapping[str, int]) -> list[_Part]:
     """The columns that fit side by side, in their order.
 
-    Paths lose their beginning and names their middle before any column goes. Then go columns of zeros, those that
-    `_FIRST_TO_GO` names, what is the same in all rows, and the rest from the right. The first column stays, and so does
+    Paths lose their beginning and names their middle before any column goes. Then go columns of zeros, details
+    (:class:`Column`), what is the same in all rows, and the rest from the right. The first column stays, and so does
     everything beside a column that is too wide for any screen: a sentence is wrapped by the terminal.
     """
     kept = list(parts)
@@ -196,9 +154,10 @@ def _fitting(parts: list[_Part], width: int) -> list[_Part]:
         kept = parts = [part.shortened(max(width * 2 // 5, _SHORTEST)) for part in parts]
     constant = [part for part in parts if part.says_one_thing]
     zeros = [part for part in constant if _ZERO.fullmatch(part.lines[1])]
-    named = [part for name in _FIRST_TO_GO for part in parts if part.name == name]
+    of_detail = [part for part in reversed(parts) if details.get(part.name)]
+    of_detail.sort(key=lambda part: -details[part.name])
     dropped = []
-    for part in [*zeros, *named, *constant, *reversed(parts)]:
+    for part in [*zeros, *of_detail, *constant, *reversed(parts)]:
         if _width(kept) <= width:
             break
         if part in kept and part is not parts[0]:
@@ -238,6 +197,11 @@ def _is_moment(name: str) -> bool:
 def column_names(table: Table, extra: Sequence[str] = ()) -> list[str]:
     """Names under which :func:`named_rows` gives the columns."""
     return [*extra, *(column.shown_name for column in table.schema.columns)]
+
+
+def column_details(*schemas: Schema) -> dict[str, int]:
+    """Return for the columns that are details how early a narrow screen leaves them out, by their shown names."""
+    return {column.shown_name: column.detail for schema in schemas for column in schema.columns if column.detail}
 
 
 def _cell(name: str, value: Any) -> str:

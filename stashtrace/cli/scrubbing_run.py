@@ -242,17 +242,14 @@ class _Work:
         wanted = [name for name in _VIEWS if (self._source / name).exists()]
         if not wanted:
             return
-        import warnings
-
+        from stashtrace.cli.loading import ignore_losses
         from stashtrace.cli.merging import write_summary
-        from stashtrace.errors import DataLossWarning
         from stashtrace.exporters.registry import export
         from stashtrace.loading.load import load_trace
 
         directory = self._target or self._source
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DataLossWarning)
+            with ignore_losses():
                 trace = load_trace(str(directory))
                 for name in wanted:
                     if name == SUMMARY_FILE:

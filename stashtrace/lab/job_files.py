@@ -16,11 +16,11 @@ import numpy.typing as npt
 from stashtrace.analysis.io.calls import NOT_FILES, READS, WRITES
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.wording import refusal
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.text import say_why
 
 #: Direct I/O goes past the page cache.
 _NO_FILE = NOT_FILES | int(IoFlag.DIRECT)
@@ -180,7 +180,7 @@ def file_set(paths: Iterable[str | os.PathLike[str]]) -> FileSet:
             else:
                 sizes[path] = status.st_size
         except OSError as error:
-            left.append((str(given), refusal(error)))
+            left.append((str(given), say_why(error)))
     for path in sizes:
         sizes[path] = sizes[path] or size_of(path)
     return FileSet(tuple(sorted(sizes)), sum(sizes.values()), tuple(left))
@@ -190,7 +190,7 @@ def _below(folder: str, left: list[tuple[str, str]]) -> Iterator[str]:
     """Files below a folder; each folder once, for links may lead in a circle."""
 
     def refuse(error: OSError) -> None:
-        left.append((str(error.filename), refusal(error)))
+        left.append((str(error.filename), say_why(error)))
 
     seen: set[str] = set()
     for where, folders, names in os.walk(folder, onerror=refuse, followlinks=True):

@@ -21,7 +21,7 @@ import numpy as np
 from stashtrace.errors import CaptureError
 from stashtrace.lab.job_files import FileSet, size_of
 from stashtrace.lab.machine import free_memory_bytes
-from stashtrace.lab.wording import and_more, counted, refusal
+from stashtrace.text import count_noun, list_some, say_why
 from stashtrace.units import bytes_text, percent_text
 
 #: Files are cold with at most this share resident, and warm with all but this share.
@@ -171,7 +171,7 @@ def _judge(
     verified = bool(files.bytes) and _is_reached(state, resident, files)
     every = (*problems, *_obstacles(state, files, resident, verified))
     instrument = ", ".join(look.used)
-    text = f"{bytes_text(files.bytes)} in {counted(len(files.paths), 'file')}"
+    text = f"{bytes_text(files.bytes)} in {count_noun(len(files.paths), 'file')}"
     how = {"drop_caches": "drop_caches of the whole machine", "read": "reading"}.get(method, method)
     finds = f"{instrument or 'nothing'} finds {percent_text(share)} resident" if told else ""
     if verified:
@@ -190,9 +190,9 @@ def _obstacles(state: str, files: FileSet, resident: Resident, verified: bool) -
     gone = [path for path in unknown if not os.path.exists(path)]
     closed = [path for path in unknown if path not in gone and not os.access(path, os.R_OK)]
     silent = [path for path in unknown if path not in gone and path not in closed]
-    said += [f"{and_more(gone, _NAMED)} {'is' if len(gone) == 1 else 'are'} gone"] if gone else []
-    said += [f"{and_more(closed, _NAMED)} may not be read"] if closed else []
-    said += [f"{and_more(silent, _NAMED)} cannot be asked about"] if silent else []
+    said += [f"{list_some(gone, _NAMED)} {'is' if len(gone) == 1 else 'are'} gone"] if gone else []
+    said += [f"{list_some(closed, _NAMED)} may not be read"] if closed else []
+    said += [f"{list_some(silent, _NAMED)} cannot be asked about"] if silent else []
     # One path of each folder: a mount point is a folder, so these see every file system.
     kinds = {file_system_of(path) for path in {os.path.dirname(path): path for path in files.paths}.values()}
     if in_memory := sorted(kinds.intersection(IN_MEMORY)):
@@ -201,7 +201,9 @@ def _obstacles(state: str, files: FileSet, resident: Resident, verified: bool) -
         kept = sorted((path for path, count in resident.items() if count > 0), key=lambda path: -resident[path])
         if kept:
             stay = "stays" if len(kept) == 1 else "stay"
-            said.append(f"{and_more(kept, _NAMED)} {stay} in memory: mapped, being written, or kept by its file system")
+            said.append(
+                f"{list_some(kept, _NAMED)} {stay} in memory: mapped, being written, or kept by its file system"
+            )
     elif state == WARM and not verified and not unknown and files.bytes:
         said.append("what was read first was evicted while the rest was read")
     far = sorted(kind for kind in kinds if kind.startswith(_NETWORK) and kind != "fuseblk")
@@ -216,7 +218,7 @@ def _drop_all() -> None:
     try:
         Path(DROP_CACHES).write_text("3", encoding="ascii")
     except OSError as error:
-        raise CaptureError(f"drop_caches is not permitted ({refusal(error)})") from error
+        raise CaptureError(f"drop_caches is not permitted ({say_why(error)})") from error
 
 
 def _advise(path: str) -> None:

@@ -16,7 +16,7 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit import Fit
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import UsageError
-from stashtrace.output_files import complete_file, require_writable
+from stashtrace.output_files import complete_file
 from stashtrace.summary.pictures import COLOURS, FAINT, MARKERS, bytes_axis, duration_axis, require_matplotlib
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -34,28 +34,6 @@ def check_plot_file(path: str) -> None:
     if suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path}: a plot ends in {', '.join(_SUFFIXES)}", hint=f"--plot {stem or 'plot'}.png")
     require_matplotlib("--plot")
-
-
-def check_plot_folder(path: str, *, option: str = "--plot", made: Path | None = None) -> None:
-    """Check before anything is measured that a file can be written.
-
-    Parameters
-    ----------
-    path : str
-    option : str
-        Which told the path.
-    made : Path, optional
-        Folder that the command makes, if it is not there.
-
-    Raises
-    ------
-    CaptureError
-        If there is no such folder, or it may not be written to.
-    """
-    folder = Path(path).absolute().parent
-    if made is not None and folder == made.absolute() and not folder.exists():
-        return
-    require_writable(Path(path), hint=f"choose another with {option} FILE")
 
 
 def save_figure(figure: Any, path: str) -> None:

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.parts import findings_of
+from stashtrace.text import wrap
 from stashtrace.units import duration_text, percent_text, range_text
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
 
 def _wrapped(text: str) -> list[str]:
     """Wrap for the terminal; further lines of a warning are indented."""
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text[:1] in "! " else "", break_on_hyphens=False)
+    return wrap(text, "", width=_WIDTH, rest=2 if text[:1] in "! " else 0)
 
 
 def slowdown_lines(table: Table, run: Answer) -> list[str]:

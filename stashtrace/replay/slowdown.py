@@ -48,7 +48,7 @@ SLOWDOWN = schema(
         "(step_ns - fixed_step_ns) by (step_ns - ideal_step_ns); -1 if nothing is lost, and for gap",
         missing=-1,
     ),
-    ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all"),
+    ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all", 5),
 )
 
 Bools = npt.NDArray[np.bool_]

@@ -234,7 +234,7 @@ def _steps_alike(
     if len(ranks) < 2:
         return out
     kinds = GroupBy(graph.resource[chosen], graph.kind[chosen])
-    cell = kinds.number, ranks.number, steps.number
+    cell: tuple[Int64, ...] = (kinds.number, ranks.number, steps.number)
     spent = GroupBy.cells(cell, (len(kinds), len(ranks), len(steps))).sum(work[chosen])
     excess = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
     if luck > 0:

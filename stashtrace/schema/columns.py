@@ -41,6 +41,8 @@ class Column:
         Empty if it has none.
     doc : str
         Meaning, in one line; what ``of`` says need not be repeated.
+    detail : int
+        How early a narrow screen leaves the column out: the largest first, of equal ones the one to the right. 0 stays.
     role : str
         One of :data:`Role`; where ``of`` is given, that says it.
     missing : int
@@ -59,6 +61,7 @@ class Column:
     dtype: str
     unit: str
     doc: str
+    detail: int = 0
     role: Role = ""
     missing: int = 0
     of: str | type[enum.IntEnum] | type[enum.IntFlag] = ""
@@ -125,8 +128,10 @@ class Schema:
         object.__setattr__(self, "keys", keys | own)
 
 
-def schema(name: str, doc: str, *columns: Column | tuple[str, str, str, str]) -> Schema:
-    """Make a schema of columns; of one that has no role and no missing value, name, dtype, unit and doc will do."""
+def schema(
+    name: str, doc: str, *columns: Column | tuple[str, str, str, str] | tuple[str, str, str, str, int]
+) -> Schema:
+    """Make a schema of columns; without role and missing value, name, dtype, unit, doc and maybe detail will do."""
     return Schema(name, tuple(c if isinstance(c, Column) else Column(*c) for c in columns), doc)
 
 
@@ -140,5 +145,5 @@ INTERVAL = (
 RANK = Column("rank", "i8", "", "global rank", role="rank")
 RANK_OR_NONE = Column("rank", "i8", "", "global rank, -1 if none", role="rank", missing=-1)
 RANK_OR_ALL = Column("rank", "i8", "", "global rank, -1 for all", role="rank", missing=-1)
-PROCESS_ID = Column("process_id", "i8", "", "", of="processes.process_id")
-TRACK_ID = Column("track_id", "i8", "", "", of="tracks.track_id")
+PROCESS_ID = Column("process_id", "i8", "", "", 6, of="processes.process_id")
+TRACK_ID = Column("track_id", "i8", "", "", 5, of="tracks.track_id")

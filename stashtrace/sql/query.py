@@ -139,6 +139,11 @@ class Database:
         self._connection.execute("set python_enable_replacements = false")
         self._connection.execute("set lock_configuration = true")
 
+    @property
+    def schemas(self) -> list[Schema]:
+        """Schemas of the tables that queries have used so far."""
+        return list(self._schemas.values())
+
     def relation(self, query: str, runs: Sequence[Run]) -> duckdb.DuckDBPyRelation:
         """Bind a query, after taking what it names from the runs; parameters and errors as of :func:`sql`.
 

@@ -11,7 +11,7 @@ from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.facts import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.table import Table
-from stashtrace.summary.layout import table_lines
+from stashtrace.text import align
 from stashtrace.units import duration_text, percent_text, shortened
 from stashtrace.visible import visible_line
 
@@ -52,7 +52,7 @@ def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[st
     lines = ["jobs: no difference is known"]
     if known:
         lines = ["jobs: 1 recorded fact differs" if len(known) == 1 else f"jobs: {len(known)} recorded facts differ"]
-        lines += table_lines([(one.field.words, " -> ".join(difference_texts(one))) for one in known], left=2)
+        lines += align([(one.field.words, " -> ".join(difference_texts(one))) for one in known], range(2))
     unknown = [one for one in found if not one.is_known]
     if unknown:
         lines.append(f"  recorded on one side alone: {', '.join(one.field.words for one in unknown)}")

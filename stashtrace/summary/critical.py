@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.names import LATER
+from stashtrace.text import wrap
 from stashtrace.units import percent_text
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Group:
 
 def critical_lines(path: CriticalPath) -> list[str]:
     """Return the sentence in lines for the terminal; empty if no step of the run counts."""
-    lines = textwrap.wrap(_sentence(path, kept=_KEPT), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    lines = wrap(_sentence(path, kept=_KEPT), "", width=_WIDTH, rest=2)
     return [line.replace(_KEPT, " ") for line in lines]
 
 

@@ -17,7 +17,7 @@ from stashtrace.analysis.compare.gate import Gate, Judged
 from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
-from stashtrace.summary.layout import table_lines
+from stashtrace.text import align
 from stashtrace.units import duration_text
 from stashtrace.visible import markdown_code, markdown_text, visible_line
 
@@ -60,7 +60,7 @@ def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
     if command is not None:
         lines += ["", f"{_to_decide(command)}:", f"  {command.text}"]
     if gate.judged:
-        lines += ["", *table_lines([_HEAD, *_rows(gate)], left=1), "", *notes(gate)]
+        lines += ["", *align([_HEAD, *_rows(gate)], range(1)), "", *notes(gate)]
     return lines
 
 

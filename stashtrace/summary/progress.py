@@ -12,7 +12,8 @@ from stashtrace.analysis.findings.rows import tables_of
 from stashtrace.analysis.steps.step_time import StepTime
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.parts import counted, findings_of
+from stashtrace.summary.words.parts import findings_of
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
 #: So many steps are the newest ones.
@@ -78,10 +79,10 @@ def newest_text(newest: Newest) -> str:
     kinds = sorted(newest.shares.items(), key=lambda item: -item[1])
     budget = ", ".join(f"{kind} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
     which = f"the newest {newest.newest_count}" if newest.newest_count > 1 else "the newest"
-    return f"{counted(newest.made_count, 'step')}, {which} of {duration_text(newest.step_ns)}: {budget}"
+    return f"{count_noun(newest.made_count, 'step')}, {which} of {duration_text(newest.step_ns)}: {budget}"
 
 
 def step_time_text(step: StepTime) -> str:
     """Word the step time of a run as its summary does: ``95 steps of 69.4 ms (5 left out)``."""
     left_out = f" ({step.left_out_count} left out)" if step.left_out_count else ""
-    return f"{counted(step.steps_count, 'step')} of {duration_text(step.mean_ns)}{left_out}"
+    return f"{count_noun(step.steps_count, 'step')} of {duration_text(step.mean_ns)}{left_out}"

@@ -41,6 +41,7 @@ FLOORS = {
     "errors": 0,
     "run_facts": 0,
     "scrubbing": 0,
+    "text": 0,
     "visible": 0,
     "whole_files": 0,
     "_native": 0,

@@ -21,7 +21,7 @@ OWN_NAMES = {
 OWN_FILES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/cli/__init__.py": "the null device",
-    "stashtrace/cli/check.py": "appends to the file that GitHub gives a job",
+    "stashtrace/cli/commands/check.py": "appends to the file that GitHub gives a job",
     "stashtrace/exporters/chakra/export.py": "into a new folder of folder_beside",
     "stashtrace/exporters/tables.py": "writers that are given the path of complete_file",
     "stashtrace/format/compact.py": "opens a fixed name again, and looks whose it is",

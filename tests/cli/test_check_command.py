@@ -20,7 +20,7 @@ from command_line import environment
 
 from stashtrace.analysis.compare.facts import DECIDING
 from stashtrace.cli import main
-from stashtrace.cli.check import FIELDS_TO_ALLOW, parser
+from stashtrace.cli.commands.check import FIELDS_TO_ALLOW, parser
 from stashtrace.cli.parsing import split_at_dashes
 from stashtrace.lab.synth import SyntheticJob, write
 

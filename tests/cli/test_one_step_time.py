@@ -179,7 +179,10 @@ def snippets(page: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.search(r"stall_ns\.sum|sum\(stall_ns\)", line)]
 
 
-PAGES = ("README.md", "docs/getting-started.md", "docs/guides/sql.md", "docs/reference/api.md", "stashtrace/cli/sql.py")
+PAGES = (
+    *("README.md", "docs/getting-started.md", "docs/guides/sql.md", "docs/reference/api.md"),
+    "stashtrace/cli/commands/sql.py",
+)
 
 
 def test_no_other_page_sums_stalls() -> None:

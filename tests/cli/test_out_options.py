@@ -3,18 +3,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
-from stashtrace.cli import COMMANDS, main
+from stashtrace.cli import COMMANDS, command_module, main
+from stashtrace.cli.commands.run import split_command
 from stashtrace.cli.parsing import Parser
-from stashtrace.cli.run import split_command
 
 
 def parsers() -> dict[str, Parser]:
-    return {name: importlib.import_module(target.partition(":")[0]).parser() for name, target, _ in COMMANDS}
+    return {name: command_module(name).parser() for name, _ in COMMANDS}
 
 
 def test_every_command_that_writes_has_all_spellings() -> None:

@@ -77,7 +77,7 @@ def test_a_calibration_that_is_none_is_refused_first(run: Path, tmp_path: Path, 
     def nothing_is_read(*_: object, **__: object) -> None:
         raise AssertionError("the run was read")
 
-    monkeypatch.setattr(loading, "load_watched", nothing_is_read)
+    monkeypatch.setattr(loading, "read_runs", nothing_is_read)
     for name, words in (("none.toml", None), ("bad.toml", "x = [")):
         path = tmp_path / name
         if words:

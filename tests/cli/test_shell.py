@@ -13,14 +13,14 @@ import pytest
 from command_line import ROOT, Answer, environment
 
 import stashtrace
-from stashtrace.cli import COMMANDS, find_command, help_text
+from stashtrace.cli import COMMANDS, command_module, help_text
 
 Run = Callable[..., Answer]
 
 
 def test_help_names_every_command_once() -> None:
     lines = help_text().splitlines()
-    for name, _, text in COMMANDS:
+    for name, text in COMMANDS:
         assert sum(line.split()[:1] == [name] and line.endswith(text) for line in lines) == 1
     assert all(len(line) <= 79 for line in lines)
 
@@ -52,10 +52,10 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stderr == "[] []\n"
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+@pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
 def test_each_command_has_help_in_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        find_command(name)(["--help"])
+        command_module(name).main(["--help"])
     text = capsys.readouterr().out
     assert stop.value.code == 0
     assert text.startswith(f"usage: stashtrace {name}")
@@ -66,7 +66,7 @@ def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixtu
     from stashtrace.analysis.registry import ANALYSES
 
     with pytest.raises(SystemExit):
-        find_command("analyze")(["--help"])
+        command_module("analyze").main(["--help"])
     lines = capsys.readouterr().out.splitlines()
     assert {name for name, _, _ in ANALYSES} <= {line.split(maxsplit=1)[0] for line in lines if line.strip()}
 

@@ -19,7 +19,7 @@ from command_line import stashtrace as answer_of
 
 import stashtrace
 from stashtrace.cli import main
-from stashtrace.cli.sql import _distinct
+from stashtrace.cli.commands.sql import _distinct
 from stashtrace.sql import query
 from stashtrace.units import duration_text
 
@@ -105,7 +105,7 @@ def test_a_wrong_query_is_found_before_a_run_is_loaded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stashtrace.cli.loading.load_watched", never)
+    monkeypatch.setattr("stashtrace.cli.loading.read_runs", never)
     assert "syntax error" in complaint(capsys, 2, runs[0], "selec 1")
     assert "did you mean 'steps'" in complaint(capsys, 2, runs[0], "select * from stepz")
 

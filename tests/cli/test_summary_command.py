@@ -10,7 +10,7 @@ import pytest
 import stashtrace
 from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, analyze
 from stashtrace.cli import main
-from stashtrace.cli.analyze import analyses_text
+from stashtrace.cli.commands.analyze import analyses_text
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace

@@ -20,7 +20,7 @@ from command_line import environment
 from stashtrace.analysis.io.tables import IO_PATTERNS, IO_TIMES
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.cli import main
-from stashtrace.cli.rows import aligned, column_names, named_rows, write_rows
+from stashtrace.cli.rows import align_rows, column_details, column_names, named_rows, write_rows
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -47,19 +47,19 @@ def titles(text: str) -> list[str]:
 
 def test_no_two_columns_have_one_name() -> None:
     rows, columns = rows_of(Table(IO_TIMES, {c.name: ["/d"] if c.name == "path" else [7] for c in IO_TIMES.columns}))
-    names = titles(aligned(rows, columns)[0])
+    names = titles(align_rows(rows, columns)[0])
     assert len(names) == len(set(names)) == len(columns)
     assert {"read_bytes", "read_bytes_per_s", "write"} <= set(names)
     for schema in TABLES.values():
         rows, columns = rows_of(Table(schema, {c.name: [0] for c in schema.columns}))
-        names = titles(aligned(rows, columns)[0])
+        names = titles(align_rows(rows, columns)[0])
         assert len(names) == len(set(names)), schema.name
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 132, 200])
 def test_lines_are_no_wider_than_the_screen(width: int) -> None:
     rows, columns = patterns()
-    text, left_out = aligned(rows, columns, width)
+    text, left_out = align_rows(rows, columns, width)
     assert max(map(len, text.splitlines())) <= width
     assert titles(text)[0] == "path"
     assert len(titles(text)) + len(left_out) == len(columns)
@@ -68,30 +68,39 @@ def test_lines_are_no_wider_than_the_screen(width: int) -> None:
 
 def test_a_wider_screen_shows_more() -> None:
     rows, columns = patterns()
-    left = [len(aligned(rows, columns, width)[1]) for width in (60, 100, 150, 200)]
+    left = [len(align_rows(rows, columns, width)[1]) for width in (60, 100, 150, 200)]
     assert left[0] > left[1] > left[2] > left[3]
-    assert aligned(rows, columns, 1000) == aligned(rows, columns)
-    assert aligned(rows, columns)[1] == ()
+    assert align_rows(rows, columns, 1000) == align_rows(rows, columns)
+    assert align_rows(rows, columns)[1] == ()
+
+
+def test_details_go_before_the_rest() -> None:
+    rows, columns = patterns()
+    details = column_details(IO_PATTERNS)
+    narrow = len(align_rows(rows, columns)[0].splitlines()[0]) - 20
+    assert align_rows(rows, columns, narrow)[1] == tuple(columns[-3:])
+    assert align_rows(rows, columns, narrow, details=details)[1] == ("access4_bytes", "access4_count")
+    assert details["access4_bytes"] > details["access4_count"] > details["access1_count"]
 
 
 def test_columns_of_zeros_go_first() -> None:
     made = [(rank, step, "fetch", 0, "host", 0, 9 + rank, -1, -1.0) for rank in range(2) for step in range(3)]
     rows, columns = rows_of(Table.from_rows(STALLS, made))
-    text, left_out = aligned(rows, columns, 30)
+    text, left_out = align_rows(rows, columns, 30, details=column_details(STALLS))
     assert left_out[:1] == ("stall_ns",)
     assert "high" in titles(text)
 
 
 def test_a_sentence_is_not_dropped() -> None:
     rows = [{"path": "/d", "advice": "word " * 40}, {"path": "/e", "advice": "word " * 30}]
-    assert aligned(rows, ["path", "advice"], 80) == aligned(rows, ["path", "advice"])
+    assert align_rows(rows, ["path", "advice"], 80) == align_rows(rows, ["path", "advice"])
 
 
 def test_one_line_says_what_was_left_out() -> None:
     rows, columns = patterns()
     out, notes = io.StringIO(), io.StringIO()
     write_rows(rows, columns, "table", out, width=80, notes=notes)
-    left_out = aligned(rows, columns, 80)[1]
+    left_out = align_rows(rows, columns, 80)[1]
     assert notes.getvalue() == (
         f"{len(left_out)} columns do not fit into 80 characters: {', '.join(left_out)} (--wide shows all)\n"
     )

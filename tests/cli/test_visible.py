@@ -14,7 +14,7 @@ from stash_files import StashWriter, ms, write_run_json
 from trace_processor import TraceProcessor
 
 from stashtrace.cli import main
-from stashtrace.cli.rows import aligned, write_rows
+from stashtrace.cli.rows import align_rows, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.visible import VisibleStream, spreadsheet_cell, visible, visible_line
 
@@ -138,7 +138,7 @@ def test_progress_and_words() -> None:
 
 
 def test_a_cell_does_not_break_its_row() -> None:
-    assert len(aligned([{"name": "a\nb", "count": 1}], ["name", "count"])[0].splitlines()) == 2
+    assert len(align_rows([{"name": "a\nb", "count": 1}], ["name", "count"])[0].splitlines()) == 2
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\tx"])

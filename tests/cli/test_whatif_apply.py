@@ -16,8 +16,8 @@ from command_line import stashtrace
 from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
-from stashtrace.cli import main, run
-from stashtrace.cli.whatif import measured_with_buckets
+from stashtrace.cli import main
+from stashtrace.cli.commands.whatif import measured_with_buckets
 from stashtrace.errors import CaptureError
 from stashtrace.loading import load
 from stashtrace.loading.load import load_trace
@@ -129,8 +129,8 @@ def test_why_nothing_was_measured(
         build.add("metadata", process_id=build.rank(0).process_id, **codes)
     build.rank(0)
     (tmp_path / "a.stash").write_bytes(b"")
-    monkeypatch.setattr(run, "main", lambda words: 0)
-    monkeypatch.setattr(load, "load_trace", lambda path: build.trace())
+    monkeypatch.setattr("stashtrace.cli.commands.run.main", lambda words: 0)
+    monkeypatch.setattr(load, "load_trace", lambda path, **_: build.trace())
     with pytest.raises(CaptureError, match=re.escape(text)):
         measured_with_buckets(["true"], 4.0, str(tmp_path))
 

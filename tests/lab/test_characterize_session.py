@@ -180,7 +180,9 @@ def test_a_picture_that_has_no_place(runs: Runs, option: str, file: str, capsys:
     if option == "--plot":
         pytest.importorskip("matplotlib")
     assert main(["characterize", option, file, "--", *COMMAND]) == 3
-    assert f"cannot write {file}: no such folder\n\nhint: choose another with {option} FILE" in capsys.readouterr().err
+    assert (
+        f"cannot write {file}: no such folder\n\nhint: choose another file with {option}\n" in capsys.readouterr().err
+    )
     assert runs.made == []
 
 

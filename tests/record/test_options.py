@@ -31,7 +31,7 @@ named = pytest.mark.parametrize("name", DECLARATIONS)
 
 
 def flags(command: str) -> dict[str, argparse.Action]:
-    actions = importlib.import_module(f"stashtrace.cli.{command}").parser()._actions
+    actions = importlib.import_module(f"stashtrace.cli.commands.{command}").parser()._actions
     return {action.dest: action for action in actions}
 
 
@@ -98,7 +98,7 @@ def test_native_limits_agree(declared: Declaration) -> None:
 
 
 def read(command: str, *words: str) -> RecordOptions:
-    parser = importlib.import_module(f"stashtrace.cli.{command}").parser()
+    parser = importlib.import_module(f"stashtrace.cli.commands.{command}").parser()
     return RecordOptions.from_arguments(parser.parse_args(words))
 
 

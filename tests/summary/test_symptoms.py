@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import sys
@@ -18,7 +17,7 @@ from test_device_summary import job as device_job
 from test_progress import hanging
 
 from stashtrace.analysis.registry import ANALYSES
-from stashtrace.cli import COMMANDS
+from stashtrace.cli import command_module
 from stashtrace.replay.advice.first_changes import summary as with_first_changes
 from stashtrace.replay.changes import Change
 from stashtrace.summary.text import summary
@@ -104,12 +103,10 @@ def test_page_has_its_parts() -> None:
 def check_command(command: str) -> None:
     """Parse a command line of stashtrace as the command does, without running it."""
     name, *arguments = shlex.split(command)
-    (target,) = [target for command_name, target, _ in COMMANDS if command_name == name]
     if not arguments:
         return
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    module = importlib.import_module(target.partition(":")[0])
-    module.parser().read(own)
+    command_module(name).parser().read(own)
     if name == "analyze":
         assert arguments[0] in {analysis for analysis, _, _ in ANALYSES}
     for before, value in pairwise(arguments):

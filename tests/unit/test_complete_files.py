@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from stashtrace.cli.answers import open_output
 from stashtrace.errors import OutputError, StashtraceError
-from stashtrace.lab.plot import check_plot_folder
-from stashtrace.output_files import complete_file, require_writable
+from stashtrace.output_files import complete_file
 from stashtrace.record.directory import bring_home
 from stashtrace.whole_files import claim_file, folder_beside
 
@@ -175,17 +175,17 @@ def test_what_will_be_refused_is_told_before(tmp_path: Path, monkeypatch: pytest
     """What is measured for an hour is not lost to a folder that cannot be written to."""
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "old.png").touch()
-    require_writable(tmp_path / "old.png", hint="")
-    require_writable(tmp_path / "new.png", hint="")
-    answers = {"pipe.png": "no file", "": "is a folder", "none/x.png": "no such folder"}
+    for name in ("old.png", "new.png"):
+        assert open_output(str(tmp_path / name), "") == tmp_path / name
+    answers = {"pipe.png": "no file", "": "it is a folder", "none/x.png": "no such folder"}
     for name, why in answers.items():
         with pytest.raises(OutputError, match=why):
-            check_plot_folder(str(tmp_path / name))
+            open_output(str(tmp_path / name), "")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     for name in ("old.png", "new.png"):
         with pytest.raises(OutputError, match=f"cannot write .*{name}: permission denied") as refused:
-            require_writable(tmp_path / name, hint="choose another")
-        assert refused.value.hint == "choose another"
+            open_output(str(tmp_path / name), "", option="--plot")
+        assert refused.value.hint == "choose another file with --plot"
 
 
 def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,15 +21,15 @@ COLLECTIVE_TIMES = schema(
     "One row per rank and collective: waiting for the last rank, then moving bytes",
     RANK,
     Column("step", "i8", "", "ordinal of the step it was called in, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group"),
-    ("sequence", "i8", "", "number within the group"),
+    ("communicator", "U16", "", "name of the group", 2),
+    ("sequence", "i8", "", "number within the group", 4),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("bytes", "i8", "bytes", "payload of this rank's input"),
     *INTERVAL,
     ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
     ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),
     Column("last_rank", "i8", "", "the rank that was waited for, -1 if none", role="rank", missing=-1),
-    ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer"),
+    ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer", 7),
 )
 
 

@@ -26,11 +26,11 @@ BREAKDOWN = schema(
     Column("overlap_ratio", "f8", "", "share of communication_ns that compute hid, -1 if there was none", missing=-1),
     ("memcpy_ns", "i8", "ns", "a copy or a fill (memset) ran"),
     ("exposed_memcpy_ns", "i8", "ns", "of this, while nothing computed or communicated"),
-    ("memset_ns", "i8", "ns", "a fill ran, part of memcpy_ns"),
+    ("memset_ns", "i8", "ns", "a fill ran, part of memcpy_ns", 2),
     ("input_wait_ns", "i8", "ns", "the host waited for a batch, also before the first work on the device"),
     ("exposed_input_wait_ns", "i8", "ns", "of this, while the device idled inside the window"),
-    ("work_count", "i8", "", "kernels, copies and fills that were counted"),
-    ("orphans_count", "i8", "", "of these, launched before the recording began, or by a call that was not recorded"),
+    ("work_count", "i8", "", "kernels, copies and fills that were counted", 1),
+    ("orphans_count", "i8", "", "of these, launched before the recording began, or by a call that was not recorded", 2),
 )
 IDLE = schema(
     "idle",
@@ -56,7 +56,7 @@ LAUNCHES = schema(
     ("mean_queue_count", "f8", "", "launches whose work had not begun, mean over the window"),
     ("longest_queue_count", "i8", "", "the same at its most"),
     ("full_queue_ns", "i8", "ns", "1,024 or more were waiting: the next launch blocks its thread"),
-    ("orphans_count", "i8", "", "pieces of work without a launch, left out of everything else"),
+    ("orphans_count", "i8", "", "pieces of work without a launch, left out of everything else", 2),
 )
 COPY_TIMES = schema(
     "copies",
@@ -73,7 +73,7 @@ COPY_TIMES = schema(
     ("mean_bytes_per_s", "f8", "", "bytes by copy_ns, over the copies whose bytes are known, 0 if none"),
     ("best_bytes_per_s", "f8", "", "the best of the copies of a megabyte and more, 0 if there is none"),
     Column("median_bytes", "i8", "bytes", "size, median, -1 if unknown", missing=-1),
-    ("method", "U16", "", "kernels or brackets"),
+    ("method", "U16", "", "kernels or brackets", 7),
 )
 KERNEL_TIMES = schema(
     "kernel_times",

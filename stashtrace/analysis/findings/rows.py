@@ -55,7 +55,7 @@ FINDINGS = schema(
     ("call", "U16", "", "kernel, call, collective or phase of the cause, empty if unknown"),
     ("advice_code", "U32", "", "what would help; its inputs are the rows of finding_evidence from that code on"),
     ("confidence", "U12", "", "exact, at_least, up_to or between, by the bounds; empty if it is not a time"),
-    ("method", "U16", "", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere"),
+    ("method", "U16", "", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere", 7),
 )
 FINDING_EVIDENCE = schema(
     "finding_evidence",

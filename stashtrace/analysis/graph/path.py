@@ -88,7 +88,7 @@ SLACK = schema(
     ("step", "i8", "", "ordinal; of batches and transfers, the job's step in which they begin"),
     _RESOURCE,
     _KIND,
-    Column("process_id", "i8", "", "-1 for transfers", missing=-1, of="processes.process_id"),
+    Column("process_id", "i8", "", "-1 for transfers", 6, missing=-1, of="processes.process_id"),
     *INTERVAL,
     Column(
         "slack_ns",

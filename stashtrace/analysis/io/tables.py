@@ -12,11 +12,11 @@ IO_TIMES = schema(
     "io_times",
     "Calls on each file or directory",
     ("path", "U16", "", "file, or directory; empty if the path was not known"),
-    ("opens_count", "i8", "", "successful opens"),
+    ("opens_count", "i8", "", "successful opens", 3),
     ("reads_count", "i8", "", "read calls"),
-    ("writes_count", "i8", "", "write calls"),
+    ("writes_count", "i8", "", "write calls", 2),
     ("read_bytes", "i8", "bytes", "bytes read"),
-    ("write_bytes", "i8", "bytes", "bytes written"),
+    ("write_bytes", "i8", "bytes", "bytes written", 1),
     ("call_ns", "i8", "ns", "time inside calls of all kinds, all threads added"),
     ("blocked_ns", "i8", "ns", "of this, in calls that blocked"),
     Column(
@@ -39,7 +39,7 @@ IO_PATTERNS = schema(
     "io_patterns",
     "How files are read and written, in Darshan's counters; a process's threads count as one reader",
     _PATH,
-    ("located_reads_count", "i8", "", "read calls whose offset is known: the shares are theirs"),
+    ("located_reads_count", "i8", "", "read calls whose offset is known: the shares are theirs", 1),
     Column(
         "sequential_reads_ratio",
         "f8",
@@ -48,23 +48,24 @@ IO_PATTERNS = schema(
         missing=-1,
     ),
     Column("consecutive_reads_ratio", "f8", "", "reads at the byte after the last one, -1 if none", missing=-1),
-    ("located_writes_count", "i8", "", "write calls whose offset is known"),
-    ("sequential_writes_ratio", "f8", "", "as of reads"),
-    ("consecutive_writes_ratio", "f8", "", "as of reads"),
-    ("empty_reads_count", "i8", "", "reads that returned no byte: the end of the file"),
+    ("located_writes_count", "i8", "", "write calls whose offset is known", 5),
+    ("sequential_writes_ratio", "f8", "", "as of reads", 4),
+    ("consecutive_writes_ratio", "f8", "", "as of reads", 3),
+    ("empty_reads_count", "i8", "", "reads that returned no byte: the end of the file", 2),
     ("extent_bytes", "i8", "bytes", "end of the last byte touched: the file is not smaller; directories: the sum"),
     *(
         column
-        for place in (1, 2, 3, 4)
+        for place, detail, of_count in ((1, 0, 1), (2, 6, 5), (3, 7, 6), (4, 8, 7))
         for column in (
             Column(
                 f"access{place}_bytes",
                 "i8",
                 "bytes",
                 f"size of calls, number {place} by how often; -1 if none",
+                detail,
                 missing=-1,
             ),
-            (f"access{place}_count", "i8", "", "calls of this size"),
+            (f"access{place}_count", "i8", "", "calls of this size", of_count),
         )
     ),
     ("read_ns", "i8", "ns", "inside reads; what threads of a process overlap on a file counts once"),
@@ -121,15 +122,15 @@ IO_STAGING = schema(
     ("path", "U16", "", "file"),
     ("staged", "i8", "", "1 if it goes to the fast tier"),
     ("size_bytes", "i8", "bytes", "end of the last byte read, at least; what it takes on the tier"),
-    ("requests_count", "i8", "", "calls that waited for storage; all of them where a source was stated"),
-    ("request_bytes", "i8", "bytes", "what they read"),
+    ("requests_count", "i8", "", "calls that waited for storage; all of them where a source was stated", 3),
+    ("request_bytes", "i8", "bytes", "what they read", 3),
     ("source_ns", "i8", "ns", "time inside them, all threads added: measured, or by the stated source"),
-    ("tier_ns", "i8", "ns", "the same requests on the tier: requests * latency + bytes / bandwidth"),
+    ("tier_ns", "i8", "ns", "the same requests on the tier: requests * latency + bytes / bandwidth", 2),
     ("gain_ns", "i8", "ns", "source_ns - tier_ns, 0 if the tier is slower"),
     ("sum_bytes", "i8", "bytes", "staged up to this row"),
-    ("sum_gain_ns", "i8", "ns", "gained up to this row"),
-    ("bound_ns", "i8", "ns", "no choice of files for this tier gains more"),
-    ("method", "U16", "", "where both costs come from: measured or stated, then calibration or stated"),
+    ("sum_gain_ns", "i8", "ns", "gained up to this row", 1),
+    ("bound_ns", "i8", "ns", "no choice of files for this tier gains more", 2),
+    ("method", "U16", "", "where both costs come from: measured or stated, then calibration or stated", 7),
 )
 IO_REUSE = schema(
     "io_reuse",
@@ -143,7 +144,7 @@ IO_REUSE = schema(
     ),
     ("accesses_count", "i8", "", "reads of a block, estimated where sampled_ratio is below 1"),
     ("read_bytes", "i8", "bytes", "bytes of them"),
-    ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact"),
+    ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact", 1),
 )
 IO_CACHE = schema(
     "io_cache",
@@ -157,6 +158,6 @@ IO_CACHE = schema(
     ("lru_hit_ratio", "f8", "", "served by a cache that drops what was not used for longest"),
     ("kept_hit_ratio", "f8", "", "served by one that keeps what came first and drops nothing"),
     ("important_hit_ratio", "f8", "", "served by one that keeps what --importance ranks highest; NaN without"),
-    ("shuffled_lru_hit_ratio", "f8", "", "LRU by the law of epochs in random order, for comparison"),
-    ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact"),
+    ("shuffled_lru_hit_ratio", "f8", "", "LRU by the law of epochs in random order, for comparison", 1),
+    ("sampled_ratio", "f8", "", "share of blocks looked at; 1 is exact", 1),
 )

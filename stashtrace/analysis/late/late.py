@@ -49,14 +49,20 @@ LATE = schema(
     "late",
     "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
     Column("step", "i8", "", "ordinal of the step of the late rank, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group"),
-    ("group_kind", "U16", "", "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members"),
-    ("sequence", "i8", "", "number within the group"),
+    ("communicator", "U16", "", "name of the group", 2),
+    (
+        "group_kind",
+        "U16",
+        "",
+        "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members",
+        5,
+    ),
+    ("sequence", "i8", "", "number within the group", 4),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("bytes", "i8", "bytes", "payload of one rank's input"),
     Column("begin_ns", "i8", "ns", "the first rank entered", role="moment"),
     Column("late_rank", "i8", "", "the rank that was waited for, -1 if unknown", role="rank", missing=-1),
-    ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded"),
+    ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded", 1),
     ("wait_ns", "i8", "ns", "longest wait for the last arrival, without launch_skew_ns"),
     ("total_wait_ns", "i8", "ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
     Column(
@@ -64,13 +70,19 @@ LATE = schema(
         "i8",
         "ns",
         "then: the late rank had called, its idle device had not begun; -1 if unknown",
+        7,
         missing=-1,
     ),
     Column(
-        "expected_ns", "i8", "ns", "then: the transfer at the rate this link is capable of, -1 if unknown", missing=-1
+        "expected_ns",
+        "i8",
+        "ns",
+        "then: the transfer at the rate this link is capable of, -1 if unknown",
+        6,
+        missing=-1,
     ),
-    Column("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", missing=-1),
-    ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none"),
+    Column("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", 5, missing=-1),
+    ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none", 6),
     ("link", "U16", "", "host of the group, or the hosts that it joins"),
     (
         "cause_kind",
@@ -83,18 +95,18 @@ LATE = schema(
         "late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown", missing=-1
     ),
     Column(
-        "cause_process_id", "i8", "", "the process that did it, -1 if unknown", missing=-1, of="processes.process_id"
+        "cause_process_id", "i8", "", "the process that did it, -1 if unknown", 3, missing=-1, of="processes.process_id"
     ),
-    Column("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none", role="id", missing=-1),
+    Column("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none", 2, role="id", missing=-1),
     ("cause_name", "U16", "", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
-    Column("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", missing=-1),
-    ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung"),
+    Column("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", 2, missing=-1),
+    ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung", 7),
 )
 LATE_RANKS = schema(
     "late_ranks",
     "Who is late again and again, per rank and process group",
-    ("communicator", "U16", "", "name of the group"),
-    ("group_kind", "U16", "", "as in late"),
+    ("communicator", "U16", "", "name of the group", 2),
+    ("group_kind", "U16", "", "as in late", 5),
     RANK,
     ("last_count", "i8", "", "collectives of the group that it entered last"),
     ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),

@@ -28,7 +28,7 @@ PIPELINE = schema(
     "pipeline",
     "What each pipeline stage waited for its neighbours, per step",
     Column("step", "i8", "", "ordinal, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group"),
+    ("communicator", "U16", "", "name of the group", 2),
     ("stage_index", "i8", "", "stage of the rank, the first of several; if unknown, its place within the group"),
     RANK,
     ("receives_count", "i8", "", "receives that were called"),

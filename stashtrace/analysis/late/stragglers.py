@@ -36,7 +36,7 @@ LAST_RANKS = schema(
     "Who entered a collective last, one row per rank that took part",
     RANK,
     Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
-    ("sequence", "i8", "", "number within the group"),
+    ("sequence", "i8", "", "number within the group", 4),
     Column("last_rank", "i8", "", "the rank that was waited for", role="rank"),
     Column("step", "i8", "", "step in which this rank entered, -1 outside", missing=-1),
     Column("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered", role="moment", missing=-1),

@@ -22,7 +22,7 @@ BANDWIDTH = schema(
     "bandwidth",
     "Bandwidth of collectives by size, as NCCL's own tests define it; needs collectives with begin and end",
     RANK_OR_ALL,
-    ("communicator", "U16", "", "name of the group"),
+    ("communicator", "U16", "", "name of the group", 2),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("group_size", "i8", "", "ranks of the group"),
     Column(

@@ -30,19 +30,19 @@ LINK_EFFICIENCY = schema(
     "Transfers of collectives by size, beside what a calibration says the link can do",
     RANK_OR_ALL,
     Column("step", "i8", "", "ordinal of the step, -1 for all and outside steps", missing=-1),
-    ("communicator", "U16", "", "name of the group"),
+    ("communicator", "U16", "", "name of the group", 2),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("group_size", "i8", "", "ranks that took part"),
     ("message_bytes", "i8", "bytes", "payload of one rank's input"),
     ("calls_count", "i8", "", "rows of collectives summed up"),
     ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
     ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
-    Column("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say", missing=-1),
+    Column("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say", 6, missing=-1),
     Column("error_ns", "i8", "ns", "standard error of that, -1 if it does not say", missing=-1),
     Column(
         "efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown", missing=-1
     ),
-    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none"),
+    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none", 7),
 )
 
 #: Source of the expected time, or why there is none; worst last, so that a group of rows takes the largest.

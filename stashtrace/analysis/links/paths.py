@@ -29,7 +29,7 @@ from stashtrace.schema.trace import Trace
 LINKS = schema(
     "links",
     "Which path carried the bytes of collectives, by regression of sampled counters",
-    ("communicator", "U16", "", "name of the group"),
+    ("communicator", "U16", "", "name of the group", 2),
     ("op", "U16", "", "CollectiveOp in lower case"),
     ("path", "U16", "", "nvlink or pcie of the devices; rdma PORT or net INTERFACE of the hosts"),
     ("places_count", "i8", "", "devices or hosts whose counters were used"),

@@ -29,7 +29,7 @@ IDLE_CALLS = schema(
     RANK,
     ("call", "U48", "", "name of the function, as hipFree; DeviceCall in lower case where only that is known"),
     Column("call_code", "i8", "", "", of=DeviceCall),
-    Column("track_id", "i8", "", "the thread that called, -1 if unknown", missing=-1, of="tracks.track_id"),
+    Column("track_id", "i8", "", "the thread that called, -1 if unknown", 5, missing=-1, of="tracks.track_id"),
     ("calls_count", "i8", "", "calls that touch the counted steps"),
     ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
     ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),

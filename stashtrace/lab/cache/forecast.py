@@ -14,9 +14,9 @@ from stashtrace.analysis.io import loaders as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.cache.model import LoadingJob, hit_ratio, predict, simulate, storage_without_fetch_stall
-from stashtrace.lab.wording import counted
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table
+from stashtrace.text import count_noun
 
 CACHE_FORECAST = _schema(
     "cache_forecast",
@@ -167,7 +167,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     streams = int(mean(-1, names.UNLOCATED))
     if dataset_bytes is None and streams:
         notes.append(
-            f"data set: not measured, since {counted(streams, 'file')} {'are' if streams > 1 else 'is'} read through"
+            f"data set: not measured, since {count_noun(streams, 'file')} {'are' if streams > 1 else 'is'} read through"
             " streams that stay open, without known offsets; --cache-size needs --dataset-size"
         )
     elif dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:

@@ -17,9 +17,9 @@ from stashtrace.lab.cache.model import (
     workers_without_prep_stall,
 )
 from stashtrace.lab.plot import check_plot_file, save_figure
-from stashtrace.lab.wording import aligned, counted, wrapped
 from stashtrace.schema.table import Table
 from stashtrace.summary.pictures import FAINT, KIND_COLOURS, new_figure, plain_axes
+from stashtrace.text import align, count_noun, wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 #: Names and order of the inputs on the page; the rest of the quantities speak through the notes.
@@ -82,7 +82,7 @@ def forecast_lines(inputs: Inputs, rates: Table, table: Table, policy: str) -> l
         "",
         *_answer_lines(inputs),
         *(["", "not measured, or doubtful:"] if inputs.notes else []),
-        *(line for note in inputs.notes for line in wrapped(note)),
+        *(line for note in inputs.notes for line in wrap(note)),
     ]
 
 
@@ -100,7 +100,7 @@ def _input_lines(rates: Table) -> list[str]:
         if not mean == low == high:
             cells.append(("", median, f"median, quartiles {low} and {high}"))
     head = "measured in the run (the forecast is made from means, and from rates of all bytes by all time):"
-    return [head, *aligned(cells, left={0, 2}, indent="  ")]
+    return [head, *align(cells, left={0, 2})]
 
 
 def _statistic(row: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ def _table_lines(table: Table, policy: str) -> list[str]:
     what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
     return [
         f"forecast, for a cache that {what} and an order that is new in each epoch:",
-        *aligned([_TABLE_HEAD, *(_cells(row) for row in table.rows())]),
+        *align([_TABLE_HEAD, *(_cells(row) for row in table.rows())], indent=""),
         "needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
         f" {100 * SLACK_RATIO:.0f} % of a step",
     ]
@@ -157,10 +157,12 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         now = f"{job.workers_count} now" if job.workers_count else "the step thread loads now"
         if warm.prep_ns[0] <= SLACK_RATIO * warm.step_ns[0]:
             lines.append(
-                f"prep stall: none with all data cached; {counted(enough, 'worker')} a rank would be enough ({now})"
+                f"prep stall: none with all data cached; {count_noun(enough, 'worker')} a rank would be enough ({now})"
             )
         else:
-            lines.append(f"prep stall: {counted(enough, 'worker')} a rank remove it ({now}), given as many free CPUs")
+            lines.append(
+                f"prep stall: {count_noun(enough, 'worker')} a rank remove it ({now}), given as many free CPUs"
+            )
     need = storage_without_fetch_stall(job, 0.0)
     if math.isinf(need.total_bytes_per_s):
         lines.append("fetch stall: no storage removes it while nothing is cached; workers are too few")
@@ -176,7 +178,7 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
         f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
     )
-    return [line for answer in lines for line in wrapped(answer)]
+    return [line for answer in lines for line in wrap(answer)]
 
 
 # The picture of a forecast: a step against the cached share, as compute, prep and fetch. matplotlib is optional.

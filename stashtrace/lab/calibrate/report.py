@@ -11,8 +11,8 @@ import numpy as np
 from stashtrace.calibration.file import Calibration, Link
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.lab.plot import check_plot_file, draw_link, save_figure, scale_links
-from stashtrace.lab.wording import counted, wrapped
 from stashtrace.summary.pictures import FAINT, new_figure, plain_axes
+from stashtrace.text import count_noun, wrap
 from stashtrace.units import bytes_text, percent_text
 
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -40,7 +40,7 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     if remarks:
         out.append("")
         for remark in remarks:
-            out += wrapped(remark, width=_WIDTH)
+            out += wrap(remark, width=_WIDTH)
     return out
 
 
@@ -139,5 +139,5 @@ def _limit_residuals(axes: Any, links: list[Link]) -> None:
     axes.set_ylim(-limit, limit)
     beyond = int(np.count_nonzero(100 * off > limit))
     if beyond:
-        text = f"{counted(beyond, 'point')} beyond"
+        text = f"{count_noun(beyond, 'point')} beyond"
         axes.text(1, 1.02, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color=FAINT)

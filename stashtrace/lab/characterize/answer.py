@@ -20,8 +20,8 @@ from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
 from stashtrace.lab.characterize.figures import Figures
 from stashtrace.lab.intervals import Estimate, Interval, finite_or_none
-from stashtrace.lab.wording import signed_duration
 from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.units import duration_text
 from stashtrace.whole_files import whole_file
 
 FORMAT = 1
@@ -213,8 +213,8 @@ class Characterization:
             beside, lost = self.attributed_difference_ns(name), stall.lost_ns
             if beside is not None and lost.known and not lost.overlaps(beside):
                 out.append(
-                    f"{name}: the steps differ by {signed_duration(lost.value)}, the attribution of the same runs says"
-                    f" {signed_duration(beside.value)}; {_REASONS[name]}"
+                    f"{name}: the steps differ by {duration_text(lost.value)}, the attribution of the same runs says"
+                    f" {duration_text(beside.value)}; {_REASONS[name]}"
                 )
         return out
 

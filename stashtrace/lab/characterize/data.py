@@ -16,9 +16,9 @@ from typing import Any
 from stashtrace.lab.characterize.answer import RunInvalidError
 from stashtrace.lab.job_files import FileSet, file_set, files_read, reading
 from stashtrace.lab.page_cache import COLD, WARM, CacheState, check, make_cold, make_warm, memory_room
-from stashtrace.lab.wording import and_more
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
+from stashtrace.text import list_some
 from stashtrace.units import bytes_text, percent_text
 
 #: Of a data set in memory, what must still be there after a run: the rest is what fetch may be too small by. Of what a
@@ -64,7 +64,7 @@ class DataStates:
                 " read"
             )
         if unknown := [(path, why) for path, why in whole.left_out if why not in _NO_DATA]:
-            files = and_more([f"{path} ({why})" for path, why in unknown])
+            files = list_some([f"{path} ({why})" for path, why in unknown])
             self.notes.append(f"not looked at, and neither cold nor warm: {files}")
 
     @classmethod
@@ -127,7 +127,7 @@ class DataStates:
             self._warm = file_set(bytes_of)  # of a job that reads the same in each run this is what the next one needs
         raise RunInvalidError(
             f"{percent_text(share)} of what the run read is in files that had not been made {state.state}:"
-            f" {and_more(names)}"
+            f" {list_some(names)}"
         )
 
     def reread_note(self, state: CacheState, trace: Trace, first_step: int) -> str | None:

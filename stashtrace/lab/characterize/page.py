@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import html
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -22,73 +21,51 @@ from stashtrace.lab.characterize.report import (
     title,
 )
 from stashtrace.lab.plot import check_plot_file, save_figure
-from stashtrace.lab.wording import signed_duration
+from stashtrace.report.page.html import code_line, listing, paragraph, section, table, tag, text, whole_page
+from stashtrace.report.page.pictures import budget_bar, legend
 from stashtrace.summary.pictures import KIND_COLOURS, new_figure, plain_axes
+from stashtrace.units import duration_text
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #d5d5d5; --soft: #666; --paper: #fff; --ink: #1a1a1a; --bar: #eee }
-@media (prefers-color-scheme: dark) {
-  :root { --line: #3a3a3a; --soft: #a5a5a5; --paper: #161616; --ink: #e8e8e8; --bar: #262626 } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  background: var(--paper); color: var(--ink) }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.lead { font-size: 1.1rem; border-left: 4px solid #D55E00; padding-left: .8rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .8rem .3rem 0;
-  border-bottom: 1px solid var(--line); vertical-align: top } td.n { white-space: nowrap }
-th { font-weight: 600; color: var(--soft) } .soft { color: var(--soft) } code { overflow-wrap: anywhere }
-.row { display: grid; grid-template-columns: 9.5rem 1fr; align-items: center; margin: .35rem 0; gap: .6rem }
-.stack { display: flex; height: 1.4rem; background: var(--bar); border-radius: 3px; overflow: hidden }
-.stack span { height: 100% }
-.share { position: relative; height: 1.4rem; background: var(--bar); border-radius: 3px }
-.share span { position: absolute; top: 0; bottom: 0 }
-.share .interval { top: 45%; bottom: 45%; min-width: 2px; background: var(--ink) }
-.share .zero { min-width: 1px; background: var(--soft) }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 1em }
-"""
+#: Height of a bar in pixels, as in the report.
+_BAR_HEIGHT = 22
 
 
 def characterization_page(answer: Characterization) -> str:
-    """HTML of the page."""
+    """Return the HTML of the page."""
     words = title(answer)
     heading = words[0].upper() + words[1:]
+    step_head = ("step", "data", "cache", "devices", "step time")
     stall_head = ("stall", "share of the step", "as published by Stash", "costs", "the attribution says")
     body = [
-        f"<h1>{heading}</h1>",
-        f"<p><code>{_text(shlex.join(answer.facts.get('command', ())))}</code></p>",
-        f'<p class="lead">{_text(bottleneck_text(answer))}</p>',
-        *_warnings(answer),
-        "<h2>Steps</h2>",
-        _table(("step", "data", "cache", "devices", "step time"), _configuration_rows(answer)),
-        *(f'<p class="soft">{_text(text)}</p>' for text in state_texts(answer)),
-        *_stacks(answer),
-        "<h2>Stalls</h2>",
-        _table(stall_head, _stall_rows(answer)),
-        *_shares(answer),
-        f'<p class="soft">{_text(_machine(answer))}</p>',
+        "<header>",
+        tag("h1", text(heading)),
+        code_line(shlex.join(answer.facts.get("command", ()))),
+        paragraph(bottleneck_text(answer), "claim"),
+        listing(_warnings(answer)),
+        "</header>",
+        '<main id="main">',
+        section(
+            "steps",
+            "Steps",
+            table("Mean step of each configuration", step_head, _configuration_rows(answer)),
+            *(paragraph(state, "soft") for state in state_texts(answer)),
+            *_stacks(answer),
+        ),
+        section(
+            "stalls",
+            "Stalls",
+            table("What the configurations differ by", stall_head, _stall_rows(answer)),
+            *_shares(answer),
+        ),
+        "</main>",
+        tag("footer", paragraph(_machine(answer))),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{heading}</title>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{_text(name)}</th>" for name in head)
-    lines = ["<tr>" + "".join(f'<td class="n">{cell}</td>' for cell in row) + "</tr>" for row in rows]
-    return f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
+    return whole_page(heading, body)
 
 
 def _warnings(answer: Characterization) -> list[str]:
     quick = "quick: fewer and shorter runs" if answer.facts.get("quick") else ""
-    texts = [*filter(None, (quick, emulation_text(answer))), *answer.disagreements(), *answer.notes]
-    return ["<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"] if texts else []
+    return [*filter(None, (quick, emulation_text(answer))), *answer.disagreements(), *answer.notes]
 
 
 def _configuration_rows(answer: Characterization) -> list[list[str]]:
@@ -101,7 +78,7 @@ def _configuration_rows(answer: Characterization) -> list[list[str]]:
         place = where.replace("all", str(answer.facts["devices_count"]))
         if configuration == 5 and emulation_text(answer):
             place = place.replace("a network", "an emulated network")
-        rows.append([str(configuration), *map(_text, (data, cache, place, said))])
+        rows.append([str(configuration), data, cache, place, said])
     return rows
 
 
@@ -110,13 +87,11 @@ def _stall_rows(answer: Characterization) -> list[list[str]]:
     rows = []
     for name in CURES:
         if name not in stalls:
-            rows.append([name, '<span class="soft">not measured</span>', "", "", ""])
+            rows.append([name, "not measured", "", "", ""])
             continue
         stall, beside = stalls[name], answer.attributed_difference_ns(name)
-        says = signed_duration(beside.value) if beside else ""
-        texts = (share_text(stall.clean), published_text(stall), signed_duration(stall.lost_ns.value), says)
-        key = f'<span class="key" style="background:{KIND_COLOURS[name]};margin-left:0"></span>{name}'
-        rows.append([key, *map(_text, texts)])
+        says = duration_text(beside.value) if beside else ""
+        rows.append([name, share_text(stall.clean), published_text(stall), duration_text(stall.lost_ns.value), says])
     return rows
 
 
@@ -148,17 +123,16 @@ def _stacks(answer: Characterization) -> list[str]:
     longest = max((sum(max(ns, 0.0) for _, ns in parts) for _, parts in columns), default=0.0)
     if not longest:
         return []
-    kinds = dict.fromkeys(name for _, parts in columns for name, _ in parts)
-    key = "".join(f'<span class="key" style="background:{KIND_COLOURS[k]}"></span>{k}' for k in kinds)
-    out = [f"<p>{key}</p>"]
+    bars = []
     for label, parts in columns:
-        spans = "".join(
-            f'<span style="width:{100 * max(ns, 0.0) / longest:.2f}%;background:{KIND_COLOURS[name]}"'
-            f' title="{name} {_text(signed_duration(ns))}"></span>'
-            for name, ns in parts
-        )
-        out.append(f'<div class="row"><div>{label}</div><div class="stack">{spans}</div></div>')
-    return out
+        shares = [{"column": name, "share_ratio": max(ns, 0.0) / longest} for name, ns in parts]
+        bars.append((label, budget_bar(shares, [duration_text(ns) for _, ns in parts], label)))
+    return [legend(list(dict.fromkeys(name for _, parts in columns for name, _ in parts))), _titled(bars)]
+
+
+def _titled(bars: Sequence[tuple[str, str]]) -> str:
+    """Return bars, each below its title."""
+    return tag("ul", "".join(tag("li", tag("h3", text(name)) + bar) for name, bar in bars), class_="groups")
 
 
 def _shares(answer: Characterization) -> list[str]:
@@ -168,22 +142,31 @@ def _shares(answer: Characterization) -> list[str]:
     ends = [0.0, 1.0, *(x for c in clean.values() for x in ((c.value, c.low, c.high) if c.known else (c.value,)))]
     low, high = max(min(ends), -1.0), min(max(ends), max([1.0, *(c.value for c in clean.values())]))
 
-    def span(of: str, begin: float, end: float, colour: str = "") -> str:
-        left, right = (100 * (min(max(x, low), high) - low) / (high - low) for x in (begin, end))
-        style = f"left:{left:.2f}%;width:{right - left:.2f}%" + (f";background:{colour}" if colour else "")
-        return f'<span class="{of}" style="{style}"></span>'
+    def percent(value: float) -> float:
+        return 100 * (min(max(value, low), high) - low) / (high - low)
 
-    out = []
+    def rectangle(class_: str, begin: float, end: float) -> str:
+        x, width = f"{percent(begin):.2f}%", f"{percent(end) - percent(begin):.2f}%"
+        return tag("rect", "", class_=class_, x=x, width=width, height=str(_BAR_HEIGHT))
+
+    def line(class_: str, begin: float, end: float, top: int, bottom: int) -> str:
+        x1, x2 = f"{percent(begin):.2f}%", f"{percent(end):.2f}%"
+        return tag("line", "", class_=class_, x1=x1, x2=x2, y1=str(top), y2=str(bottom))
+
+    bars = []
     for name, share in clean.items():
-        bar = span("value", min(share.value, 0.0), max(share.value, 0.0), KIND_COLOURS[name])
+        drawn = rectangle("ground", low, high)
+        drawn += rectangle(f"k-{name}", min(share.value, 0.0), max(share.value, 0.0))
         if share.known:
-            bar += span("interval", share.low, share.high)
+            drawn += line("interval", share.low, share.high, _BAR_HEIGHT // 2, _BAR_HEIGHT // 2)
         if low < 0:
-            bar += span("zero", 0.0, 0.0)
-        out.append(f'<div class="row"><div>{name}</div><div class="share">{bar}</div></div>')
+            drawn += line("zero", 0.0, 0.0, 0, _BAR_HEIGHT)
+        label = f"{name}: {share_text(share)}"
+        svg = tag("svg", drawn, class_="share", width="100%", height=str(_BAR_HEIGHT), role="img", aria_label=label)
+        bars.append((name, svg))
     zero = "the upright line is nothing, the right end" if low < 0 else "a full bar"
-    said = f'<p class="soft">The thin line in each bar is the interval; {zero} is the whole step.</p>'
-    return [*out, said] if out else []
+    said = paragraph(f"The thin line in each bar is the interval; {zero} is the whole step.", "soft")
+    return [_titled(bars), said] if bars else []
 
 
 def _machine(answer: Characterization) -> str:

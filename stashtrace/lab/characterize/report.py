@@ -8,7 +8,7 @@ from typing import Any
 from stashtrace.lab.characterize.answer import MEASURED, Characterization
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall
 from stashtrace.lab.intervals import Estimate, Interval
-from stashtrace.lab.wording import counted, signed_duration, wrapped
+from stashtrace.text import count_noun, wrap
 from stashtrace.units import duration_text, percent_text
 
 _WIDTH = 80
@@ -32,18 +32,18 @@ CURES = {
 def title(answer: Characterization) -> str:
     """Title of text and page."""
     kind = "GPU" if answer.facts.get("device") == "gpu" else "CPU rank"
-    return f"five configurations of a job on {counted(answer.facts['devices_count'], kind)}"
+    return f"five configurations of a job on {count_noun(answer.facts['devices_count'], kind)}"
 
 
 def characterization_lines(answer: Characterization, *, as_published: bool = False) -> list[str]:
     """Lines of text about a characterization, for 80 columns."""
     quick = "   (quick: fewer and shorter runs)" if answer.facts.get("quick") else ""
     lines = ["", f"stashtrace  {title(answer)}{quick}", "", *_configuration_lines(answer)]
-    lines += ["", *_stall_lines(answer, as_published), "", *_wrapped(bottleneck_text(answer), "  ▶ ")]
+    lines += ["", *_stall_lines(answer, as_published), "", *wrap(bottleneck_text(answer), "  ▶ ", width=_WIDTH)]
     if emulated := emulation_text(answer):
-        lines += ["", *_wrapped(emulated, "  ! ")]
+        lines += ["", *wrap(emulated, "  ! ", width=_WIDTH)]
     for text in [*answer.disagreements(), *answer.notes]:
-        lines += _wrapped(text, "  ! ")
+        lines += wrap(text, "  ! ", width=_WIDTH)
     return lines
 
 
@@ -74,8 +74,8 @@ def _configuration_lines(answer: Characterization) -> list[str]:
         if configuration in times:
             rows.append(head + time_text(times[configuration]))
         else:
-            rows += [head + status, *_wrapped(why, " " * 8)]
-    states = [line for text in state_texts(answer) for line in wrapped(text, width=_WIDTH, rest=2)]
+            rows += [head + status, *wrap(why, " " * 8, width=_WIDTH)]
+    states = [line for text in state_texts(answer) for line in wrap(text, width=_WIDTH, rest=2)]
     return [*rows, "", *states] if states else rows
 
 
@@ -90,7 +90,7 @@ def state_texts(answer: Characterization) -> list[str]:
 
 def time_text(time: Estimate) -> str:
     """Step time, its interval and how many runs say so."""
-    runs, value = counted(time.runs_count, "run"), duration_text(round(time.value))
+    runs, value = count_noun(time.runs_count, "run"), duration_text(round(time.value))
     if not time.known:
         return f"{value:<9} ({runs}: no interval)"
     low, high = duration_text(round(max(time.low, 0))), duration_text(round(time.high))
@@ -110,8 +110,8 @@ def _stall_lines(answer: Characterization, as_published: bool) -> list[str]:
         stall = stalls[name]
         text = published_text(stall) if as_published else share_text(stall.clean)
         beside = answer.attributed_difference_ns(name)
-        says = signed_duration(beside.value) if beside is not None else "-"
-        rows.append(f"  {name:<13} {text:<24} {signed_duration(stall.lost_ns.value):<11} {says}")
+        says = duration_text(beside.value) if beside is not None else "-"
+        rows.append(f"  {name:<13} {text:<24} {duration_text(stall.lost_ns.value):<11} {says}")
     if "network" in stalls:
         rows.append(f"{'':<16}over the network a step takes {stalls['network'].slowdown.value:.2f} times as long")
     return rows
@@ -157,17 +157,13 @@ def bottleneck_text(answer: Characterization) -> str:
     )
 
 
-def _wrapped(text: str, mark: str) -> list[str]:
-    return wrapped(text, mark, width=_WIDTH)
-
-
 def characterized_lines(run: str, stall: Estimate | None) -> list[str]:
     """Lines of text about the run that is modelled, and the interconnect stall beside it."""
     known = "its interconnect stall was not measured"
     if stall is not None:
         interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if stall.known else ""
         known = f"the steps of configurations 1 and 2 differ by {duration_text(stall.value)}{interval}"
-    return [*wrapped(f"run {run} of the characterization, all ranks on synthetic data; {known}"), ""]
+    return [*wrap(f"run {run} of the characterization, all ranks on synthetic data; {known}"), ""]
 
 
 def characterized_json(run: str, stall: Estimate | None) -> dict[str, Any]:

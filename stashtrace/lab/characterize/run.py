@@ -40,10 +40,10 @@ from stashtrace.lab.characterize.ranks import SINGLE, TORCHRUN, Rendezvous, rank
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
-from stashtrace.lab.wording import counted
 from stashtrace.loading.load import load_trace
 from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
+from stashtrace.text import count_noun
 
 _SYNTHETIC = (1, 2, 5)
 _CACHE_STATES = {3: COLD, 4: WARM}
@@ -333,7 +333,7 @@ def _require_ranks(figures: Figures, asked: int) -> None:
     seen = figures.ranks_count
     if seen != asked:
         raise RunInvalidError(
-            f"the command started {counted(seen, 'rank')} where {asked} {'was' if asked == 1 else 'were'} asked for:"
+            f"the command started {count_noun(seen, 'rank')} where {asked} {'was' if asked == 1 else 'were'} asked for:"
             " it does not follow the rank count",
             hint="put {ranks} where the command takes their number, and say how many the job has:"
             f" --ranks {seen} -- CMD ... {{ranks}} ...",

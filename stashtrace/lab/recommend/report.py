@@ -13,7 +13,7 @@ from stashtrace.lab.recommend.catalog import Catalog, Instance
 from stashtrace.lab.recommend.elasticity import Scaling
 from stashtrace.lab.recommend.recommend import Recommendation
 from stashtrace.lab.recommend.scaling import ASSUMPTIONS
-from stashtrace.lab.wording import aligned, and_more, wrapped
+from stashtrace.text import align, list_some, wrap
 from stashtrace.units import duration_text, percent_text
 
 #: Of numbers in JSON and CSV.
@@ -39,22 +39,22 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
     """
     lines = [f"work: {work}", "", *_table(answer.candidates), ""]
     for sentence, *reasons in choices(answer):
-        lines += wrapped(sentence, "  ▶ ")
-        lines += [line for reason in reasons for line in wrapped(reason, "      ")]
+        lines += wrap(sentence, "  ▶ ")
+        lines += [line for reason in reasons for line in wrap(reason, "      ")]
     if any(not one.measured for one in answer.candidates):
         lines += ["", "predicted rows assume:"]
-        lines += [line for one in ASSUMPTIONS for line in wrapped(one)]
+        lines += [line for one in ASSUMPTIONS for line in wrap(one)]
     if answer.not_measured:
         lines += ["", "not measured, so nothing is said of:"]
         lines += [
             line
             for why, names in grouped(answer.not_measured.items()).items()
-            for line in wrapped(f"{_listed(names)}: {why}")
+            for line in wrap(f"{_listed(names)}: {why}")
         ]
     doubts = [*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)]
     if doubts:
         lines += ["", "to know:"]
-        lines += [line for one in doubts for line in wrapped(one)]
+        lines += [line for one in doubts for line in wrap(one)]
     return lines
 
 
@@ -260,7 +260,7 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
         )
     unit = _currency(candidates)
     what = f"cost in {unit}; " if unit else ""
-    return [*aligned(lines, {0, 1, 8, 10}, drop_silent=True), f"{what}* nothing is both faster and cheaper"]
+    return [*align(lines, {0, 1, 8, 10}, indent="", drop_silent=True), f"{what}* nothing is both faster and cheaper"]
 
 
 def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
@@ -276,7 +276,7 @@ def _own_notes(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return and_more(list(dict.fromkeys(names)), 3)
+    return list_some(list(dict.fromkeys(names)), 3)
 
 
 def _currency(candidates: Sequence[Candidate]) -> str:
@@ -363,7 +363,7 @@ def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
         for row in rows
     ]
     what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
-    return [what, *aligned([head, *cells], {0, 9}, drop_silent=True)]
+    return [what, *align([head, *cells], {0, 9}, indent="", drop_silent=True)]
 
 
 def catalog_lines(catalog: Catalog) -> list[str]:
@@ -390,7 +390,7 @@ def catalog_lines(catalog: Catalog) -> list[str]:
     notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
     if any(instance.network_burst for instance in catalog.instances.values()):
         notes.append("* for short times")
-    return [*aligned([head, *cells], {0, 1, 3, 7, 8, 9}, drop_silent=True), "", *notes]
+    return [*align([head, *cells], {0, 1, 3, 7, 8, 9}, indent="", drop_silent=True), "", *notes]
 
 
 def hours_text(hours: float, *, padded: bool = False) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stashtrace.lab.wording import and_more, counted, signed_duration
+from stashtrace.text import count_noun, list_some
 from stashtrace.units import bytes_text, duration_text
 
 
@@ -21,7 +21,7 @@ def staging_lines(answer: Mapping[str, Any]) -> list[str]:
         _expected(answer),
     ]
     if answer["left_out"]:
-        lines.append(f"  ! not copied: {and_more(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
+        lines.append(f"  ! not copied: {list_some(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
     if answer["same_disk"]:
         lines.append("  ! the copies lie on the same disk as the files")
     check = answer["check"]
@@ -46,11 +46,11 @@ def _measured(check: Mapping[str, Any]) -> list[str]:
         return ["  measured     nothing", *notes]
     before, after = duration_text(round(check["plain_ns"])), duration_text(round(check["staged_ns"]))
     pairs, low, high = check["pairs_count"], check["low_ns"], check["high_ns"]
-    between = "" if low is None else f", between {signed_duration(low)} and {signed_duration(high)}"
+    between = "" if low is None else f", between {duration_text(low)} and {duration_text(high)}"
     lines = [
         f"  measured     {before} a step before, {after} with the copies: {duration_text(round(abs(check['gain_ns'])))}"
         f" {'more' if check['gain_ns'] < 0 else 'less'}"
-        f" ({counted(pairs, 'pair')}{between})"
+        f" ({count_noun(pairs, 'pair')}{between})"
     ]
     if low is None:
         lines.append("               one pair says nothing of the spread: --repeat 3 or more gives an interval")

@@ -29,11 +29,11 @@ from stashtrace.lab.intervals import Estimate
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.page_cache import IN_MEMORY, file_system_of, make_cold
 from stashtrace.lab.progress import ProgressCallback, no_progress
-from stashtrace.lab.wording import counted, refusal
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged import Copy, read_staged_list, write_staged_list
+from stashtrace.text import count_noun, say_why
 from stashtrace.units import bytes_text
 from stashtrace.whole_files import remove_left_in, try_folder, whole_file
 
@@ -187,7 +187,7 @@ def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int]
         try:
             status = os.stat(path)
         except OSError as error:
-            left.append((path, refusal(error)))
+            left.append((path, say_why(error)))
             continue
         if not stat.S_ISREG(status.st_mode):
             left.append((path, "not a regular file"))
@@ -202,7 +202,7 @@ def _sizes(paths: Sequence[str], room_bytes: int | None) -> tuple[dict[str, int]
 def _nothing_copied(left: Sequence[tuple[str, str]]) -> CaptureError:
     path, why = left[0]
     return CaptureError(
-        f"none of the {counted(len(left), 'file')} can be copied: {path} ({why})",
+        f"none of the {count_noun(len(left), 'file')} can be copied: {path} ({why})",
         hint="record the job again on this machine, or give more room with --size",
     )
 
@@ -239,7 +239,7 @@ def _look_for_room(sizes: Mapping[str, int], tier: Path) -> None:
 def _refused(tier: Path, error: OSError) -> CaptureError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     hint = "choose less with --size, or another --to" if full else "choose another folder with --to"
-    return CaptureError(f"cannot stage into {tier}: {refusal(error)} ({error.filename or tier})", hint=hint)
+    return CaptureError(f"cannot stage into {tier}: {say_why(error)} ({error.filename or tier})", hint=hint)
 
 
 def _copy(path: str, copy: Path) -> Iterator[int]:
@@ -255,7 +255,7 @@ def _copy(path: str, copy: Path) -> Iterator[int]:
     try:
         source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
     except OSError as error:
-        raise _FileRefusedError(refusal(error)) from error
+        raise _FileRefusedError(say_why(error)) from error
     with source, whole_file(copy, own_mode=True, tidy=False) as half:
         before = os.fstat(source.fileno())
         done = 0
@@ -289,7 +289,7 @@ def check_runs_folder(out: Path, repeats: int) -> None:
                 raise CaptureError(f"{path} is in the way and no run of ours", hint="choose another folder with --out")
     except OSError as error:
         hint = "choose another folder with --out"
-        raise CaptureError(f"cannot write runs to {out}: {refusal(error)}", hint=hint) from error
+        raise CaptureError(f"cannot write runs to {out}: {say_why(error)}", hint=hint) from error
 
 
 def _run_name(kind: int, repeat: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stashtrace.calibration.lines import LinearFit
 from stashtrace.lab.sweep.fit import LayersStudy, VariantResult
-from stashtrace.lab.wording import aligned, wrapped
+from stashtrace.text import align, wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 _MEASURED = ("variant", "tensors", "messages", "bytes", "1 rank", "{} ranks", "stall", "95 % interval", "share")
@@ -30,14 +30,14 @@ def study_lines(study: LayersStudy) -> list[str]:
         f"interconnect stall, step of {ranks} ranks minus step of one: {study.settings['backend']} on"
         f" {study.settings['device']}, {study.settings['batch_samples']} samples a rank,"
         f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}",
-        *aligned(rows, {0}, indent="  "),
+        *align(rows, {0}),
         "",
         *_fit_lines(study),
         "",
         *_explained_lines(study),
     ]
     if study.notes:
-        lines += ["", "missing, or doubtful:", *(line for note in study.notes for line in wrapped(note))]
+        lines += ["", "missing, or doubtful:", *(line for note in study.notes for line in wrap(note))]
     return lines
 
 
@@ -90,7 +90,7 @@ def prediction_lines(
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
     largest = max(o.message_bytes for o in study.results)
     beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest > 0 else ""
-    return wrapped(
+    return wrap(
         f"{name}: {messages} messages of {bytes_text(sent)} in all: stall {duration_text(stall_ns)}"
         f" ±{duration_text(error_ns)} (standard error){doubt}{beyond}"
     )
@@ -130,7 +130,7 @@ def _explained_lines(study: LayersStudy) -> list[str]:
     name = " + ".join(study.best.names) if study.best is not None else "nothing"
     return [
         f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:",
-        *aligned(rows, {0}, indent="  "),
+        *align(rows, {0}),
     ]
 
 
@@ -146,7 +146,7 @@ def _fit_lines(study: LayersStudy) -> list[str]:
         typical = typical_error(fit)
         cells = (costs.get("messages", "-"), costs.get("bytes", "-"), r2, duration_text(fit.residual))
         rows.append((" + ".join(fit.names), *cells, "-" if math.isnan(typical) else percent_text(typical)))
-    return ["fits of the stall, with standard errors:", *aligned(rows, {0}, indent="  ")]
+    return ["fits of the stall, with standard errors:", *align(rows, {0})]
 
 
 def _time(value: float) -> str:

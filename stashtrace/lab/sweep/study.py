@@ -33,7 +33,6 @@ from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
 from stashtrace.lab.sweep.fit import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
 from stashtrace.lab.sweep.ranks import last_words
 from stashtrace.lab.sweep.shapes import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
-from stashtrace.lab.wording import refusal
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -42,6 +41,7 @@ from stashtrace.record.run import run_command
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.communication.model import communication_model
 from stashtrace.schema.trace import Trace
+from stashtrace.text import say_why
 from stashtrace.whole_files import write_whole
 
 SWEEPS = ("depth", "width", "bucket")
@@ -321,7 +321,7 @@ def _open_study(out: Path, settings: Mapping[str, Any], version: str, facts: Map
         with file_rights(share=False):
             out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CaptureError(f"cannot make {out}: {refusal(error)}", hint="--out DIR") from error
+        raise CaptureError(f"cannot make {out}: {say_why(error)}", hint="--out DIR") from error
     if (out / FILE_NAME).exists():
         content = read_study(out)
         differing = [k for k, v in settings.items() if content.get("settings", {}).get(k) != v]

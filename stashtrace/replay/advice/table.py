@@ -21,7 +21,7 @@ OVERLAP_ADVICE = schema(
     "overlap_advice",
     "What splitting, fusing, overlapping or slicing would save: one row per kind of collective and transformation",
     ("transformation", "U16", "", "split_reorder, fuse, overlap or sliced_p2p"),
-    ("communicator", "U16", "", "name of the group; of a send, of one of them"),
+    ("communicator", "U16", "", "name of the group; of a send, of one of them", 2),
     ("op", "U16", "", "CollectiveOp in lower case"),
     (
         "position",
@@ -41,6 +41,7 @@ OVERLAP_ADVICE = schema(
         "i8",
         "",
         "elements of the type that its kernel names, else of 4 bytes; -1 if unknown",
+        1,
         missing=-1,
     ),
     ("ranks_count", "i8", "", "ranks of the group; of a send, those that hold the same data"),
@@ -62,6 +63,7 @@ OVERLAP_ADVICE = schema(
         "f8",
         "",
         "overlap: how much longer kernels took beside collectives, -1 if unseen",
+        1,
         missing=-1,
     ),
 )

@@ -35,7 +35,7 @@ from stashtrace.replay.communication.overlap import (
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.parts import plural
+from stashtrace.text import plural
 
 #: Sizes of the forecast, ``bucket_cap_mb`` of DistributedDataParallel in MiB. All in one message is added.
 BUCKETS_MIB = (1, 4, 25, 100)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.replay.communication.model import BucketForecast, CommunicationModel, LinkFit
-from stashtrace.summary.layout import table_lines, wrapped
-from stashtrace.summary.words.parts import plural
+from stashtrace.text import align, plural, wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 #: Sizes of an operation that the page shows; JSON has all.
@@ -22,7 +21,7 @@ def model_lines(model: CommunicationModel) -> list[str]:
     """Return the lines of the command."""
     lines = [
         "time of a message = alpha + bytes * beta, fitted to the time that the link worked for it",
-        *table_lines([_FIT_HEAD, *(_fit_cells(link) for link in model.links)], left=2),
+        *align([_FIT_HEAD, *(_fit_cells(link) for link in model.links)], range(2)),
     ]
     for link in model.links:
         if link.fit is not None:
@@ -31,7 +30,7 @@ def model_lines(model: CommunicationModel) -> list[str]:
     if model.buckets:
         lines += ["", *_bucket_lines(model.buckets), *_best_lines(model)]
     if model.notes:
-        lines += ["", "unknown or doubtful:", *(line for note in model.notes for line in wrapped(note))]
+        lines += ["", "unknown or doubtful:", *(line for note in model.notes for line in wrap(note))]
     return lines
 
 
@@ -149,7 +148,7 @@ def _residual_lines(link: LinkFit) -> list[str]:
         size, count = bytes_text(row["message_bytes"]), str(row["messages_count"])
         median, model, off = (row[name] for name in ("median_ns", "expected_ns", "residual_ratio"))
         rows.append((size, count, duration_text(median), half, duration_text(model), f"{100 * off:+.0f} %"))
-    lines = table_lines(rows, left=0)
+    lines = align(rows)
     if len(sizes) > len(shown):
         rest = len(sizes) - len(shown)
         lines.append(f"  {rest} more size{plural(rest)} in --format json")
@@ -183,16 +182,16 @@ def _exposed_lines(model: CommunicationModel) -> list[str]:
     lines = [
         f"exposed communication of a backward pass, {count:g} message{plural(count)} of {bytes_text(size)}"
         f" in all, medians of {len(passes)} pass{'' if len(passes) == 1 else 'es'}:",
-        *table_lines(rows, left=1),
+        *align(rows, range(1)),
     ]
     if not math.isnan(model.step_ns):
-        lines += wrapped(
+        lines += wrap(
             f"by the attribution a step of {duration_text(model.step_ns)} has {duration_text(model.attributed_ns)} in"
             f" transfers and {duration_text(model.late_ns)} waiting for late ranks (medians over ranks and steps)"
         )
     if not math.isnan(error) and abs(error) > _GOOD_RATIO:
         below = ": forecasts below are no better than that" if model.buckets else ""
-        lines += wrapped(f"the prediction is {_percent(error)} off{below}")
+        lines += wrap(f"the prediction is {_percent(error)} off{below}")
     return lines
 
 
@@ -202,7 +201,7 @@ def _bucket_lines(buckets: tuple[BucketForecast, ...]) -> list[str]:
         (_bucket_name(b) + (" *" if b.split else ""), f"{b.messages_count:g}", duration_text(b.exposed_ns))
         for b in buckets
     ]
-    lines = ["other buckets, by the fit and the times at which gradients were ready:", *table_lines(rows, left=1)]
+    lines = ["other buckets, by the fit and the times at which gradients were ready:", *align(rows, range(1))]
     if any(b.split for b in buckets):
         lines.append("  * messages had to be divided, assuming that gradients come at an even rate")
     return lines

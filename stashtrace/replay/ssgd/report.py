@@ -10,7 +10,7 @@ from typing import Any
 from stashtrace.replay.ssgd.merging import Merge
 from stashtrace.replay.ssgd.study import Study
 from stashtrace.replay.ssgd.variants import WAIT_FREE
-from stashtrace.summary.layout import table_lines
+from stashtrace.text import align
 from stashtrace.units import bytes_text, duration_text, shortened
 
 #: Messages of a merge that are listed; if there are more, the first and the last of them.
@@ -94,13 +94,13 @@ def _iterations(study: Study) -> list[str]:
         exposed = duration_text(at_chosen.iteration_ns - row.alone_ns)
         times = (duration_text(at_chosen.iteration_ns), exposed, f"{at_chosen.speedup:.2f}")
         rows.append((row.name, row.variant.overlaps, *times))
-    return [f"one iteration of {study.chosen} ranks:", *table_lines(rows, left=2)]
+    return [f"one iteration of {study.chosen} ranks:", *align(rows, range(2))]
 
 
 def _curve(study: Study) -> list[str]:
     head = ("ranks", *(str(count) for count in study.ranks))
     rows = [head, *((row.name, *(f"{speedup.speedup:.2f}" for speedup in row.speedups)) for row in study.rows)]
-    return ["speed-up over ranks, each with the same batch:", *table_lines(rows, left=1)]
+    return ["speed-up over ranks, each with the same batch:", *align(rows, range(1))]
 
 
 def _merge(study: Study) -> list[str]:
@@ -113,7 +113,7 @@ def _merge(study: Study) -> list[str]:
     rows: list[tuple[str, ...]] = [("sent", "messages", "exposed")]
     rows += [(name, str(len(sent)), duration_text(study.exposed_ns(sent))) for name, sent in merges]
     lines = [f"gradients of {study.chosen} ranks; predicted best size of buckets: bucket_cap_mb={study.cap_mib:g}"]
-    lines += [*table_lines(rows, left=1), "", "the best merge:"]
+    lines += [*align(rows, range(1)), "", "the best merge:"]
     listed: list[tuple[str, ...]] = [("layers", "size", "ready", "takes")]
     sends = study.workload.sends
     ends = [*merge.starts.tolist()[1:], len(sends)]
@@ -125,7 +125,7 @@ def _merge(study: Study) -> list[str]:
         span = first if first == last else f"{first} to {last}"
         times = (float(merge.ready_ns[number]), float(merge.time_ns[number]))
         listed.append((span, bytes_text(float(merge.sizes_bytes[number])), *map(duration_text, times)))
-    return lines + table_lines(listed, left=1)
+    return lines + align(listed, range(1))
 
 
 def _shown(count: int) -> Sequence[int]:

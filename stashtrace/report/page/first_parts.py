@@ -19,7 +19,7 @@ from stashtrace.report.page.words import (
     sentence,
 )
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
-from stashtrace.summary.words.parts import counted
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
 #: Verdicts that are open; the others are folded in, as the summary counts them.
@@ -152,7 +152,7 @@ def _group(group: dict[str, Any], named_kind: bool) -> str:
         + unfolding(
             "Times and bounds",
             table(
-                f"Mean per step and rank over {counted(group['steps_count'], 'step')}, and its bounds",
+                f"Mean per step and rank over {count_noun(group['steps_count'], 'step')}, and its bounds",
                 ("time", "share", "a step", "at least", "at most"),
                 rows,
                 numbers=4,

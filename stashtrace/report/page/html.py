@@ -1,19 +1,63 @@
-"""Elements of the page. All text passes ``text``, which makes names from outside harmless and visible."""
+"""Pages as one HTML file, and their elements: no network, readable without script, light and dark, printable.
+
+All text passes ``text``, which makes names from outside harmless and visible. A policy in the head of a page forbids
+everything that the file does not bring itself, and every script but its own.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
+from stashtrace.schema.stall_kinds import COLUMNS, STALL_KINDS
 from stashtrace.visible import finite, visible_line
 
 #: A cell with a longer text is a sentence, and has room for it.
 _LONG = 40
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mnu]?s\b|[KMGT]?B\b)")
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+)
+
+
+def whole_page(title: str, body: Sequence[str], *, script: str = "") -> str:
+    """Return a page with the style of reports; ``script`` is the only one that may run."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(digest=digest)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{text(title)}</title>\n<style>{_style()}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _style() -> str:
+    """Return the style sheet with the colours of the kinds of time; a column has that of its first kind."""
+    first = {column: kinds[0] for column, kinds in COLUMNS.items()} | {kind.name: kind.name for kind in STALL_KINDS}
+    parts = {
+        "light": " ".join(f"--{kind.name}: {kind.colour};" for kind in STALL_KINDS),
+        "dark": " ".join(f"--{kind.name}: {kind.on_dark};" for kind in STALL_KINDS),
+        "classes": "\n".join(f".k-{name} {{ fill: var(--{kind}) }}" for name, kind in first.items()),
+    }
+    style = own_file("style.css")
+    for name, rules in parts.items():
+        style = style.replace(f"/* kinds, {name} */", rules)
+    return style
+
+
+def own_file(name: str) -> str:
+    """Return the text of a file that stands beside this one."""
+    return files("stashtrace.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def text(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stashtrace.report.heat import CLASSES
 from stashtrace.schema.stall_kinds import STALL_KINDS
-from stashtrace.summary.words.parts import counted
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
 #: Kind of time -> what a person calls it.
@@ -63,7 +63,7 @@ def finding_how(finding: dict[str, Any], steps_counts: dict[str, int]) -> list[s
     ``steps_counts`` has the number of counted steps of each kind; the empty name stands for those that train.
     """
     said = []
-    steps = counted(steps_counts.get(finding["name"], steps_counts[""]), f"{finding['name']} step".strip())
+    steps = count_noun(steps_counts.get(finding["name"], steps_counts[""]), f"{finding['name']} step".strip())
     one = not {",", "-"} & set(finding["ranks"])
     if finding["stall_ns"] >= 0 and finding["confidence"]:
         rank = f" on rank {finding['rank']}" + ("" if one else ", the one hit hardest") if finding["rank"] >= 0 else ""
@@ -145,8 +145,8 @@ def binned_text(heat: dict[str, Any]) -> str:
         cell = f"{cell} {who if apart == 1 else several}, on top."
     return (
         f"{cell} Its value is the time of the kind by the length of all its steps. The maps cover"
-        f" {counted(heat['ranks_count'], 'rank')} and {counted(heat['steps_count'], 'step')}, those of the warm-up"
-        " included."
+        f" {count_noun(heat['ranks_count'], 'rank')} and {count_noun(heat['steps_count'], 'step')}, those of the"
+        " warm-up included."
     )
 
 

@@ -14,7 +14,6 @@ from stashtrace.summary.words.parts import (
     Finding,
     Row,
     amount,
-    counted,
     few_ranks,
     filled,
     lost,
@@ -22,12 +21,12 @@ from stashtrace.summary.words.parts import (
     number,
     of_recording,
     operation,
-    plural,
     ranks,
     ranks_named,
     share,
     verb,
 )
+from stashtrace.text import count_noun, plural
 from stashtrace.units import duration_text, percent_text, ranks_text, shortened
 
 _ALL_RATIO = 0.95
@@ -399,7 +398,7 @@ def _warmup(f: Finding) -> str:
 
 def _uneven_steps(f: Finding) -> str:
     at_most = 4
-    parts = [f"{ranks_named(e['name'], ('made', 'made'))} {counted(e['items_count'], 'step')}" for e in f.evidence]
+    parts = [f"{ranks_named(e['name'], ('made', 'made'))} {count_noun(e['items_count'], 'step')}" for e in f.evidence]
     more = f" and {len(parts) - at_most} other numbers" if len(parts) > at_most else ""
     return f"the ranks did not make the same number of steps: {', '.join(parts[:at_most])}{more}"
 
@@ -439,7 +438,7 @@ def _machine_contention(f: Finding) -> str:
 
 def _other_trainers(f: Finding) -> str:
     at_most = 3
-    named = [f"{e['name']} (pid {e['of_count']}, {counted(e['items_count'], 'update')})" for e in f.evidence]
+    named = [f"{e['name']} (pid {e['of_count']}, {count_noun(e['items_count'], 'update')})" for e in f.evidence]
     more = f" and {len(named) - at_most} more" if len(named) > at_most else ""
     return f"these numbers leave out other training: {', '.join(named[:at_most])}{more}; record each job by itself"
 
@@ -460,11 +459,11 @@ def _hosts(f: Finding) -> str:
     at_most, width = 8, 40
     named = []
     for e in f.evidence:
-        listed = counted(e["items_count"], "rank")
+        listed = count_noun(e["items_count"], "rank")
         if len(e["kind"]) <= width:
             listed = f"rank{plural(e['items_count'])} {e['kind']}"
         known = e["items_count"] > 0
-        others = counted(e["of_count"], "other process" if known else "process")
+        others = count_noun(e["of_count"], "other process" if known else "process")
         parts = [listed] * known + [others if known else f"{others} without a rank"] * (e["of_count"] > 0)
         named.append(f"{e['name'] or '(not named)'} {' and '.join(parts)}")
     more = f" and {len(named) - at_most} more" if len(named) > at_most else ""

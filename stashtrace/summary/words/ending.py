@@ -10,13 +10,13 @@ from stashtrace.analysis.findings.ending.doing import STANDS_STILL
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
-    counted,
     last_called,
     not_entered,
     operation,
     ranks_named,
     waiting_inside,
 )
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
 #: From this share of the time on a thread ran all the time; up to the other it did not run.
@@ -44,7 +44,7 @@ def _first(f: Finding) -> str:
         return ""
     how = _how(row["code"], row["name"], row["of_count"])
     was = "was " if row["code"] == "ended_by" else ""
-    steps = f" after {counted(row['items_count'], 'step')}" if row["items_count"] >= 0 else ""
+    steps = f" after {count_noun(row['items_count'], 'step')}" if row["items_count"] >= 0 else ""
     memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
     return f"{_who(row)} {was}{how}{steps}{memory}"
 

@@ -14,7 +14,6 @@ from stashtrace.summary.words.over_time import behind_it
 from stashtrace.summary.words.parts import (
     Finding,
     Row,
-    counted,
     few_ranks,
     filled,
     lost,
@@ -24,6 +23,7 @@ from stashtrace.summary.words.parts import (
     ranks_named,
     verb,
 )
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
 _NAME_WIDTH = 40
@@ -97,7 +97,7 @@ def _epochs(row: Row, f: Finding) -> str:
         if row["code"] == "epochs_start_workers"
         else "for a first batch that no worker had made ahead"
     )
-    steps = counted(row["of_count"], "step")
+    steps = count_noun(row["of_count"], "step")
     return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {steps}, {each}, {why}"
 
 
@@ -163,29 +163,31 @@ def _cpu_demand(row: Row, f: Finding) -> str:
         is_whole = of_host == row["of_count"]
         used = f"other programs used {number(others)}"
         used = f"; {used} of these" if is_whole else f"; {used} of the host's {of_host}"
-    cpus = counted(row["of_count"], "CPU")
+    cpus = count_noun(row["of_count"], "CPU")
     return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
 
 
 def _fewer_threads(row: Row, f: Finding) -> str:
     ranks, threads = row["of_count"], row["items_count"]
     given = f"OMP_NUM_THREADS={row['name']}" if row["name"] else "OMP_NUM_THREADS is not set"
-    began = f"{counted(ranks, 'rank')} began with {threads} torch threads{' each' if ranks > 1 else ''} ({given})"
-    cpus = counted((f.first("cpu_demand") or row)["of_count"], "CPU")
+    began = f"{count_noun(ranks, 'rank')} began with {threads} torch threads{' each' if ranks > 1 else ''} ({given})"
+    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
     return f"{began}, {ranks * threads} for {cpus}: try OMP_NUM_THREADS={number(row['part_ratio'])}"
 
 
 def _workers_hold_cpus(row: Row, f: Finding) -> str:
-    cpus = counted((f.first("cpu_demand") or row)["of_count"], "CPU")
+    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
     return (
-        f"{counted(row['of_count'], 'rank')} and {counted(row['items_count'], 'loader worker')} share {cpus}:"
+        f"{count_noun(row['of_count'], 'rank')} and {count_noun(row['items_count'], 'loader worker')} share {cpus}:"
         f" {number(row['part_ratio'])} of these threads are the workers'; cheaper decoding or more CPUs would help"
     )
 
 
 def _ranks_share_cpus(row: Row, f: Finding) -> str:
-    cpus = counted(row["of_count"], "CPU")
-    return f"{counted(row['items_count'], 'rank')} share {cpus}: fewer ranks on this machine, or more CPUs, would help"
+    cpus = count_noun(row["of_count"], "CPU")
+    return (
+        f"{count_noun(row['items_count'], 'rank')} share {cpus}: fewer ranks on this machine, or more CPUs, would help"
+    )
 
 
 def _fewer_batches(row: Row, f: Finding) -> str:
@@ -363,14 +365,14 @@ def _late_part(row: Row, f: Finding) -> str:
 def _bubble(row: Row, f: Finding) -> str:
     # Of a slow stage the claim has not said how long the others wait.
     waits = f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}; " if f.first("slow_stage") else ""
-    held, stages = f.first("stages_held"), counted(row["items_count"], "stage")
-    with_batches = f"with {counted(row['of_count'], 'micro-batch')} a step"
+    held, stages = f.first("stages_held"), count_noun(row["items_count"], "stage")
+    with_batches = f"with {count_noun(row['of_count'], 'micro-batch')} a step"
     if held is None:
         whose = f"a pipeline of {stages} {with_batches} has a bubble of"
     elif held["items_count"] > 0:
         whose = f"a pipeline of {stages}, {held['items_count']} on each rank, {with_batches} has a bubble of"
     else:
-        ranks_count = counted(row["items_count"], "rank")
+        ranks_count = count_noun(row["items_count"], "rank")
         whose = f"a pipeline of {ranks_count} that hold several stages each has a bubble of at least"
     return (
         f"{waits}{whose} {duration_text(row['amount_ns'])} a step ({percent_text(row['part_ratio'])}) on each rank even"
@@ -448,7 +450,7 @@ def _bus_bandwidth(row: Row, f: Finding) -> str:
 
 
 def _payload(row: Row, f: Finding) -> str:
-    operations = counted(max(round(row["part_ratio"]), 1), "operation")
+    operations = count_noun(max(round(row["part_ratio"]), 1), "operation")
     return f"{operations} with {bytes_text(row['moved_bytes'])} of payload a step"
 
 
@@ -484,7 +486,7 @@ def _late_often_of_worst(row: Row, f: Finding) -> str:
 
 
 def _checkpoints(row: Row, f: Finding) -> str:
-    count = counted(row["items_count"], "checkpoint")
+    count = count_noun(row["items_count"], "checkpoint")
     after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
@@ -493,7 +495,7 @@ def _background_saves(row: Row, f: Finding) -> str:
     count, mean, longest = row["items_count"], row["amount_ns"], row["high_ns"]
     length = f"{duration_text(mean)} each, the longest {duration_text(longest)}" if count > 1 else duration_text(mean)
     whose = ranks_named(row["name"], ("wrote", "wrote"))
-    return f"{whose} {counted(count, 'checkpoint')} in the background: {length}"
+    return f"{whose} {count_noun(count, 'checkpoint')} in the background: {length}"
 
 
 def _transfers(row: Row, f: Finding) -> str:

@@ -12,7 +12,8 @@ from stashtrace.summary.words.ending import ENDINGS
 from stashtrace.summary.words.evidence import BLOCKED_WORDS, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.over_time import steps_of_time
-from stashtrace.summary.words.parts import Finding, of_recording, plural, ranks, share, verb
+from stashtrace.summary.words.parts import Finding, of_recording, ranks, share, verb
+from stashtrace.text import plural
 from stashtrace.units import percent_text, shortened
 
 #: Longest headline, in characters.

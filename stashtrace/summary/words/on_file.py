@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 
-from stashtrace.summary.words.parts import Finding, Row, counted, lost, ranks, verb
+from stashtrace.summary.words.parts import Finding, Row, lost, ranks, verb
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, shortened
 
 _NAME_WIDTH = 40
@@ -39,7 +40,7 @@ def file_short(f: Finding, part_of_step: str) -> str:
 def _doing(f: Finding) -> str:
     row: Row = f.first("on_file") or {}
     if row["items_count"] > 1:
-        files = counted(row["items_count"], "file")
+        files = count_noun(row["items_count"], "file")
         return _WAYS[row["kind"]].format(file=files if f.row["items_count"] == 1 else "files")
     if row["of_count"] > 1:
         name = shortened(os.path.basename(row["name"]), _NAME_WIDTH)

@@ -9,7 +9,8 @@ from stashtrace.analysis.findings.over_time.in_steps import NOTHING_RATIO
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words.on_file import doing
-from stashtrace.summary.words.parts import Finding, Row, counted, ranks_named
+from stashtrace.summary.words.parts import Finding, Row, ranks_named
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, shortened
 
 _PATH_WIDTH = 48
@@ -90,7 +91,7 @@ def _levels(f: Finding) -> str:
 def _drift(f: Finding) -> str:
     at, row = f.evidence[0], f.row
     each = duration_text(abs(at["part_ratio"]) * 1e6)
-    steps = counted(row["items_count"], "step")
+    steps = count_noun(row["items_count"], "step")
     grow = "longer" if row["share_ratio"] >= 0 else "shorter"
     span = f"from {duration_text(at['amount_ns'])} to {duration_text(row['stall_ns'])} over {steps}"
     return f"each step takes {each} {grow} than the one before, {span}{_whose(f)}"

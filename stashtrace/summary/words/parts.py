@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.schema.table import Table
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 Row = dict[str, Any]
@@ -120,11 +121,6 @@ def operation(name: str) -> str:
     return name.replace("_", "-")
 
 
-def plural(count: float) -> str:
-    """Return the ending of a noun behind a count."""
-    return "" if count == 1 else "s"
-
-
 class _Filler(string.Formatter):
     """Fills templates: ``{amount_ns:time}``, ``{part_ratio:percent}`` or ``:number``, ``{items_count:worker}``."""
 
@@ -132,18 +128,12 @@ class _Filler(string.Formatter):
         """Return a value in words; a specification of no other meaning is a noun that the value counts."""
         words: dict[str, Callable[[Any], str]] = {"": str, "time": duration_text, "percent": percent_text}
         words |= {"number": number, "bytes": bytes_text, "count": lambda count: f"{count:,}"}
-        return words[spec](value) if spec in words else counted(value, spec)
+        return words[spec](value) if spec in words else count_noun(value, spec)
 
 
 def filled(template: str, row: Row, **more: object) -> str:
     """Fill a template with fields of a row, and with further ones."""
     return _Filler().vformat(template, (), {**row, **more})
-
-
-def counted(count: int, noun: str) -> str:
-    """Count something: ``1 worker``, ``2 processes``, ``1,204 calls``."""
-    ending = plural(count) if not noun.endswith(("s", "ch")) else "" if count == 1 else "es"
-    return f"{count:,} {noun}{ending}"
 
 
 def ranks_named(text: str, verbs: tuple[str, str]) -> str:

@@ -25,7 +25,7 @@ ENDINGS = schema(
     Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
     Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
     ("pid", "i8", "", "process id on its host"),
-    Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
+    Column("process_id", "i8", "", "-1 if it recorded nothing", 6, missing=-1, of="processes.process_id"),
     ("exception", "U16", "", "type and message, with the place that raised it; empty if none was recorded"),
     Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", role="code", missing=-1),
     ("signal", "U16", "", "name of the signal; empty if none ended it, as far as its parent recorded it"),

@@ -22,7 +22,7 @@ KILLED = schema(
     Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
     Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
     ("pid", "i8", "", "process id on its host"),
-    Column("process_id", "i8", "", "-1 if it recorded nothing", missing=-1, of="processes.process_id"),
+    Column("process_id", "i8", "", "-1 if it recorded nothing", 6, missing=-1, of="processes.process_id"),
     ("signal", "U16", "", "name of the signal"),
     (
         "sender",

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay.ssgd import Ring, write_layers
     from stashtrace.replay.ssgd.report import layers_json, layers_lines
     from stashtrace.replay.ssgd.study import study
-    from stashtrace.summary.words.parts import counted
+    from stashtrace.text import count_noun
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
         raise UsageError("--latency and --bandwidth need each other", hint="for example --latency 45 --bandwidth 1.1G")
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     iterations = [_with_times(iteration, arguments) for iteration in untimed]
     if arguments.out:
         write_layers(arguments.out, iterations)
-        count = f"{counted(len(iterations), 'iteration')} of {counted(len(iterations[0]), 'layer')}"
+        count = f"{count_noun(len(iterations), 'iteration')} of {count_noun(len(iterations[0]), 'layer')}"
         Screen().say(f"wrote {arguments.out}: {count}")
     scaling = study(iterations, arguments.ranks, ring=ring, measured_ranks=measured)
     print_answer(arguments.format, layers_lines(scaling), layers_json(scaling))
@@ -79,10 +79,10 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
         return read_layers(path), arguments.measured_ranks
     if arguments.measured_ranks:
         raise UsageError("--measured-ranks is for files of layers", hint="leave it out: a run has its number of ranks")
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.replay.ssgd.from_run import layers_of_run
 
-    return layers_of_run(load_watched(str(path)))
+    return layers_of_run(read_runs(str(path)))
 
 
 def _is_trace(path: Path) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import answering, print_answer, print_lines
+from stashtrace.cli.answers import answering, open_output, print_answer, print_lines, write_output
 from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
 from stashtrace.cli.parsing import (
     NEWEST,
@@ -25,7 +25,7 @@ from stashtrace.cli.parsing import (
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.cli.values import read_percent, read_whole
 from stashtrace.errors import UsageError
-from stashtrace.output_files import complete_file, require_writable
+from stashtrace.text import count_noun
 
 if TYPE_CHECKING:
     import argparse
@@ -147,7 +147,7 @@ def _check(given: argparse.Namespace, command: Sequence[str]) -> None:
     if given.save_baseline:
         check_name(given.save_baseline)
     if given.junit:
-        require_writable(Path(given.junit), hint="choose another file with --junit")
+        open_output(given.junit, "junit.xml", option="--junit")
 
 
 def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) -> tuple[Side | None, Side]:
@@ -200,8 +200,7 @@ def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace,
     from stashtrace.summary.gate import markdown
 
     if given.junit:
-        with complete_file(Path(given.junit), "choose another file with --junit") as partial:
-            partial.write_text(junit_xml(gate), encoding="utf-8")
+        write_output(Path(given.junit), junit_xml(gate), option="--junit")
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
@@ -222,4 +221,4 @@ def _split(command: str) -> list[str]:
 
 
 def _runs(side: Side) -> str:
-    return f"{len(side.runs)} run{'s' * (len(side.runs) > 1)}, {side.steps_count:,} steps"
+    return f"{count_noun(len(side.runs), 'run')}, {side.steps_count:,} steps"

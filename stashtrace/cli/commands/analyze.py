@@ -8,26 +8,22 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from stashtrace.cli.loading import find_jobs, read_runs
 from stashtrace.cli.parsing import (
-    NEWEST,
-    RUN_OR_FILES,
     TABLE_FORMATS,
     Parser,
     add_value,
-    existing_run,
     runs_or_newest,
     speak_up,
 )
-from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_names
 from stashtrace.errors import PluginError, UsageError
 from stashtrace.loading.archives import named
-from stashtrace.loading.gather import is_one_job
 from stashtrace.registry import warn
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -45,8 +41,7 @@ def parser() -> Parser:
     parser.add_argument("--by", choices=("step", "rank", "step_kind", "run"), help=by)
     warmup = "count the warm-up steps too; stalls by step: all steps, and step -1 for the time outside of them"
     parser.add_argument("--warmup", action="store_true", default=None, help=warmup)
-    calibration = "file of `stashtrace calibrate` (default: calibration.toml in the run directory)"
-    add_value(parser, "--calibration", "FILE", calibration)
+    parser.add_calibration()
     orphans = "GPU work launched before the recording: keep (default) or drop"
     parser.add_argument("--orphans", choices=KEEP, help=orphans)
     parser.add_argument("--last-step", choices=KEEP, help="GPU work of the last step: keep (default) or drop")
@@ -93,12 +88,7 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
 def _common(description: str, epilog: str, *, columns: bool = True) -> Parser:
     parser = Parser("analyze", description, epilog)
     parser.add_argument("name", metavar="NAME", help="name of the analysis")
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="*",
-        help=f"{RUN_OR_FILES} (default: {NEWEST}); parts of one job are joined, several runs get a column path",
-    )
+    parser.add_runs("; parts of one job are joined, several runs get a column path")
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
     if columns:
@@ -162,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
 
     arguments, own = _read(argv)
     if arguments.name == SUMMARY:
-        from stashtrace.cli.summary import print_summary
+        from stashtrace.cli.commands.summary import print_summary
 
         if arguments.format == "csv":
             raise UsageError(
@@ -173,22 +163,17 @@ def main(argv: Sequence[str]) -> int:
             runs_or_newest(arguments.paths), arguments.run, "json" if arguments.format == "json" else "text"
         )
     name, function = arguments.name, find(arguments.name)
-    paths = [str(existing_run(p)) for p in runs_or_newest(arguments.paths)]
+    jobs = find_jobs(arguments.paths)
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
     options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
     for option in unknown_options(function, options):
         raise UsageError(f"analysis {name!r} has no option --{option.replace('_', '-')}", hint="leave it out")
-    sources: list[str | list[str]] = list(paths)
-    if len(paths) > 1 and is_one_job([Path(p) for p in paths]):
-        sources = [paths]
     rows: list[dict[str, Any]] = []
     columns: list[str] = []
-    about = ""
-    for source in sources:
-        table, strings = _analyzed(source, name, options, arguments)
-        extra = {"path": named(str(source))} if len(sources) > 1 else {}
-        about = table.schema.doc
+    for parts in jobs:
+        table, strings = _analyze(parts, name, options, arguments)
+        extra = {"path": named(parts[0])} if len(jobs) > 1 else {}
         rows += named_rows(table, strings, extra)
         columns = column_names(table, tuple(extra))
     if arguments.columns is not None:
@@ -196,10 +181,18 @@ def main(argv: Sequence[str]) -> int:
         rows = [{column: row[column] for column in columns} for row in rows]
     screen = Screen()
     if arguments.format == "table" and screen.interactive:
-        screen.say(f"{name}: {about}\n")
+        screen.say(f"{name}: {table.schema.doc}\n")
     is_whole = arguments.wide or arguments.columns is not None
     width = None if is_whole else screen_width()
-    write_rows(rows, columns, arguments.format, sys.stdout, width=width, keep_all=arguments.columns is not None)
+    write_rows(
+        rows,
+        columns,
+        arguments.format,
+        sys.stdout,
+        width=width,
+        keep_all=arguments.columns is not None,
+        details=column_details(table.schema),
+    )
     return 0
 
 
@@ -246,13 +239,12 @@ def _named_plugin(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _analyzed(
-    source: str | list[str], name: str, options: dict[str, Any], arguments: Namespace
-) -> tuple[Table, StringPool]:
+def _analyze(paths: list[str], name: str, options: dict[str, Any], arguments: Namespace) -> tuple[Table, StringPool]:
     """Run the analysis: on a store rank by rank if it can be divided, else on the whole trace in memory."""
     from stashtrace.store.layout import is_store
 
-    if isinstance(source, str) and is_store(source):
+    source = paths[0]
+    if len(paths) == 1 and is_store(source):
         from stashtrace.fleet import analyze as fleet
         from stashtrace.fleet.plans import PLANS
 
@@ -270,7 +262,6 @@ def _analyzed(
     elif getattr(arguments, "cluster", None):
         raise UsageError("--cluster needs a store", hint=f"make one: stashtrace export parquet {source} -o STORE")
     from stashtrace.analysis.registry import analyze
-    from stashtrace.cli.loading import load_watched
 
-    trace = load_watched(source, run_id=arguments.run)
+    trace = read_runs(paths, run_id=arguments.run)
     return analyze(trace, name, **options), trace.strings

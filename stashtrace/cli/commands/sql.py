@@ -7,19 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import (
-    NEWEST,
-    RUN_OR_FILES,
-    TABLE_FORMATS,
-    Parser,
-    add_flag,
-    existing_run,
-    runs_or_newest,
-)
-from stashtrace.cli.rows import screen_width, write_rows
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TABLE_FORMATS, Parser, add_flag
+from stashtrace.cli.rows import column_details, screen_width, write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.sql.query import Database, require_duckdb, run_labels
 
     require_duckdb()
-    query, sources = ("show tables", []) if arguments.tables else _query_and_sources(arguments.words)
-    runs = [_opened(source, arguments.run) for source in sources]
-    database = Database(run_labels([named(source if isinstance(source, str) else source[0]) for source in sources]))
+    query, jobs = ("show tables", []) if arguments.tables else _query_and_jobs(arguments.words)
+    runs = [_open(parts, arguments.run) for parts in jobs]
+    database = Database(run_labels([named(parts[0]) for parts in jobs]))
     relation = database.relation(query, runs)
     names = _distinct(relation.columns)
     plain = arguments.format == "table"
@@ -74,12 +65,13 @@ def main(argv: Sequence[str]) -> int:
         for row in database.rows(relation)
     ]
     width = None if arguments.wide else screen_width()
-    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True)
+    details = column_details(*database.schemas)
+    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True, details=details)
     return 0
 
 
-def _query_and_sources(words: Sequence[str]) -> tuple[str, list[str | list[str]]]:
-    """Return the query, which is the last word, and the runs before it; the parts of one job are one run.
+def _query_and_jobs(words: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """Return the query, which is the last word, and the jobs before it, each as the paths of its parts.
 
     Raises
     ------
@@ -88,45 +80,41 @@ def _query_and_sources(words: Sequence[str]) -> tuple[str, list[str | list[str]]
     MissingDataError
         If a run does not exist, or none is named and there is none here.
     """
-    from stashtrace.loading.gather import is_one_job
+    from stashtrace.cli.loading import find_jobs
 
     if not words:
         raise UsageError("there is no query", hint=_EXAMPLE)
     *paths, query = words
     if os.path.exists(query):
         raise UsageError(f"{query} is a file or folder, and no query stands after it", hint=_EXAMPLE)
-    sources: list[str | list[str]] = [str(existing_run(path)) for path in runs_or_newest(paths)]
-    listed = [source for source in sources if isinstance(source, str)]
-    if len(listed) > 1 and is_one_job([Path(path) for path in listed]):
-        sources = [listed]
-    return query, sources
+    return query, find_jobs(paths)
 
 
-def _opened(source: str | list[str], run_id: str | None) -> Run:
+def _open(paths: list[str], run_id: str | None) -> Run:
     """Return a run whose tables are read when a query names them."""
     from stashtrace.store.layout import is_store
 
-    if isinstance(source, str) and is_store(source):
+    if len(paths) == 1 and is_store(paths[0]):
         from stashtrace.sql.store_run import StoreRun
 
-        return StoreRun(source)
-    return _LoadedRun(source, run_id)
+        return StoreRun(paths[0])
+    return _LoadedRun(paths, run_id)
 
 
 class _LoadedRun:
     """A run that is loaded once a query has been understood and names a table."""
 
-    def __init__(self, source: str | list[str], run_id: str | None) -> None:
-        self._source, self._run_id = source, run_id
+    def __init__(self, paths: list[str], run_id: str | None) -> None:
+        self._paths, self._run_id = paths, run_id
         self._trace: Trace | None = None
 
     def rows(self, named: Named) -> tuple[Table, StringPool]:
         """See :class:`stashtrace.sql.query.Run`."""
-        from stashtrace.cli.loading import load_watched
+        from stashtrace.cli.loading import read_runs
         from stashtrace.sql.catalog import rows_of
 
         if self._trace is None:
-            self._trace = load_watched(self._source, run_id=self._run_id)
+            self._trace = read_runs(self._paths, run_id=self._run_id)
         return rows_of(self._trace, named)
 
 

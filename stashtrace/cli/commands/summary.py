@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.loading import load_watched
-from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, existing_run, runs_or_newest
+from stashtrace.cli.loading import read_runs
+from stashtrace.cli.parsing import Parser, runs_or_newest
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import DataLossWarning
 
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 def parser() -> Parser:
     """Return the parser of ``stashtrace summary``."""
     parser = Parser("summary", "Say what slows a run down, in words.")
-    text = f"{RUN_OR_FILES} (default: {NEWEST}); several are parts of one job"
-    parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
+    parser.add_runs()
     parser.add_format(tuple(FORMATS))
     parser.add_run()
     return parser
@@ -35,10 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:
     """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; return the exit code."""
-    sources = [str(existing_run(path)) for path in paths]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)  # the summary says what is missing
-        trace = load_watched(sources if len(sources) > 1 else sources[0], run_id=run_id)
+    trace = read_runs(paths, run_id=run_id, quiet=True)  # the summary says what is missing
     sys.stdout.write(FORMATS[format_name](trace, " ".join(paths)))
     return 0
 

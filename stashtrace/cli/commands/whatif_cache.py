@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.answers import check_plot, print_answer
+from stashtrace.cli.answers import check_plot, print_answer, write_plot
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run
 from stashtrace.cli.rows import column_names, named_rows, write_rows
-from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_shares, read_size
 from stashtrace.errors import UsageError
 
@@ -47,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
     from stashtrace.analysis.registry import analyze
     from stashtrace.calibration.file import find_calibration, load_calibration
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.report import answers, forecast_lines
+    from stashtrace.lab.cache.report import answers, forecast_lines, plot_forecast
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     if calibration is None and Path(path).is_dir():
         calibration = find_calibration([path])
-    trace = load_watched(path)
+    trace = read_runs(path)
     rates = analyze(trace, "loader_rates")
     inputs = inputs_of(rates, calibration, dataset_bytes=dataset)
     if cache is not None and not inputs.dataset_bytes:
@@ -81,9 +80,5 @@ def main(argv: Sequence[str]) -> int:
         write_rows(rows, column_names(table), "csv", sys.stdout)
     else:
         print_answer(arguments.format, forecast_lines(inputs, rates, table, arguments.policy), whole)
-    if arguments.plot:
-        from stashtrace.lab.cache.report import plot_forecast
-
-        plot_forecast(inputs, table, arguments.policy, arguments.plot)
-        Screen().say(f"wrote {arguments.plot}")
+    write_plot(arguments.plot, plot_forecast, inputs, table, arguments.policy)
     return 0

@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.answers import check_plot, print_answer
+from stashtrace.cli.answers import check_plot, open_output, print_answer, write_output
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_configurations
 from stashtrace.errors import UsageError
-from stashtrace.output_files import complete_file
 
 _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
              --nproc-per-node 2 train.py
@@ -76,12 +75,11 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.lab.characterize.plan import CharacterizationRequest
     from stashtrace.lab.characterize.report import characterization_lines
     from stashtrace.lab.characterize.run import characterize
-    from stashtrace.lab.plot import check_plot_folder
 
     out = Path(arguments.out)
     check_plot(arguments.plot, made=out)
     if arguments.html:
-        check_plot_folder(arguments.html, option="--html", made=out)
+        open_output(arguments.html, "page.html", option="--html", made=out)
     lengths = _QUICK if arguments.quick else _FULL
     request = CharacterizationRequest(
         command=tuple(command),
@@ -125,8 +123,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.html:
         from stashtrace.lab.characterize.page import characterization_page
 
-        with complete_file(Path(arguments.html), hint="choose another file with --html") as partial:
-            partial.write_text(characterization_page(answer), encoding="utf-8")
+        write_output(Path(arguments.html), characterization_page(answer), option="--html")
         screen.say(f"  page         {arguments.html}")
     failed = [str(number) for number in request.configurations if answer.status(number)[0] == "failed"]
     if failed:

@@ -8,11 +8,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, existing_run, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, existing_run, read_cut, speak_up
 from stashtrace.cli.screen import Screen, end_on_terminate
-from stashtrace.cli.values import read_ranks, read_steps, read_window
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import rights_of_run
 from stashtrace.units import bytes_text
@@ -30,9 +28,7 @@ def parser() -> Parser:
     parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
     parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
     parser.add_out("FILE", "file to write, - for stdout; a folder for store and chakra", required=True)
-    add_value(parser, "--ranks", "LIST", "only these ranks, as in 0,2,8-15", read_ranks)
-    add_value(parser, "--steps", "A:B", "only steps A to B-1", read_steps)
-    add_value(parser, "--window", "A:B", "only seconds A to B of the run", read_window)
+    parser.add_cut()
     table = "table of the trace, or analysis (default for csv and arrow: stalls; for parquet: all, as a store)"
     add_value(parser, "--table", "NAME", table)
     loaders = "chakra: keep waits for batches as measured (default), or write the batches as nodes"
@@ -57,19 +53,13 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()
     path = str(existing_run(arguments.path))
 
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store
 
-    given = {
-        "ranks": arguments.ranks,
-        "steps": arguments.steps,
-        "window_ns": arguments.window,
-        "table": arguments.table,
-        "loaders": arguments.loaders,
-    }
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {"table": arguments.table, "loaders": arguments.loaders}
+    options = read_cut(arguments) | {name: value for name, value in given.items() if value is not None}
     screen = Screen()
     name = arguments.exporter
     if name == "parquet" and arguments.table is None:
@@ -85,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
                 path, Path(arguments.out), ranks=arguments.ranks, run_id=arguments.run, progress=progress.step
             )
     elif arguments.out in STDOUT:
-        trace = load_watched(path, run_id=arguments.run)
+        trace = read_runs(path, run_id=arguments.run)
         with tempfile.TemporaryDirectory(prefix="stashtrace-export-") as folder:
             written = export(trace, name, Path(folder, "stdout"), **options)
             _copy_to_stdout(written.path)
@@ -93,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             screen.say(note)
         return 0
     else:
-        written = export(load_watched(path, run_id=arguments.run), name, arguments.out, **options)
+        written = export(read_runs(path, run_id=arguments.run), name, arguments.out, **options)
     screen.say(f"wrote {arguments.out} ({bytes_text(written.file_bytes)})")
     for note in written.notes:
         screen.say(note)

@@ -6,15 +6,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
-from stashtrace.cli.answers import check_plot, print_lines
+from stashtrace.cli.answers import check_plot, open_output, print_lines, write_output, write_plot
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_message_sizes
-from stashtrace.errors import OutputError, UsageError
-from stashtrace.output_files import complete_file, require_writable
+from stashtrace.errors import UsageError
 
+_FILE = "calibration.toml"
 #: Options whose values are paths: the file that is written keeps their last parts alone.
 _PATH_OPTIONS = ("-o", *OUT_OPTIONS, "--disk", "--plot")
 _EPILOG = """Without options it measures copies to and from the GPU and NCCL between all
@@ -27,7 +26,7 @@ def parser() -> Parser:
     from stashtrace.lab.calibrate.measure import BACKENDS, LAUNCHES
 
     parser = Parser("calibrate", "Measure what the links of this machine can do.", _EPILOG)
-    parser.add_out("FILE", "file to write (default calibration.toml)", default="calibration.toml")
+    parser.add_out("FILE", f"file to write (default {_FILE})", default=_FILE)
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what to measure (default auto: all)")
     add_value(parser, "--ranks", "N", "ranks of a collective (default: one per GPU, else 2)", type=int)
     add_value(parser, "--sizes", "A:B", "smallest and largest message, as in 1K:32M", read_message_sizes)
@@ -45,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace import __version__
     from stashtrace.calibration.file import calibration_text
     from stashtrace.lab.calibrate.measure import CalibrationRequest, calibrate
-    from stashtrace.lab.calibrate.report import calibration_lines
+    from stashtrace.lab.calibrate.report import calibration_lines, plot_calibration
 
     check_plot(arguments.plot)
-    out = _checked_out(arguments.out)
+    out = open_output(arguments.out, _FILE)
     if arguments.disk is not None and not os.path.isdir(arguments.disk):
         raise UsageError(f"{arguments.disk} is not a folder", hint="--disk takes a folder on the disk to measure")
     request = CalibrationRequest(
@@ -62,26 +61,12 @@ def main(argv: Sequence[str]) -> int:
     screen = Screen()
     with screen.progress("measuring") as bar:
         calibration = calibrate(request, version=__version__, command=_command(argv), on_progress=bar.step)
-    with complete_file(out) as partial:
-        partial.write_text(calibration_text(calibration), encoding="utf-8")
+    write_output(out, calibration_text(calibration))
     print_lines(calibration_lines(calibration))
     screen.say(f"\nwrote {out}")
-    if arguments.plot:
-        from stashtrace.lab.calibrate.report import plot_calibration
-
-        plot_calibration(calibration, arguments.plot)
-        screen.say(f"wrote {arguments.plot}")
+    write_plot(arguments.plot, plot_calibration, calibration)
     screen.say(f"\n  use it     stashtrace analyze link_efficiency RUN --calibration {out}")
     return 0
-
-
-def _checked_out(name: str) -> Path:
-    """Return the path if a file can be written there; checked before anything is measured."""
-    path = Path(name)
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder", hint=f"--out {path / 'calibration.toml'}")
-    require_writable(path, hint="choose another place with `--out FILE`")
-    return path
 
 
 def _command(argv: Sequence[str]) -> str:

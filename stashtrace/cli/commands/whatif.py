@@ -8,23 +8,19 @@ import contextlib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import (
-    NEWEST,
-    RUN_OR_FILES,
     TEXT_FORMATS,
     Parser,
     add_flag,
-    existing_run,
     runs_or_newest,
     split_at_dashes,
 )
-from stashtrace.errors import CaptureError, DataLossWarning, MissingDataError, UsageError
+from stashtrace.errors import CaptureError, MissingDataError, UsageError
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
@@ -61,8 +57,7 @@ def parser() -> Parser:
             "       stashtrace whatif [options] [RUN] --apply -- COMMAND [ARGUMENT ...]"
         ),
     )
-    text = f"{RUN_OR_FILES} (default: {NEWEST}), or a change as for --set"
-    parser.add_argument("paths", metavar="PATH", nargs="*", help=text)
+    parser.add_runs(", or a change as for --set")
     parser.add_argument(
         "--set",
         dest="changes",
@@ -86,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.graph import build
     from stashtrace.analysis.graph.path import CriticalPath
     from stashtrace.analysis.steps.step_time import step_time_of
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.replay import Change, known_changes, slowdown_of, what_if
     from stashtrace.replay.advice.report import advice_lines, advice_row
     from stashtrace.replay.report import (
@@ -110,10 +105,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.apply or command or arguments.out:
         _check_apply(arguments, changes, command)
     arguments.paths = runs_or_newest(arguments.paths)
-    sources = [str(existing_run(path)) for path in arguments.paths]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        trace = load_watched(sources if len(sources) > 1 else sources[0])
+    trace = read_runs(arguments.paths, quiet=True)
     graph = build(trace)
     base = what_if(graph, [])
     if not base.is_reliable and (changes or arguments.apply):
@@ -258,7 +250,7 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
         If the command fails, its script chose the size of a model itself, torch did not take the size, or the command
         makes no DistributedDataParallel.
     """
-    from stashtrace.cli import run
+    from stashtrace.cli.commands import run
 
     sys.stderr.write(f"stashtrace: running {command[0]} with bucket_cap_mb={bucket_mib:g}, recorded in {out}\n")
     with _variable(_BUCKET_VARIABLE, f"{bucket_mib:.12g}"), _stdout_to_stderr():
@@ -268,15 +260,11 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
             f"{command[0]} ended with exit code {code}: nothing to compare with", hint=f"what it recorded is in {out}"
         )
     from stashtrace.analysis.graph import build
-    from stashtrace.loading.load import load_trace
+    from stashtrace.cli.loading import read_runs
     from stashtrace.replay import what_if
     from stashtrace.replay.communication.ddp import ddp_facts
 
-    trace = None
-    if any(Path(out).glob("*.stash")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataLossWarning)
-            trace = load_trace(out)
+    trace = read_runs(out, quiet=True) if any(Path(out).glob("*.stash")) else None
     sources = ddp_facts(trace).sources if trace is not None else ()
     if "script" in sources:
         part = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
-from stashtrace.cli.rows import column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.errors import MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def main(argv: Sequence[str]) -> int:
         _write(table, list(table.rows()), words, arguments.format, arguments.wide)
         return 0
 
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
 
-    old, new = load_watched(before[0]), load_watched(after[0])
+    old, new = read_runs(before[0]), read_runs(after[0])
     if arguments.of != "kernels":
         try:
             table, words = _by_stalls(sides, names, {before[0]: old, after[0]: new})
@@ -107,12 +107,12 @@ def _by_stalls(
     from stashtrace.analysis.compare.diff import diff_of_sides
     from stashtrace.analysis.compare.gate import other_work
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.summary.compare import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
 
     known = loaded or {}
     old, new = (
-        Side(name, tuple(steps_of_run(known[path] if path in known else load_watched(path), path) for path in paths))
+        Side(name, tuple(steps_of_run(known[path] if path in known else read_runs(path), path) for path in paths))
         for name, paths in zip(names, sides, strict=True)
     )
     table = diff_of_sides(old, new)
@@ -136,4 +136,5 @@ def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, li
 def _write(table: Table, rows: list[dict[str, object]], words: Sequence[str], form: str, wide: bool) -> None:
     if form == "table":
         print_lines([*words, ""])
-    write_rows(rows, column_names(table), form, sys.stdout, width=None if wide else screen_width())
+    width = None if wide else screen_width()
+    write_rows(rows, column_names(table), form, sys.stdout, width=width, details=column_details(table.schema))

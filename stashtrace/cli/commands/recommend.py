@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import answering, check_plot, print_answer, print_lines
+from stashtrace.cli.answers import answering, check_plot, print_answer, print_lines, write_plot
 from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
 from stashtrace.cli.rows import write_rows
-from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_count, read_hours, read_money, read_price, read_whole
 from stashtrace.errors import UsageError
 
@@ -69,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.lab.recommend import report
     from stashtrace.lab.recommend.candidates import Budget
     from stashtrace.lab.recommend.elasticity import elasticity
+    from stashtrace.lab.recommend.plot import plot_recommendation
     from stashtrace.lab.recommend.recommend import recommend
 
     check_plot(arguments.plot)
@@ -101,11 +101,7 @@ def main(argv: Sequence[str]) -> int:
             lines = report.recommendation_lines(answer, work_text)
             lines += ["", *report.elasticity_lines(elastic)] if elastic is not None else []
             print_answer(arguments.format, lines, report.answer_object(answer, asked, elastic))
-    if arguments.plot:
-        from stashtrace.lab.recommend.plot import plot_recommendation
-
-        plot_recommendation(answer, arguments.plot)
-        Screen().say(f"wrote {arguments.plot}")
+    write_plot(arguments.plot, plot_recommendation, answer)
     return 0 if answer.met else _MISSED
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shlex
 import time
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run, newest_run
-from stashtrace.errors import DataLossWarning, MissingDataError
+from stashtrace.errors import MissingDataError
 from stashtrace.loading.archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
@@ -111,13 +110,11 @@ def describe_files(path: str) -> dict[str, Any]:
     files say of themselves, once where all processes say the same.
     """
     from stashtrace.analysis.findings.losses import losses_of
-    from stashtrace.cli.loading import load_watched
+    from stashtrace.cli.loading import read_runs
     from stashtrace.schema.events import TABLES
     from stashtrace.store.layout import is_store
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)  # the losses are part of the answer
-        trace = load_watched(path)
+    trace = read_runs(path, quiet=True)  # the losses are part of the answer
     facts = _metadata(trace)
     begin = facts.get("origin_realtime_ns", "")
     return {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.answers import check_plot, print_answer
+from stashtrace.cli.answers import check_plot, print_answer, write_plot
 from stashtrace.cli.parsing import OUT_OPTIONS, RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, add_value, existing_run
 from stashtrace.cli.screen import Screen
 from stashtrace.cli.values import read_size, read_wholes
@@ -97,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
+    from stashtrace.lab.sweep.plot import plot_model
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.communication.model import communication_model
     from stashtrace.replay.communication.report import model_json, model_lines
@@ -112,11 +113,7 @@ def _show_run(arguments: argparse.Namespace, path: Path) -> int:
         beside = characterized_json(str(path.relative_to(folder)), stall)
     model = communication_model(load_trace(str(path)))
     print_answer(arguments.format, [*heading, *model_lines(model)], {**model_json(model), **beside})
-    if arguments.plot:
-        from stashtrace.lab.sweep.plot import plot_model
-
-        plot_model(model, arguments.plot)
-        Screen().say(f"wrote {arguments.plot}")
+    write_plot(arguments.plot, plot_model, model)
     return 0
 
 
@@ -147,6 +144,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
     from stashtrace.lab.sweep.fit import study_of
+    from stashtrace.lab.sweep.plot import plot_study
     from stashtrace.lab.sweep.report import prediction_lines, study_json, study_lines
 
     study = study_of(content)
@@ -165,11 +163,7 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
             {"name": name, "messages_count": messages, "message_bytes": sent, "stall_ns": stall, "error_ns": error}
         )
     print_answer(arguments.format, [*lines, "", "predicted:", *predictions] if predictions else lines, whole)
-    if arguments.plot:
-        from stashtrace.lab.sweep.plot import plot_study
-
-        plot_study(study, arguments.plot)
-        Screen().say(f"wrote {arguments.plot}")
+    write_plot(arguments.plot, plot_study, study)
     if refused is not None:
         raise refused
     return 0

@@ -1,0 +1,2 @@
+"""The commands: one file per command, with its ``parser()`` and its ``main(argv)``."""
+# SPDX-License-Identifier: Apache-2.0

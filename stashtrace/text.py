@@ -1,0 +1,72 @@
+"""Write text for people: count nouns, wrap sentences, align columns."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Sequence
+
+
+def plural(count: float) -> str:
+    """Return the ending of a noun behind a count."""
+    return "" if count == 1 else "s"
+
+
+def count_noun(count: int, noun: str) -> str:
+    """Return count and noun.
+
+    Examples
+    --------
+    >>> count_noun(1, "worker"), count_noun(2, "process"), count_noun(1204, "call")
+    ('1 worker', '2 processes', '1,204 calls')
+    """
+    ending = plural(count) if not noun.endswith(("s", "ch")) else "" if count == 1 else "es"
+    return f"{count:,} {noun}{ending}"
+
+
+def list_some(names: Sequence[str], shown: int = 1) -> str:
+    """List the first names, and count the others.
+
+    Examples
+    --------
+    >>> list_some(["a", "b", "c"]), list_some(["a"]), list_some(["a", "b", "c"], 2)
+    ('a and 2 more', 'a', 'a, b and 1 more')
+    """
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def say_why(error: OSError) -> str:
+    """Return the reason that the system gives, for use within a sentence: ``permission denied``."""
+    return (error.strerror or str(error)).lower()
+
+
+def wrap(text: str, first: str = "  ", *, width: int = 96, rest: int | None = None) -> list[str]:
+    """Wrap a sentence into lines that begin with ``first``, then with ``rest`` blanks (as ``first``, 4 at least)."""
+    indent = " " * (max(len(first), 4) if rest is None else rest)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def align(
+    rows: Sequence[Sequence[str]], left: Collection[int] = (), *, indent: str = "  ", drop_silent: bool = False
+) -> list[str]:
+    """Format rows as lines of aligned columns; the first row is the head.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        All of one length.
+    left : collection of int
+        Columns that are aligned to the left; the others are aligned to the right.
+    indent : str
+        What each line begins with.
+    drop_silent : bool
+        Leave out columns in which no row but the head says anything.
+    """
+    shown = [at for at in range(len(rows[0])) if not drop_silent or any(row[at] not in ("", "-") for row in rows[1:])]
+    widths = {at: max(len(row[at]) for row in rows) for at in shown}
+    return [
+        indent
+        + "  ".join(row[at].ljust(widths[at]) if at in left else row[at].rjust(widths[at]) for at in shown).rstrip()
+        for row in rows
+    ]
