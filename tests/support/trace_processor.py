@@ -30,7 +30,7 @@ REQUEST_BYTES = 4 << 20
 PAGE_BYTES = 65536
 LARGEST_MEMORY_BYTES = (1 << 32) - PAGE_BYTES
 NO_SUCH_FILE = -44
-CACHE = Path(__file__).resolve().parents[1] / ".cache" / "trace_processor"
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "trace_processor"
 
 # Methods of TraceProcessorRpc, and the fields that carry their arguments and results.
 PARSE, END_OF_FILE, QUERY = 1, 2, 3
