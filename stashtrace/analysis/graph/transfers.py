@@ -75,7 +75,7 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     """Return the queue of each row of ``collectives``, and its number there: those of one operation have both alike.
 
-    That is the group and its own number, but where the ranks of a group send in both directions each direction is a
+    That is the group and its own number, but where two ranks of a group send in both directions each direction is a
     queue of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share.
     """
     table = index.trace.collectives
@@ -94,8 +94,7 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     directions = GroupBy(queue[rows], source, target)
-    several = GroupBy(directions.keys[0])
-    both = (several.sizes[several.number] > 1)[directions.number] & (peer >= 0)
+    both = (directions.find(queue[rows], target, source) >= 0) & (peer >= 0)
     order = order_by(directions.number, sends, table["sequence"][rows], table["call_ns"][rows])
     nth = np.empty(len(rows), dtype=np.int64)
     nth[order] = GroupBy.runs(directions.number[order], sends[order]).position
