@@ -74,7 +74,7 @@ def test_its_work_is_what_to_do_first(epochs: int) -> None:
     (row, *_) = first_changes(job(by_worker, epochs=epochs).trace()).rows()
     assert (row["change"], row["rank"], row["worker_id"], row["sure"]) == ("slow_worker=0", 0, 1, "sure")
     assert first_text(row, "RUN").startswith(
-        "have worker 1 of rank 0 make its batches as quickly as the other workers do: saves "
+        "make the batches of worker 1 of rank 0 as quick as those of the other workers: saves "
     )
 
 

@@ -20,6 +20,7 @@ from stashtrace.analysis.graph.model import Facts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
+from stashtrace.replay.loaders.number import prefetch_factor
 from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy
@@ -73,15 +74,14 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
     handed_ns = _median(scenario.lag[takes & ~of_head[graph.source]])
     usual_asks = scenario.lag[asks & ~np.isin(graph.target, kept.all_heads) & (scenario.lag < ASKED_NS)]
     asked_ns = _median(usual_asks) if len(usual_asks) else luck * handed_ns
-    # All are asked at once, also those that took longer to start than the loop to go on.
+    # All are asked at once, also those that took longer to start than the loop to go on, and for several batches each.
     first_edge = np.full(len(graph), -1, dtype=np.int64)
     first_edge[graph.target[asks]] = np.flatnonzero(asks)
-    begins = asks & of_head[graph.target]
-    first_of = kept.first_of[graph.target]
+    first_of = kept.first_of(prefetch_factor(kept.passes, graph))[graph.target]
+    begins = asks & (first_of >= 0)
     leading = np.where(begins, first_edge[first_of], -1)
     asked_by[leading >= 0] = graph.source[leading[leading >= 0]]
     # A worker answers before it is asked for batches: one more message to it, and one from it.
-    begins |= asks & (first_of >= 0) & (graph.end_ns[graph.source] <= graph.begin_ns[first_of])
     lag[begins] = np.minimum(lag[begins], asked_ns + luck * max(asked_ns + handed_ns, _ANSWERED_NS))
     first = takes & of_head[graph.source]
     lag[first] -= (1 - luck) * np.maximum(lag[first] - handed_ns, 0.0)
@@ -157,11 +157,16 @@ class _Kept:
         """First batch of each worker in all passes."""
         return self.passes.nodes[self._is_first]
 
-    @property
-    def first_of(self) -> Int64:
-        """By node: for batches of these passes, the one of the pass that was begun first; else -1."""
+    def first_of(self, factor: int) -> Int64:
+        """Return for batches of these passes that are asked for at their begin the one that was begun first, else -1.
+
+        Parameters
+        ----------
+        factor : int
+            Batches that each worker is asked for in advance.
+        """
         first = np.full(len(self.graph), -1, dtype=np.int64)
-        mine = np.isin(self.passes.start, self.kept)
+        mine = np.isin(self.passes.start, self.kept) & (self.passes.position < factor * self.passes.workers)
         first[self.passes.nodes[mine]] = self.passes.first_node[mine]
         return first
 

@@ -204,21 +204,30 @@ def _chain(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
 def _asked(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     """A batch is asked for when the one a fixed number before it has been taken."""
     graph = scenario.graph
-    taken = np.full(len(graph), -1, dtype=np.int64)
-    takes = graph.edge_kind == EdgeKind.BATCH
-    taken[graph.source[takes]] = graph.target[takes]
     old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
     late = float(np.median(scenario.lag[old])) if old.any() else 0.0
+    target, source = passes.before(wanted * prefetch_factor(passes, graph))
+    source = _taken_by(graph)[source]
+    known = source >= 0
+    return edges_of(source[known], target[known], late, EdgeKind.PREFETCH)
+
+
+def _taken_by(graph: Graph) -> Int64:
+    """Return the node that goes on with each batch, -1 of batches that were not taken and of other nodes."""
+    taken, takes = np.full(len(graph), -1, dtype=np.int64), graph.edge_kind == EdgeKind.BATCH
+    taken[graph.source[takes]] = graph.target[takes]
+    return taken
+
+
+def prefetch_factor(passes: Passes, graph: Graph) -> int:
+    """Return how many batches each worker is asked for in advance."""
+    taken = _taken_by(graph)
     ready = np.full(len(graph), NEVER, dtype=np.int64)
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
     waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > _WAITED_NS
     taken_ns = np.where(taken >= 0, graph.begin_ns[taken], NEVER)
-    factor = _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
-    target, source = passes.before(wanted * factor)
-    source = taken[source]
-    known = source >= 0
-    return edges_of(source[known], target[known], late, EdgeKind.PREFETCH)
+    return _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
 
 
 def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: Bools) -> int:

@@ -77,7 +77,7 @@ def _slow_worker(row: Row, value: str) -> str:
     if row["worker_id"] < 0:
         return "have no worker take longer for its batches than the others"
     of_rank = f" of rank {row['rank']}" if row["rank"] >= 0 else " of each rank"
-    return f"have worker {row['worker_id']}{of_rank} make its batches as quickly as the other workers do"
+    return f"make the batches of worker {row['worker_id']}{of_rank} as quick as those of the other workers"
 
 
 #: Quantity of a change -> what a person would do.
