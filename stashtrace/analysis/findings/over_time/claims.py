@@ -97,7 +97,9 @@ def _stairs(rows: Sequence[dict[str, Any]]) -> Claim | None:
     shifts = sorted((row for row in rows if row["kind"] == "shift"), key=lambda row: int(row["first_step_index"]))
     if len(shifts) < 2:
         return None
-    levels = [(row["first_step_index"], row["changed_ns"], row) for row in shifts]
+    levels: list[tuple[int, int, dict[str, Any] | None]] = [
+        (row["first_step_index"], row["changed_ns"], row) for row in shifts
+    ]
     gaps = [
         at for at in range(1, len(shifts)) if shifts[at]["first_step_index"] > shifts[at - 1]["last_step_index"] + 1
     ]
