@@ -247,10 +247,11 @@ def _steps_alike(
     late[:, steps.values < 0] = np.inf  # before the first step
     left = spent - np.minimum(excess, late)
     if places is not None and (places.max() + 1) * spent.size <= _MOST_CELLS:
-        cell = (*cell, places)
-        spent = GroupBy.cells(cell, (*spent.shape, int(places.max()) + 1)).sum(work[chosen])
-        left = _taken_in_places(spent, left)
-    before, after = spent[cell], left[cell]
+        placed = (*cell, places)
+        spent = GroupBy.cells(placed, (*spent.shape, int(places.max()) + 1)).sum(work[chosen])
+        before, after = spent[placed], _taken_in_places(spent, left)[placed]
+    else:
+        before, after = spent[cell], left[cell]
     out[chosen] = work[chosen] * np.divide(after, before, out=np.ones_like(before), where=before > 0)
     return out
 

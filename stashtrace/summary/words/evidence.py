@@ -30,8 +30,8 @@ _NAME_WIDTH = 40
 #: Paths are cut in their middle to fit into a line of the summary with what is said of them.
 _PATH_WIDTH = 48
 _ALL_RATIO = 0.95
-#: A reason that is this part of a wait, or of waiting, is not said to be a part of it.
-_NEARLY_ALL_RATIO = 0.9
+#: A reason that is this part of a wait is not said to be a part of it, and in a headline no waiting is.
+NEARLY_ALL_RATIO = 0.9
 #: Workers differ if the mean batch of one takes this many times as long as that of another.
 _UNEVEN_RATIO = 1.5
 #: Other programs are named from this part of the CPUs on.
@@ -344,10 +344,10 @@ def _unlike_rank(row: Row, f: Finding) -> str:
     return f"rank {row['rank']} {surplus(row, 'the others')}"
 
 
-def part_for_it(f: Finding) -> str:
-    """Say which part of its waiting a rank waits for the late one; empty if for nobody else."""
+def part_for_it(f: Finding, whole_ratio: float = _ALL_RATIO) -> str:
+    """Say which part of its waiting a rank waits for the late one; empty if it is all, which is so from a ratio on."""
     row = f.first("late_part")
-    return "" if row is None or row["part_ratio"] >= _NEARLY_ALL_RATIO else percent_text(row["part_ratio"])
+    return "" if row is None or row["part_ratio"] >= whole_ratio else percent_text(row["part_ratio"])
 
 
 def _late_part(row: Row, f: Finding) -> str:
@@ -434,7 +434,7 @@ def _late_because(row: Row, f: Finding) -> str:
 def _of_wait(said_ns: float, f: Finding) -> str:
     """Say which part of the wait a reason is, if it is not all of it."""
     wait = f.first("worst_wait")
-    if wait is None or said_ns >= _NEARLY_ALL_RATIO * wait["amount_ns"]:
+    if wait is None or said_ns >= NEARLY_ALL_RATIO * wait["amount_ns"]:
         return ""
     which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
     return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"

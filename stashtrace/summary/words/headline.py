@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.claims import verdict_text
 from stashtrace.summary.words.ending import ENDINGS
-from stashtrace.summary.words.evidence import BLOCKED_WORDS, part_for_it, peers_of, surplus
+from stashtrace.summary.words.evidence import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.over_time import steps_of_time
 from stashtrace.summary.words.parts import Finding, of_recording, ranks, share, verb
@@ -67,7 +67,7 @@ def _waits(whom: str) -> Callable[[Finding], str]:
 def _late(f: Finding) -> str:
     work = f.first("late_surplus") or f.first("late_surplus_before")
     if work is not None:
-        whom = "partly for it" if part_for_it(f) else "for it"
+        whom = "partly for it" if part_for_it(f, NEARLY_ALL_RATIO) else "for it"
         return f"rank {work['rank']} {surplus(work, peers_of(work))}; {_waits(whom)(f)}"
     if f.first("slow_rank") is not None or f.first("slow_stage") is not None:
         return verdict_text(f, steps=False).partition("; ")[0]  # who waits for it is not said
