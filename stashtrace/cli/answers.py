@@ -41,8 +41,8 @@ def discard_stdout() -> None:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """Around the words of a command whose exit code is its answer: that stands, whoever reads the words."""
+def ignore_broken_pipe() -> Iterator[None]:
+    """Keep the exit code when the reader of stdout has gone."""
     try:
         yield
         sys.stdout.flush()

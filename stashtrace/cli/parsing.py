@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         ``intermixed`` is for commands whose paths may be left out: else none would be found behind an option.
         """
         namespace = self.parse_intermixed_args(list(argv)) if intermixed else self.parse_args(list(argv))
-        speak_up(namespace.verbose)
+        configure_logging(namespace.verbose)
         return namespace
 
 
@@ -176,7 +176,7 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def speak_up(verbosity: int) -> None:
+def configure_logging(verbosity: int) -> None:
     """Send log lines and warnings to stderr: errors only, with 1 also information, with 2 all."""
     logger = logging.getLogger("stashtrace")
     logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))

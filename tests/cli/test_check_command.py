@@ -18,9 +18,8 @@ from xml.etree import ElementTree
 import pytest
 from command_line import environment
 
-from stashtrace.analysis.compare.facts import DECIDING
 from stashtrace.cli import main
-from stashtrace.cli.commands.check import FIELDS_TO_ALLOW, parser
+from stashtrace.cli.commands.check import parser
 from stashtrace.cli.parsing import split_at_dashes
 from stashtrace.lab.synth import SyntheticJob, write
 
@@ -314,10 +313,6 @@ def test_jobs_that_do_not_compare(check: Check) -> None:
     code, out, _ = check(after, "--against", before, "--allow", "ranks")
     assert code in (0, 5)
     assert "  ranks  2 -> 3" in out
-
-
-def test_fields_that_can_be_allowed() -> None:
-    assert FIELDS_TO_ALLOW == DECIDING
 
 
 def test_the_newest_run_by_default(check: Check) -> None:

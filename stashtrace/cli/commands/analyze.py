@@ -16,8 +16,8 @@ from stashtrace.cli.parsing import (
     TABLE_FORMATS,
     Parser,
     add_value,
+    configure_logging,
     runs_or_newest,
-    speak_up,
 )
 from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
@@ -212,7 +212,7 @@ def _chosen(columns: Sequence[str], names: Sequence[str], analysis: str) -> list
 
 def _read(argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
     """Parse the arguments with the options of the analysis that they name; return where the value of each option is."""
-    speak_up(0)  # looking for plugins may warn before anything is parsed
+    configure_logging(0)  # looking for plugins may warn before anything is parsed
     name = _named_plugin(argv)
     if name is not None:
         reader, own = plugin_parser(name)

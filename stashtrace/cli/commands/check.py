@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import answering, open_output, print_answer, print_lines, write_output
+from stashtrace.cli.answers import ignore_broken_pipe, open_output, print_answer, print_lines, write_output
 from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
 from stashtrace.cli.parsing import (
     NEWEST,
@@ -48,12 +48,12 @@ examples:
   stashtrace check ./stash-new --against main --fail-if 'step+5%'
   stashtrace check --rerun 3 --before-dir ../main -- torchrun train.py"""
 _HINT = "`stashtrace check --help` shows the options"
-#: As :data:`stashtrace.analysis.compare.facts.DECIDING`, which is not loaded for the help.
-FIELDS_TO_ALLOW = ("ranks", "batch", "device")
 
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace check``."""
+    from stashtrace.analysis.compare.facts import DECIDING
+
     parser = Parser(
         "check",
         _DESCRIPTION,
@@ -65,7 +65,7 @@ def parser() -> Parser:
     parser.add_argument("runs", metavar="RUN", nargs="*", help=what)
     _add_again(parser, "--against", "BASELINE", "what was before; may be given again for more runs")
     _add_again(parser, "--fail-if", "KIND+N%", "growth that is too much; may be given again (default step+5%%)")
-    _add_again(parser, "--allow", "FIELD", "compare although this differs", choices=FIELDS_TO_ALLOW)
+    _add_again(parser, "--allow", "FIELD", "compare although this differs", choices=DECIDING)
     allowance = "run-to-run allowance, in percent of the step, with fewer than three runs a side (default 2)"
     add_value(parser, "--allowance", "PERCENT", allowance, read_percent)
     add_value(parser, "--baselines", "DIR", f"folder of baselines (default {DEFAULT_FOLDER})", default=DEFAULT_FOLDER)
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     )
     command_line = command_that_decides(gate, given)
     _write_files(gate, command_line, given, screen)
-    with answering():
+    with ignore_broken_pipe():
         _answer(gate, command_line, given, screen)
     if given.save_baseline and gate.exit_code == 0:
         screen.say(f"saved {save(given.save_baseline, after.runs, given.baselines)}: {_runs(after)}")

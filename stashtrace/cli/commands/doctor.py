@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from stashtrace.cli.answers import answering, print_json, print_lines
+from stashtrace.cli.answers import ignore_broken_pipe, print_json, print_lines
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
 from stashtrace.record.doctor import checks
 from stashtrace.record.doctor_gpu import Check
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     options, command = split_at_dashes(argv)
     arguments = parser().read(options)
     results = checks(command)
-    with answering():
+    with ignore_broken_pipe():
         if arguments.format == "json":
             print_json([check.as_dict() for check in results])
         else:

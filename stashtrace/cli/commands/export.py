@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, existing_run, read_cut, speak_up
+from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, configure_logging, existing_run, read_cut
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import rights_of_run
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     reader = parser()
     if {"-h", "--help"} & set(argv):
-        speak_up(0)
+        configure_logging(0)
         added = [f"  {name:<14}from {plugin.package}" for name, plugin in plugins().items()]
         reader.epilog = "\n".join([reader.epilog or "", *added])
     arguments = reader.read(argv)

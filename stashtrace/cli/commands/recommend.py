@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import answering, check_plot, print_answer, print_lines, write_plot
+from stashtrace.cli.answers import check_plot, ignore_broken_pipe, print_answer, print_lines, write_plot
 from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
 from stashtrace.cli.rows import write_rows
 from stashtrace.cli.values import read_count, read_hours, read_money, read_price, read_whole
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     budget = Budget(arguments.time_budget, arguments.cost_budget)
     answer = recommend(profiles, catalog, work, budget, data=arguments.data, max_count=arguments.max_count)
     elastic = elasticity(answer.candidates, profiles, catalog) if arguments.elasticity else None
-    with answering():
+    with ignore_broken_pipe():
         if arguments.format == "csv":
             rows = [report.candidate_row(candidate) for candidate in answer.candidates]
             write_rows(rows, list(rows[0]) if rows else [], "csv", sys.stdout)
