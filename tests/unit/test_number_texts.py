@@ -1,16 +1,20 @@
-"""The examples in stashtrace.units are right."""
+"""The examples in stashtrace.units and stashtrace.text are right."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import doctest
+from types import ModuleType
 
-from stashtrace import units
+import pytest
+
+from stashtrace import text, units
 
 
-def test_examples() -> None:
-    result = doctest.testmod(units)
-    assert result.attempted >= 4
+@pytest.mark.parametrize("module", [units, text])
+def test_examples(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted >= 2
     assert result.failed == 0
 
 
