@@ -91,10 +91,7 @@ def is_native_failure(error: BaseException) -> bool:
 def native_failure(error: Exception) -> CaptureError:
     """Return what to tell a person whose Python cannot load the native half, by what the loader said.
 
-    Parameters
-    ----------
-    error : Exception
-        ImportError of ``stashtrace._native``, or OSError of ``libstashtrace.so``.
+    ``error``: ImportError of ``stashtrace._native``, or OSError of ``libstashtrace.so``.
     """
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION")  # "glibc 2.36"

@@ -15,10 +15,7 @@ from stashtrace.whole_files import whole_file
 def complete_file(path: Path, hint: str = "choose another file with -o") -> Iterator[Path]:
     """As :func:`stashtrace.whole_files.whole_file`, with a hint in its errors.
 
-    Raises
-    ------
-    OutputError
-        If the system refuses: no such folder, no permission, disk full.
+    Raises OutputError if the system refuses: no such folder, no permission, disk full.
     """
     with written_to(path, hint), whole_file(path) as partial:
         yield partial
@@ -28,10 +25,7 @@ def complete_file(path: Path, hint: str = "choose another file with -o") -> Iter
 def written_to(path: Path, hint: str) -> Iterator[None]:
     """Raise what the system refuses inside as OutputError about a file or folder that is written there.
 
-    Raises
-    ------
-    OutputError
-        In place of an OSError. A broken pipe stays one.
+    Raises OutputError: in place of an OSError. A broken pipe stays one.
     """
     try:
         yield

@@ -46,23 +46,15 @@ _STEM = re.compile(r"(?P<host>.+)(?P<rest>\.\d+(?:\.\d+)?)")
 
 @dataclass(slots=True)
 class Survey:
-    """Hosts, secrets and paths of a run, which other texts of it may repeat.
+    """Hosts, secrets and paths of a run, which other texts of it may repeat."""
 
-    Attributes
-    ----------
-    hosts : set of str
-        Names of hosts.
-    secrets : set of str
-        Values whose names say that they are secret.
-    files : set of str
-        Texts that are paths.
-    folders : set of str
-        Paths that others are below.
-    """
-
+    #: Names of hosts.
     hosts: set[str] = field(default_factory=set)
+    #: Values whose names say that they are secret.
     secrets: set[str] = field(default_factory=set)
+    #: Texts that are paths.
     files: set[str] = field(default_factory=set)
+    #: Paths that others are below.
     folders: set[str] = field(default_factory=set)
 
     def add_file(self, path: str) -> None:
@@ -107,14 +99,8 @@ class Survey:
 class Scrubber:
     """Replaces texts of a run.
 
-    Parameters
-    ----------
-    survey : Survey
-        Of the whole run.
-    key : bytes
-        Key of the hashes that make pseudonyms.
-    paths, hosts : bool
-        Whether these get pseudonyms.
+    ``survey``: of the whole run. ``key``: key of the hashes that make pseudonyms. ``paths``, ``hosts``: whether these
+    get pseudonyms.
     """
 
     def __init__(self, survey: Survey, key: bytes, *, paths: bool = False, hosts: bool = False) -> None:

@@ -157,10 +157,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
 def json_object(text: str | bytes) -> dict[str, Any]:
     """Parse a JSON object.
 
-    Raises
-    ------
-    ValueError
-        If the text is no JSON object, is nested too deeply, or holds a number of too many digits.
+    Raises ValueError if the text is no JSON object, is nested too deeply, or holds a number of too many digits.
     """
     try:
         value = json.loads(text)

@@ -52,16 +52,9 @@ def align(
 ) -> list[str]:
     """Format rows as lines of aligned columns; the first row is the head.
 
-    Parameters
-    ----------
-    rows : sequence of sequence of str
-        All of one length.
-    left : collection of int
-        Columns that are aligned to the left; the others are aligned to the right.
-    indent : str
-        What each line begins with.
-    drop_silent : bool
-        Leave out columns in which no row but the head says anything.
+    ``rows``: all of one length. ``left``: columns that are aligned to the left; the others are aligned to the right.
+    ``indent``: what each line begins with. ``drop_silent``: leave out columns in which no row but the head says
+    anything.
     """
     shown = [at for at in range(len(rows[0])) if not drop_silent or any(row[at] not in ("", "-") for row in rows[1:])]
     widths = {at: max(len(row[at]) for row in rows) for at in shown}

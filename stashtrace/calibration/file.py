@@ -34,14 +34,9 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Measured times: one entry per size, ascending.
+    """Measured times: one entry per size, ascending."""
 
-    Attributes
-    ----------
-    sizes_bytes, median_ns, low_ns, high_ns, repetitions_count : tuple
-        Message size, median, quartiles and number of repetitions.
-    """
-
+    #: Message size, median, quartiles and number of repetitions.
     sizes_bytes: tuple[int, ...]
     median_ns: tuple[float, ...]
     low_ns: tuple[float, ...]
@@ -65,29 +60,19 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One operation over one link.
+    """One operation over one link."""
 
-    Attributes
-    ----------
-    kind : str
-        ``collective``, ``copy`` or ``disk``.
-    backend : str
-        ``gloo``, ``nccl``, ``cuda``, ``posix``.
-    op : str
-        ``all_reduce``, ``h2d_pinned``, ``random_read``, ...
-    ranks_count : int
-        Ranks that took part, 1 for copies and reads.
-    fit : Fit
-        Alpha and beta.
-    points : Points
-        What was fitted.
-    """
-
+    #: ``collective``, ``copy`` or ``disk``.
     kind: str
+    #: ``gloo``, ``nccl``, ``cuda``, ``posix``.
     backend: str
+    #: ``all_reduce``, ``h2d_pinned``, ``random_read``, ...
     op: str
+    #: Ranks that took part, 1 for copies and reads.
     ranks_count: int
+    #: Alpha and beta.
     fit: Fit
+    #: What was fitted.
     points: Points
 
     @property
@@ -106,49 +91,32 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected times of messages.
+    """Expected times of messages."""
 
-    Attributes
-    ----------
-    time_ns, error_ns : float array
-        Expected time of each message and its standard error.
-    extrapolated : bool array
-        True where the size lies more than a factor of two outside what was measured.
-    """
-
+    #: Expected time of each message and its standard error.
     time_ns: Floats
     error_ns: Floats
+    #: True where the size lies more than a factor of two outside what was measured.
     extrapolated: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """All links of one machine.
+    """All links of one machine."""
 
-    Attributes
-    ----------
-    date : str
-        When it was measured, ISO 8601 with time zone.
-    command : str
-        How to repeat it.
-    machine : mapping
-        ``cpu``, ``cores_count``, ``memory_bytes``, ``kernel``, ``devices``, ``host_hash``, ``load_average``.
-    versions : mapping
-        Of stashtrace, Python and what was measured with.
-    links : tuple of Link
-        In the order of the file.
-    path : str
-        Where it was loaded from, empty if it was not.
-    left_out : mapping
-        Name of an operation that could not be measured -> why.
-    """
-
+    #: When it was measured, ISO 8601 with time zone.
     date: str
+    #: How to repeat it.
     command: str
+    #: ``cpu``, ``cores_count``, ``memory_bytes``, ``kernel``, ``devices``, ``host_hash``, ``load_average``.
     machine: Mapping[str, Any]
+    #: Of stashtrace, Python and what was measured with.
     versions: Mapping[str, str]
+    #: In the order of the file.
     links: tuple[Link, ...]
+    #: Where it was loaded from, empty if it was not.
     path: str = ""
+    #: Name of an operation that could not be measured -> why.
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, op: str, *, ranks: int = 1, backend: str | None = None) -> Link | None:
@@ -159,16 +127,9 @@ class Calibration:
     def expected(self, op: str, sizes_bytes: Any, *, ranks: int = 1, backend: str | None = None) -> Expected | None:
         """Expected times of messages of these sizes when nothing is in their way, None if nobody measured it.
 
-        Parameters
-        ----------
-        op : str
-            As in :class:`Link`.
-        sizes_bytes : sequence of int
-            Input of one rank, as in the ``collectives`` table; bytes of a copy or a read.
-        ranks : int
-            Ranks that take part. The times of another number of ranks are not an answer.
-        backend : str, optional
-            ``gloo``, ``nccl``, ...; any if left out.
+        ``op``: as in :class:`Link`. ``sizes_bytes``: input of one rank, as in the ``collectives`` table; bytes of a
+        copy or a read. ``ranks``: ranks that take part. The times of another number of ranks are not an answer.
+        ``backend``: ``gloo``, ``nccl``, ...; any if left out.
         """
         link = self.link(op, ranks=ranks, backend=backend)
         if link is None:

@@ -31,32 +31,22 @@ _STRONG_EVIDENCE = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One line of a fit and the sizes it was fitted to.
+    """One line of a fit and the sizes it was fitted to."""
 
-    Attributes
-    ----------
-    min_bytes, max_bytes : int
-        Smallest and largest size measured.
-    alpha_ns, alpha_error_ns : float
-        Intercept. Of the first piece: the latency. Of a later one: where its line would begin.
-    beta_ns_per_byte, beta_error_ns_per_byte : float
-        Slope.
-    correlation_ratio : float
-        Of the errors of alpha and beta, -1 to 1.
-    residual_ratio : float
-        Robust standard deviation of the points about the line, relative to it.
-    points_count, outliers_count : int
-        Sizes fitted, and those of them that were given no weight.
-    """
-
+    #: Smallest and largest size measured.
     min_bytes: int
     max_bytes: int
+    #: Intercept. Of the first piece: the latency. Of a later one: where its line would begin.
     alpha_ns: float
     alpha_error_ns: float
+    #: Slope.
     beta_ns_per_byte: float
     beta_error_ns_per_byte: float
+    #: Of the errors of alpha and beta, -1 to 1.
     correlation_ratio: float
+    #: Robust standard deviation of the points about the line, relative to it.
     residual_ratio: float
+    #: Sizes fitted, and those of them that were given no weight.
     points_count: int
     outliers_count: int
 
@@ -75,14 +65,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Lines for consecutive ranges of sizes; expected times with their errors.
+    """Lines for consecutive ranges of sizes; expected times with their errors."""
 
-    Attributes
-    ----------
-    pieces : tuple of Piece
-        Ascending sizes.
-    """
-
+    #: Ascending sizes.
     pieces: tuple[Piece, ...]
 
     @property
@@ -165,23 +150,10 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     the Bayesian information criterion (G. Schwarz, 1978) for relative errors of a Laplace distribution, over all places
     that leave each piece four sizes; one more piece must be worth six units.
 
-    Parameters
-    ----------
-    sizes : sequence of float
-        Message sizes in bytes, at least three different ones.
-    times_ns : sequence of float
-        Time of each, as a rule the median of repetitions.
-    error_ns : sequence of float, optional
-        Standard errors of the times. Noisier points count less; without them all count alike.
-    max_pieces : int
-        Not more lines than this.
-
-    Raises
-    ------
-    UsageError
-        If the columns do not fit together or hold something that is not a time.
-    MissingDataError
-        If there are too few sizes.
+    ``sizes``: message sizes in bytes, at least three different ones. ``times_ns``: time of each, as a rule the median
+    of repetitions. ``error_ns``: standard errors of the times. Noisier points count less; without them all count alike.
+    ``max_pieces``: not more lines than this. Raises UsageError if the columns do not fit together or hold something
+    that is not a time. Raises MissingDataError if there are too few sizes.
     """
     size, time, error = _checked(sizes, times_ns, error_ns)
     relative = np.ones(len(size)) if error is None else _relative(error, time)

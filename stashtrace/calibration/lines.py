@@ -38,26 +38,18 @@ _ROUGH_STILL = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``time = alpha + bytes * beta`` and how well it is known.
+    """``time = alpha + bytes * beta`` and how well it is known."""
 
-    Attributes
-    ----------
-    alpha_ns, beta_ns_per_byte : float
-        Intercept and slope.
-    alpha_variance, beta_variance, covariance : float
-        Of the two, in ns squared and per byte.
-    residual_ratio : float
-        Robust standard deviation of the points about the line, relative to it.
-    outliers_count : int
-        Points that were given no weight.
-    """
-
+    #: Intercept and slope.
     alpha_ns: float
     beta_ns_per_byte: float
+    #: Of the two, in ns squared and per byte.
     alpha_variance: float
     beta_variance: float
     covariance: float
+    #: Robust standard deviation of the points about the line, relative to it.
     residual_ratio: float
+    #: Points that were given no weight.
     outliers_count: int
 
     def at(self, sizes: Floats) -> Floats:
@@ -93,16 +85,9 @@ def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: b
     are known and their scatter about the line is smaller, the errors count (the factor of R. T. Birge, 1932,
     never below one).
 
-    Parameters
-    ----------
-    sizes, times : float arrays
-        Message sizes, ascending, and times.
-    errors : float array
-        Relative standard errors of the times, or ones.
-    errors_known : bool
-        Whether ``errors`` are measured, or only say that all points are alike.
-    from_zero : bool
-        True if the intercept is a latency and therefore not negative.
+    ``sizes``, ``times``: message sizes, ascending, and times. ``errors``: relative standard errors of the times, or
+    ones. ``errors_known``: whether ``errors`` are measured, or only say that all points are alike. ``from_zero``: true
+    if the intercept is a latency and therefore not negative.
     """
     alpha, beta, scale = _iterate(sizes, times, errors, fixed=None)
     if beta < 0:
@@ -203,34 +188,23 @@ _SINGULAR = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """``target = sum of coefficient * column``.
+    """``target = sum of coefficient * column``."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Columns.
-    coefficients, errors : float array
-        One per column, and their standard errors.
-    covariance : float array
-        Of the coefficients.
-    r2_ratio : float
-        Share of the targets' variance about their mean that the fit explains; below 0 if the mean does better.
-    residual : float
-        Standard deviation of the points about the fit.
-    fitted, left_out : float array
-        Target of each point by the fit, and by the fit to all other points; NaN where they cannot carry one.
-    target : float array
-        What was fitted.
-    """
-
+    #: Columns.
     names: tuple[str, ...]
+    #: One per column, and their standard errors.
     coefficients: Floats
     errors: Floats
+    #: Of the coefficients.
     covariance: Floats
+    #: Share of the targets' variance about their mean that the fit explains; below 0 if the mean does better.
     r2_ratio: float
+    #: Standard deviation of the points about the fit.
     residual: float
+    #: Target of each point by the fit, and by the fit to all other points; NaN where they cannot carry one.
     fitted: Floats
     left_out: Floats
+    #: What was fitted.
     target: Floats
 
     def predict(self, **columns: float) -> tuple[float, float]:
@@ -249,19 +223,9 @@ class LinearFit:
 def fit_linear(columns: Mapping[str, Any], target: Any) -> LinearFit:
     """Fit a target to columns through the origin.
 
-    Parameters
-    ----------
-    columns : mapping of str to sequence of float
-        What the target is explained by.
-    target : sequence of float
-        One more point than there are columns, at least.
-
-    Raises
-    ------
-    UsageError
-        If lengths differ or something is not finite.
-    MissingDataError
-        If there are too few points, or columns that say the same.
+    ``columns``: what the target is explained by. ``target``: one more point than there are columns, at least. Raises
+    UsageError if lengths differ or something is not finite. Raises MissingDataError if there are too few points, or
+    columns that say the same.
 
     Examples
     --------

@@ -78,10 +78,7 @@ def help_text() -> str:
 def command_module(name: str) -> ModuleType:
     """Import and return the module of a command: its ``parser()`` and ``main(argv)``.
 
-    Raises
-    ------
-    UsageError
-        If there is no such command; the hint names a similar one.
+    Raises UsageError if there is no such command; the hint names a similar one.
     """
     names = [known for known, _ in COMMANDS]
     if name in names:

@@ -55,21 +55,9 @@ def open_output(name: str, inside: str, *, option: str = "-o", made: Path | None
 
     It is written beside the target and renamed, so the folder must be writable, whatever the rights of an older file.
 
-    Parameters
-    ----------
-    name : str
-        As it was given.
-    inside : str
-        Name of a file for the hint, where a folder was given.
-    option : str
-        Which names the file.
-    made : Path, optional
-        Folder that the command itself makes.
-
-    Raises
-    ------
-    OutputError
-        If the target is not a file, or its folder is not there or may not be written to.
+    ``name``: as it was given. ``inside``: name of a file for the hint, where a folder was given. ``option``: which
+    names the file. ``made``: folder that the command itself makes. Raises OutputError if the target is not a file, or
+    its folder is not there or may not be written to.
     """
     target = Path(name)
     folder = target.absolute().parent
@@ -105,12 +93,8 @@ def write_plot(path: str | None, draw: Callable[..., None], *content: Any) -> No
 def check_plot(path: str | None, *, made: Path | None = None) -> None:
     """Check the file of ``--plot``, if it is given, before anything is measured or computed.
 
-    Raises
-    ------
-    UsageError
-        If the suffix is unknown or matplotlib is not installed.
-    OutputError
-        If the file cannot be written; see :func:`open_output`.
+    Raises UsageError if the suffix is unknown or matplotlib is not installed. Raises OutputError if the file cannot be
+    written; see :func:`open_output`.
     """
     if path:
         from stashtrace.lab.plot import check_plot_file

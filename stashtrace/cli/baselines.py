@@ -35,19 +35,9 @@ _LARGEST_BYTES = 256 << 20
 def side_of(name: str, sources: Sequence[str], folder: str | None = None) -> Side:
     """Return the runs before or after a change.
 
-    Parameters
-    ----------
-    name : str
-        What sentences call them.
-    sources : sequence of str
-        Each a run directory, files of another tool, the URL of a run directory, or a baseline by file or URL.
-    folder : str, optional
-        Folder or URL of baselines: a source may then also be the name of one, which comes before a path of that name.
-
-    Raises
-    ------
-    MissingDataError
-        If one is not there, or has no steps.
+    ``name``: what sentences call them. ``sources``: each a run directory, files of another tool, the URL of a run
+    directory, or a baseline by file or URL. ``folder``: folder or URL of baselines: a source may then also be the name
+    of one, which comes before a path of that name. Raises MissingDataError if one is not there, or has no steps.
     """
     from stashtrace.analysis.compare.change import Side
 
@@ -107,10 +97,7 @@ def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
 def save(name: str, runs: Sequence[StepsOfRun], folder: str = DEFAULT_FOLDER) -> str:
     """Write a baseline, and return where it is.
 
-    Raises
-    ------
-    StashtraceError
-        If it cannot be written.
+    Raises StashtraceError if it cannot be written.
     """
     from stashtrace import __version__
     from stashtrace.analysis.compare.baseline import baseline_text

@@ -26,12 +26,7 @@ _QUIET_NS, _BETWEEN_NS = 2_000_000_000, 10_000_000_000
 class Watch:
     """Tells how far a load is: a bar on a terminal, else a line now and then once two seconds have passed.
 
-    Parameters
-    ----------
-    screen : Screen
-        Where to write.
-    clock : callable
-        Gives ns; tests bring their own.
+    ``screen``: where to write. ``clock``: gives ns; tests bring their own.
     """
 
     def __init__(self, screen: Screen, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -70,10 +65,7 @@ def find_jobs(paths: Sequence[str]) -> list[list[str]]:
 def read_runs(paths: str | Sequence[str], *, run_id: str | None = None, quiet: bool = False) -> Trace:
     """Load a run, or the parts of one job; ``quiet`` is for an answer that says itself what is missing.
 
-    Raises
-    ------
-    StashtraceError
-        As ``existing_run`` and ``load_trace`` do.
+    Raises StashtraceError as ``existing_run`` and ``load_trace`` do.
     """
     from stashtrace.loading.load import load_trace
 

@@ -41,18 +41,9 @@ def merge_and_report(
 ) -> None:
     """Merge a run directory and show its summary.
 
-    Parameters
-    ----------
-    directory : Path
-        The run.
-    screen : Screen
-        For the progress bar and the summary.
-    shown : str
-        The directory as a person would type it.
-    run_id : str, optional
-        Which run, if the directory holds several.
-    own_host_only : bool
-        Pack no files of other hosts: their processes may still write.
+    ``directory``: the run. ``screen``: for the progress bar and the summary. ``shown``: the directory as a person would
+    type it. ``run_id``: which run, if the directory holds several. ``own_host_only``: pack no files of other hosts:
+    their processes may still write.
     """
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
@@ -137,16 +128,8 @@ _HOSTS_NAMED = 4
 def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, command: Sequence[str]) -> None:
     """Merge a run, or leave that to the launcher of its job that ends last.
 
-    Parameters
-    ----------
-    outcome : Outcome
-    screen : Screen
-    merge : bool
-        False for ``--no-merge``.
-    debug : bool
-        Raise errors instead of printing them.
-    command : sequence of str
-        The job's command, for a hint.
+    ``merge``: false for ``--no-merge``. ``debug``: raise errors instead of printing them. ``command``: the job's
+    command, for a hint.
     """
     if outcome.replaced:  # the folder that has its name now is somebody else's
         if outcome.records != outcome.directory:

@@ -143,15 +143,9 @@ def add_value(
 ) -> None:
     """Add an option that takes a value to a parser or group.
 
-    Parameters
-    ----------
-    target : Parser or argument group
-    option, metavar, text : str
-        The option, the name of its value and its help.
-    read : callable, optional
-        A reader of :mod:`stashtrace.cli.values`; without one the value is text, or what ``type`` makes of it.
-    **settings
-        Further arguments of ``add_argument``.
+    ``option``, ``metavar``, ``text``: the option, the name of its value and its help. ``read``: a reader of
+    :mod:`stashtrace.cli.values`; without one the value is text, or what ``type`` makes of it. ``settings``: further
+    arguments of ``add_argument``.
     """
     if read is not None:
         settings["type"] = partial(read, option=option)
@@ -194,12 +188,7 @@ def configure_logging(verbosity: int) -> None:
 def existing_run(path: str) -> Path:
     """Return the path of a run or trace file; of an archive, the folder with what it holds.
 
-    Raises
-    ------
-    MissingDataError
-        If nothing is at the path.
-    ImporterError
-        If it is an archive that cannot be unpacked.
+    Raises MissingDataError if nothing is at the path. Raises ImporterError if it is an archive that cannot be unpacked.
     """
     run = Path(path)
     if not run.exists():
@@ -237,10 +226,7 @@ def run_directories() -> list[Path]:
 def newest_run() -> str:
     """Return the newest of the run directories ``./stash-*``, and say on stderr which one that is.
 
-    Raises
-    ------
-    MissingDataError
-        If there is none.
+    Raises MissingDataError if there is none.
     """
     from stashtrace.cli.screen import Screen
     from stashtrace.record.directory import read_run_file

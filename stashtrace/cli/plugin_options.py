@@ -32,24 +32,10 @@ _UNIONS = (typing.Union, types.UnionType)
 def add_options(parser: Parser, plugin: Plugin, function: Callable[..., object]) -> dict[str, str]:
     """Add an option for each parameter of an analysis but the first, which is the trace.
 
-    Parameters
-    ----------
-    parser : Parser
-        Has the options that every analysis has.
-    plugin : Plugin
-        The package that the function is from; errors name it.
-    function : callable
-
-    Returns
-    -------
-    dict of str to str
-        Parameter -> attribute of the namespace with its value, which is None if the option is not given.
-
-    Raises
-    ------
-    PluginError
-        If a parameter has the name of an option that every analysis has, or is required and of no type that an option
-        can have.
+    ``parser``: has the options that every analysis has. ``plugin``: the package that the function is from; errors name
+    it. Returns parameter -> attribute of the namespace with its value, which is None if the option is not given. Raises
+    PluginError if a parameter has the name of an option that every analysis has, or is required and of no type that an
+    option can have.
     """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     hints = _hints(function)

@@ -27,11 +27,7 @@ def command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | Non
     None if nothing is to be decided, no reasonable number of runs would do, or the recordings do not tell commands that
     can be run again here.
 
-    Parameters
-    ----------
-    gate : Gate
-    given : Namespace
-        Options of ``stashtrace check``.
+    ``given``: options of ``stashtrace check``.
     """
     rounds = max((one.needs.runs_count for one in gate.judged if one.verdict == "inconclusive"), default=0)
     before, after = _job_of(gate.before), _job_of(gate.after)

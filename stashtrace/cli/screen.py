@@ -23,12 +23,7 @@ _REDRAW_NS = 100_000_000
 class Screen:
     """One text stream for words, and what it can show.
 
-    Parameters
-    ----------
-    stream : text file, optional
-        stderr by default.
-    environment : mapping, optional
-        Looked at for NO_COLOR, TERM, COLUMNS and the locale.
+    ``stream``: stderr by default. ``environment``: looked at for NO_COLOR, TERM, COLUMNS and the locale.
     """
 
     def __init__(self, stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> None:

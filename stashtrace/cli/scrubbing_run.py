@@ -42,32 +42,21 @@ Progress = Callable[[float, str], None]
 
 @dataclass(slots=True)
 class Report:
-    """What was done with the files.
+    """What was done with the files."""
 
-    Attributes
-    ----------
-    written : int
-        Files written.
-    left : list of str
-        Names of files that are not part of a run: not copied, or left as they were.
-    problems : list of str
-        Sentences about files that could not be scrubbed or written again.
-    """
-
+    #: Files written.
     written: int = 0
+    #: Names of files that are not part of a run: not copied, or left as they were.
     left: list[str] = field(default_factory=list)
+    #: Sentences about files that could not be scrubbed or written again.
     problems: list[str] = field(default_factory=list)
 
 
 def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: Progress) -> Report:
     """Write a run, a ``.stash`` file or a store to ``target``, without its secrets.
 
-    Raises
-    ------
-    OutputError
-        If there is something at ``target`` already, or nothing can be written there.
-    MissingDataError, FormatError
-        If there is no run, or it is still being recorded.
+    Raises OutputError if there is something at ``target`` already, or nothing can be written there. Raises
+    MissingDataError, FormatError if there is no run, or it is still being recorded.
     """
     hint = "choose another name with -o"
     if target.exists() and not (source.is_dir() and target.is_dir() and not any(target.iterdir())):

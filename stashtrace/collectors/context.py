@@ -32,22 +32,15 @@ _FLAT_LIMIT = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """One clock of a device, mapped to the common clock by ``loading.clocks.device``.
+    """One clock of a device, mapped to the common clock by ``loading.clocks.device``."""
 
-    Attributes
-    ----------
-    to_common : callable
-        Device ns, as uint64 bits -> int64 ns of the common clock.
-    error_ns, anchors_count, drift_ppb
-        As in the table ``device_clocks``.
-    rejected_count : int
-        Readings that contradict the others.
-    """
-
+    #: Device ns, as uint64 bits -> int64 ns of the common clock.
     to_common: TickClock
+    #: As in the table ``device_clocks``.
     error_ns: int
     anchors_count: int
     drift_ppb: int
+    #: Readings that contradict the others.
     rejected_count: int = 0
 
 
@@ -89,20 +82,11 @@ class ProcessIdentity:
 class DecodeContext:
     """Clock, tracks and strings of one process.
 
-    Parameters
-    ----------
-    identity : ProcessIdentity
-        Its fields are readable from the context too: ``context.process_id``, ``context.rank``, ...
-    tracks : TrackRegistry
-        Shared by the processes of a trace.
-    texts : mapping of int to str
-        String id -> text, of this process (``RawProcess.strings``).
-    clock : callable
-        uint64 ticks -> int64 ns of the common clock.
-    wanted : set of str, optional
-        Tables that the caller keeps, all if None; a decoder may skip the others.
-    device_times : mapping, optional
-        (device index, DeviceClock) -> its clock.
+    ``identity``: its fields are readable from the context too: ``context.process_id``, ``context.rank``, ...
+    ``tracks``: shared by the processes of a trace. ``texts``: string id -> text, of this process
+    (``RawProcess.strings``). ``clock``: uint64 ticks -> int64 ns of the common clock. ``wanted``: tables that the
+    caller keeps, all if None; a decoder may skip the others. ``device_times``: (device index, DeviceClock) -> its
+    clock.
     """
 
     def __init__(

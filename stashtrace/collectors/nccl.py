@@ -231,15 +231,7 @@ _STRAY_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One row for each call, then for each task without a call; columns as in ``collectives``, ``collective_details``.
-
-    Attributes
-    ----------
-    called : bool array
-        False for a task without a call.
-    check : str
-        How events and plugin differ where both timed a call, for the metadata; empty if there is no such call.
-    """
+    """A row for each call, then for each task without a call; columns as in ``collectives``, ``collective_details``."""
 
     call_ns: Int64
     return_ns: Int64
@@ -253,6 +245,7 @@ class Timed:
     flags: Int64
     status: Int64
     batch_id: Int64
+    #: False for a task without a call.
     called: npt.NDArray[np.bool_]
     source: Int64
     device_begin_ns: Int64
@@ -263,6 +256,7 @@ class Timed:
     timed_count: Int64
     proxies: dict[str, Int64]
     channels: dict[str, Int64]
+    #: How events and plugin differ where both timed a call, for the metadata; empty if there is no such call.
     check: str
 
     def __len__(self) -> int:

@@ -16,23 +16,15 @@ Decoder = Callable[[RawProcess, DecodeContext], EventTables]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One collector's decoder.
+    """One collector's decoder."""
 
-    Attributes
-    ----------
-    name : str
-        Collector.
-    decode : callable
-        ``decode(raw, context) -> EventTables``.
-    records : tuple of str
-        Record names it reads (``RECORDS`` of its module).
-    tables : tuple of str
-        Tables it fills (``TABLES`` of its module); empty if not declared.
-    """
-
+    #: Collector.
     name: str
+    #: ``decode(raw, context) -> EventTables``.
     decode: Decoder
+    #: Record names it reads (``RECORDS`` of its module).
     records: tuple[str, ...]
+    #: Tables it fills (``TABLES`` of its module); empty if not declared.
     tables: tuple[str, ...]
 
 

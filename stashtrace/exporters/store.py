@@ -48,14 +48,8 @@ _DERIVED = ("numbered_steps", "matched_collectives")
 def export_store(trace: Trace, path: Path, *, ranks: Iterable[int] | None = None) -> Exported:
     """Write a trace as a store.
 
-    Parameters
-    ----------
-    trace : Trace
-        Whole, or of some ranks.
-    path : Path
-        Folder to make; one that holds a store is replaced.
-    ranks : iterable of int, optional
-        Only these ranks; steps and collectives are numbered and matched among them.
+    ``trace``: whole, or of some ranks. ``path``: folder to make; one that holds a store is replaced. ``ranks``: only
+    these ranks; steps and collectives are numbered and matched among them.
     """
     return _write(_Split(trace), path, trace.path, ranks, None)
 

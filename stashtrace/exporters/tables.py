@@ -34,25 +34,10 @@ def export_csv(
 ) -> Exported:
     """Write one table as CSV with a header line.
 
-    Parameters
-    ----------
-    trace : Trace
-        Where it comes from.
-    path : Path
-        File to write.
-    table : str
-        A table of the trace (``io``, ``collectives``, ...) or an analysis (``stalls``, ``steps``, ...).
-    ranks : iterable of int, optional
-        Only rows of these ranks; the table must have a column ``rank``.
-    steps : (int, int), optional
-        Only rows with ``first <= step < last``; the table must have a column ``step``.
-    **options
-        Of the analysis.
-
-    Raises
-    ------
-    UsageError
-        If there is no such table, column or option.
+    ``trace``: where it comes from. ``path``: file to write. ``table``: a table of the trace (``io``, ``collectives``,
+    ...) or an analysis (``stalls``, ``steps``, ...). ``ranks``: only rows of these ranks; the table must have a column
+    ``rank``. ``steps``: only rows with ``first <= step < last``; the table must have a column ``step``. ``options``: of
+    the analysis. Raises UsageError if there is no such table, column or option.
     """
     return _export(trace, path, _write_csv, table=table, ranks=ranks, steps=steps, **options)
 

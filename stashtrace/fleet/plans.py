@@ -24,20 +24,13 @@ Parts = Sequence[Sequence[Table]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Division of an analysis into parts.
+    """Division of an analysis into parts."""
 
-    Attributes
-    ----------
-    parts : tuple of str
-        Analyses, or ``module:function`` with the same signature, to run on each rank.
-    part_options : callable
-        Maps options of the user to those of the parts.
-    joined : callable
-        Maps (parts of each analysis in order of ranks, all ranks, options of the user) to the result.
-    """
-
+    #: Analyses, or ``module:function`` with the same signature, to run on each rank.
     parts: tuple[str, ...]
+    #: Maps (parts of each analysis in order of ranks, all ranks, options of the user) to the result.
     joined: Callable[[Parts, Sequence[int], Options], Table]
+    #: Maps options of the user to those of the parts.
     part_options: Callable[[Options], Options] = dict
 
 

@@ -49,22 +49,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class CompactReport:
-    """What became of the files of a run.
+    """What became of the files of a run."""
 
-    Attributes
-    ----------
-    merged, already, alive : list of str
-        Names of the files rewritten now, rewritten before, still being written.
-    problems : list of (name, reason)
-        Files left as they were, and why.
-    bytes_before, bytes_after : int
-        Of the files rewritten now, rings not counted.
-    """
-
+    #: Names of the files rewritten now, rewritten before, still being written.
     merged: list[str] = field(default_factory=list)
     already: list[str] = field(default_factory=list)
     alive: list[str] = field(default_factory=list)
+    #: Files left as they were, and why.
     problems: list[tuple[str, str]] = field(default_factory=list)
+    #: Of the files rewritten now, rings not counted.
     bytes_before: int = 0
     bytes_after: int = 0
 
@@ -72,14 +65,8 @@ class CompactReport:
 def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRings | None = None) -> CompactReport:
     """Rewrite every process file of a run that has ended.
 
-    Parameters
-    ----------
-    run : RawRun
-        Opened before; open it again afterwards to read what was written.
-    progress : callable, optional
-        See :data:`Progress`.
-    live : LiveRings, optional
-        Which rings are still mapped by a process; looked up in /proc if not given.
+    ``run``: opened before; open it again afterwards to read what was written. ``progress``: see :data:`Progress`.
+    ``live``: which rings are still mapped by a process; looked up in /proc if not given.
     """
     live = live or LiveRings.look()
     report = CompactReport()
@@ -168,12 +155,8 @@ class _Batch:
 class _Rewritten:
     """A file rewritten beside the old one, locked, and read back; not yet in its place.
 
-    Raises
-    ------
-    OSError
-        If there is no room or no permission; BlockingIOError if another merge is at work on this file.
-    FormatError
-        If what was written does not read back as what was to be written.
+    Raises OSError if there is no room or no permission; BlockingIOError if another merge is at work on this file.
+    Raises FormatError if what was written does not read back as what was to be written.
     """
 
     def __init__(self, process: StashFile, *, again: bool = False) -> None:
@@ -232,10 +215,7 @@ def _open_fixed(path: str, owner: int) -> int:
 
     One that another user put there is refused: it may be a second name of any file.
 
-    Raises
-    ------
-    OSError
-        If it is refused, or cannot be made.
+    Raises OSError if it is refused, or cannot be made.
     """
     try:
         return new_file(path)
@@ -263,10 +243,7 @@ def _drop_abandoned(path: str) -> None:
 def compact_file(process: StashFile, *, again: bool = False) -> int:
     """Rewrite one file, drop its ring, and return the new size. A merged file is rewritten only if ``again``.
 
-    Raises
-    ------
-    OSError, FormatError
-        As :class:`_Rewritten`; the raw files are then as they were.
+    Raises OSError, FormatError as :class:`_Rewritten`; the raw files are then as they were.
     """
     written = _Rewritten(process, again=again)
     try:
@@ -283,10 +260,7 @@ def compact_file(process: StashFile, *, again: bool = False) -> int:
 def write_packed(process: StashFile, path: str) -> int:
     """Write a process's rows into a new file, as the merge does; returns its size.
 
-    Raises
-    ------
-    OSError, FormatError
-        As :class:`_Rewritten`; no file is left then.
+    Raises OSError, FormatError as :class:`_Rewritten`; no file is left then.
     """
     with os.fdopen(new_file(path), "r+b") as out:
         try:

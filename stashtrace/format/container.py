@@ -142,12 +142,8 @@ def refuse_newer(path: str, major: int, minor: int) -> None:
 def read_head(source: ByteFile) -> FileHead:
     """Read header, field table and metadata.
 
-    Raises
-    ------
-    UnsupportedVersionError
-        If a newer stashtrace wrote the file.
-    FormatError
-        If this is no .stash file or its head is damaged.
+    Raises UnsupportedVersionError if a newer stashtrace wrote the file. Raises FormatError if this is no .stash file or
+    its head is damaged.
     """
     path = source.path
     raw = source.read(0, FILE_HEADER.size)
@@ -176,10 +172,7 @@ def read_head(source: ByteFile) -> FileHead:
 def field_table(text: bytes) -> tuple[Any, ...]:
     """Entries of a field table; the same object for the same text, since the processes of a run have one in common.
 
-    Raises
-    ------
-    ValueError, KeyError, TypeError
-        If the text is not a field table.
+    Raises ValueError, KeyError, TypeError if the text is not a field table.
     """
     records = json_object(text)["records"]
     if not isinstance(records, list):

@@ -18,17 +18,11 @@ _FOREIGN_AGE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LiveRings:
-    """Rings that processes of this host have mapped.
+    """Rings that processes of this host have mapped."""
 
-    Attributes
-    ----------
-    boot_id : str
-        Of this host.
-    inodes : frozenset of (major, minor, inode)
-        As /proc/PID/maps shows them.
-    """
-
+    #: Of this host.
     boot_id: str
+    #: As /proc/PID/maps shows them.
     inodes: frozenset[tuple[int, int, int]]
 
     @classmethod

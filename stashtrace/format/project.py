@@ -23,22 +23,15 @@ _MAX_ROW_BYTES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One record type as a file has it.
+    """One record type as a file has it."""
 
-    Attributes
-    ----------
-    name, collector : str
-        As in the file's field table.
-    record_id, version : int
-        As in the file's field table.
-    dtype : numpy dtype
-        Whole rows, ``itemsize`` is the file's row size.
-    """
-
+    #: As in the file's field table.
     name: str
     collector: str
+    #: As in the file's field table.
     record_id: int
     version: int
+    #: Whole rows, ``itemsize`` is the file's row size.
     dtype: np.dtype[np.void]
 
 

@@ -24,23 +24,15 @@ RUN_FILE = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RawRun:
-    """A run as it lies on disk.
+    """A run as it lies on disk."""
 
-    Attributes
-    ----------
-    path : str
-        Directory, or the file that was opened.
-    run : dict
-        Content of run.json, empty if there is none.
-    processes : list of StashFile
-        One for each process image, in the order in which they started. ``process.load()`` reads its rows.
-    losses : list of LossRow
-        Those of no single process: unreadable files, missing run.json.
-    """
-
+    #: Directory, or the file that was opened.
     path: str
+    #: Content of run.json, empty if there is none.
     run: dict[str, Any]
+    #: One for each process image, in the order in which they started. ``process.load()`` reads its rows.
     processes: list[StashFile]
+    #: Those of no single process: unreadable files, missing run.json.
     losses: list[LossRow] = field(default_factory=list)
 
     @property
@@ -54,22 +46,10 @@ class RawRun:
 def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str | None = None) -> RawRun:
     """Open a run directory or a single .stash file.
 
-    Parameters
-    ----------
-    path : path
-        What ``stashtrace run --out`` made, or one file of it.
-    strict : bool
-        Raise on damage that otherwise becomes a loss row.
-    run_id : str, optional
-        Which run to take if the directory holds several; a prefix is enough. After a point follows the number of a
-        start of an elastic job, which does not concern files.
-
-    Raises
-    ------
-    FormatError
-        If there is nothing to read, or several runs and no choice.
-    UnsupportedVersionError
-        If a newer stashtrace wrote it.
+    ``path``: what ``stashtrace run --out`` made, or one file of it. ``strict``: raise on damage that otherwise becomes
+    a loss row. ``run_id``: which run to take if the directory holds several; a prefix is enough. After a point follows
+    the number of a start of an elastic job, which does not concern files. Raises FormatError if there is nothing to
+    read, or several runs and no choice. Raises UnsupportedVersionError if a newer stashtrace wrote it.
     """
     path = os.fspath(path)
     run_id = (run_id or "").partition(".")[0] or None

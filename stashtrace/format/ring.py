@@ -82,10 +82,7 @@ class RingImage:
 def read_ring(path: str) -> RingImage | None:
     """Copy the content of a ring; None if there is no such file.
 
-    Raises
-    ------
-    FormatError
-        If the file is not a ring or its header is damaged.
+    Raises FormatError if the file is not a ring or its header is damaged.
     """
     if not os.path.exists(path):
         return None

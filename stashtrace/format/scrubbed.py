@@ -40,11 +40,7 @@ def survey_file(process: StashFile, survey: Survey) -> None:
 class ScrubbedFile(StashFile):
     """A process file as it is to be written by ``compact``.
 
-    Parameters
-    ----------
-    path : str
-        The .stash file.
-    scrubber : Scrubber
+    ``path``: the .stash file.
     """
 
     def __init__(self, path: str, scrubber: Scrubber) -> None:

@@ -380,14 +380,8 @@ PIECE_ROWS = 1 << 16  # a segment of a merged file: columns stay in the cache, a
 def pieces(file: StashFile, records: Collection[str], rows: int = PIECE_ROWS) -> Iterator[RawProcess]:
     """The rows of ``file.load(records)`` in pieces of about ``rows``.
 
-    Parameters
-    ----------
-    file : StashFile
-        Process to read.
-    records : collection of str
-        Record names; each must have the field ``begin_ticks``.
-    rows : int
-        A piece has at most about twice as many.
+    ``file``: process to read. ``records``: record names; each must have the field ``begin_ticks``. ``rows``: a piece
+    has at most about twice as many.
     """
     counts = file.thread_row_counts(records)
     for group in _groups({tid: sum(c.values()) for tid, c in counts.items()}, rows):

@@ -71,23 +71,10 @@ def archive_kind(head: bytes) -> str | None:
 def unpack(archive: Path, kind: str, folder: Path, is_wanted: Wanted) -> int:
     """Unpack the wanted files of an archive; return how many there are.
 
-    Parameters
-    ----------
-    archive : Path
-    kind : {"tar", "zip"}
-    folder : Path
-        An empty folder that only this user can enter.
-    is_wanted : callable
-        Asked with the name of each file.
-
-    Raises
-    ------
-    HostileArchiveError
-        If an entry would be outside the folder or is no plain file.
-    OutOfBoundsError
-        If it holds too many entries, or unpacks to more than traces do.
-    ImporterError
-        If it is damaged or encrypted, or there is no room.
+    ``folder``: an empty folder that only this user can enter. ``is_wanted``: asked with the name of each file. Raises
+    HostileArchiveError if an entry would be outside the folder or is no plain file. Raises OutOfBoundsError if it holds
+    too many entries, or unpacks to more than traces do. Raises ImporterError if it is damaged or encrypted, or there is
+    no room.
     """
     writer = _Writer(archive, folder)
     try:
@@ -123,12 +110,7 @@ class _Writer:
     def check(self, name: str, kind: str) -> str | None:
         """Count an entry; return the name of the file to write, None for a folder.
 
-        Parameters
-        ----------
-        name : str
-            As the archive spells it.
-        kind : {"file", "folder", ...}
-            Anything else is what the error says of it.
+        ``name``: as the archive spells it. ``kind``: anything else is what the error says of it.
         """
         self._entries_count += 1
         if self._entries_count > MOST_ENTRIES:
@@ -225,11 +207,7 @@ def _kind_in_tar(entry: tarfile.TarInfo) -> str:
 class _Forward(io.RawIOBase):
     """A stream that ``tarfile`` reads front to back: it skips by reading, and no header makes it read much at once.
 
-    Parameters
-    ----------
-    stream : binary file
-    can_seek : bool
-        Whether the stream can skip by itself.
+    ``can_seek``: whether the stream can skip by itself.
     """
 
     def __init__(self, stream: BinaryIO, *, can_seek: bool) -> None:

@@ -40,12 +40,7 @@ _HINT = "no tool writes such files: copy it again from where it was written, or 
 class OutOfBoundsError(ImporterError):
     """A file exceeds a limit that no file of its kind needs to exceed.
 
-    Parameters
-    ----------
-    name : str
-        The file.
-    excess : str
-        What is too large, as the predicate of a sentence about the file.
+    ``name``: the file. ``excess``: what is too large, as the predicate of a sentence about the file.
     """
 
     def __init__(self, name: str, excess: str) -> None:
@@ -98,10 +93,7 @@ _LENIENT = json.JSONDecoder(parse_int=whole_number, strict=False)
 def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
     """Parse a JSON text.
 
-    Raises
-    ------
-    ValueError
-        If the text is no JSON, is nested too deeply, or holds a number of too many digits.
+    Raises ValueError if the text is no JSON, is nested too deeply, or holds a number of too many digits.
     """
     decoded = text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text
     try:
@@ -123,10 +115,8 @@ def check_values(root: Any, name: str) -> None:
 
     A value counts as often as it is referred to, because a walk meets it that often; a container is examined once.
 
-    Raises
-    ------
-    OutOfBoundsError
-        If the value is too deep, too large when written out, refers to itself, or holds a number of too many digits.
+    Raises OutOfBoundsError if the value is too deep, too large when written out, refers to itself, or holds a number of
+    too many digits.
     """
     sizes: dict[int, tuple[int, int]] = {}  # of finished containers: number of values in them, depth
     unfinished: set[int] = set()
@@ -172,10 +162,7 @@ class Expansion:
     def add(self, packed_bytes: int, unpacked_bytes: int) -> None:
         """Add bytes read and bytes that came out of them.
 
-        Raises
-        ------
-        OutOfBoundsError
-            If the file expands more than any trace does.
+        Raises OutOfBoundsError if the file expands more than any trace does.
         """
         self._packed += packed_bytes
         self._unpacked += unpacked_bytes

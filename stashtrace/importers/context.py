@@ -55,40 +55,27 @@ class ImportedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rank that a file holds. Claims tell whether the files of a load are of one job.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    rank_from : {"file", "name", "assumed"}
-        Source of the rank: the content of the file, its name, or neither.
-    """
+    """A rank that a file holds. Claims tell whether the files of a load are of one job."""
 
     process_id: int
     rank: int
     world_size: int
     importer: str
+    #: The file.
     path: str
+    #: {"file", "name", "assumed"}; Source of the rank: the content of the file, its name, or neither.
     rank_from: str
 
 
 @dataclass(frozen=True, slots=True)
 class NamedJob:
-    """The job that a file names.
+    """The job that a file names."""
 
-    Attributes
-    ----------
-    path : str
-        The file.
-    job : str
-        The scheduler's name of the job.
-    run : str
-        Tells apart the runs of several processes that one job started; empty for a process by itself.
-    """
-
+    #: The file.
     path: str
+    #: The scheduler's name of the job.
     job: str
+    #: Tells apart the runs of several processes that one job started; empty for a process by itself.
     run: str
 
 
@@ -443,17 +430,8 @@ def is_nested(track: Int64, begin_ns: Int64, end_ns: Int64) -> Bools:
 def stretches(begin_ns: Int64, end_ns: Int64, gap_ns: int, is_border: Bools | None = None) -> tuple[Int64, Int64]:
     """Join rows, sorted by begin, that follow each other within a gap.
 
-    Parameters
-    ----------
-    gap_ns : int
-        Longest pause inside a stretch.
-    is_border : bool array, optional
-        Per row but the first, whether a stretch begins with it in any case.
-
-    Returns
-    -------
-    first, end_ns : int64 arrays
-        First row and latest end of each stretch.
+    ``gap_ns``: longest pause inside a stretch. ``is_border``: per row but the first, whether a stretch begins with it
+    in any case. Returns first row and latest end of each stretch.
     """
     if not len(begin_ns):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)

@@ -63,21 +63,14 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One line of a network proxy.
+    """One line of a network proxy."""
 
-    Attributes
-    ----------
-    parent : (int, bool, int)
-        The operation: communicator, whether it is a message, its number.
-    whole : bool
-        Whether the line is about the whole operation, not a step of it.
-    times_ns : mapping of str to int
-        Stamps by name.
-    """
-
+    #: (int, bool, int); The operation: communicator, whether it is a message, its number.
     parent: tuple[int, bool, int]
+    #: Whether the line is about the whole operation, not a step of it.
     whole: bool
     size_bytes: int
+    #: Stamps by name.
     times_ns: Mapping[str, int]
 
 
@@ -343,21 +336,15 @@ def load(source: Source, context: ImportContext) -> None:
 
 @dataclass(slots=True)
 class _Log:
-    """Content of the lines so far.
-
-    Attributes
-    ----------
-    left : dict of str to int
-        v4.3: lines of each kind that the last ``dump_stats`` announced and that have not come.
-    broken, orphans, missing : int
-        Lines that are damaged, that no header announced, and that were announced and did not come.
-    """
+    """Content of the lines so far."""
 
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
     communicators: list[Communicator] = field(default_factory=list)
     proxies: list[Proxy] = field(default_factory=list)
     versions: set[str] = field(default_factory=set)
+    #: v4.3: lines of each kind that the last ``dump_stats`` announced and that have not come.
     left: dict[str, int] = field(default_factory=dict)
+    #: Lines that are damaged, that no header announced, and that were announced and did not come.
     broken: int = 0
     orphans: int = 0
     missing: int = 0

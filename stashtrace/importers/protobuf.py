@@ -35,10 +35,7 @@ def read_varints(packed: bytes) -> list[int]:
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (number, value) of the fields with a varint or with bytes; others are skipped.
 
-    Raises
-    ------
-    ValueError
-        If a field reaches beyond the message, or has an unknown wire type.
+    Raises ValueError if a field reaches beyond the message, or has an unknown wire type.
     """
     at = 0
     while at < len(message):

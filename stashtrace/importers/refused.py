@@ -15,29 +15,19 @@ _HEAD_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A format that is not read.
+    """A format that is not read."""
 
-    Attributes
-    ----------
-    name : str
-        Name of such a file, with its article.
-    lacks : str
-        Why it is of no use: continues "which is not read: ".
-    hint : str
-        What to give or to record instead; ``FILE`` stands for the path of the file.
-    pattern : bytes pattern
-        Occurs in the first 64 KiB of such a file and of no other.
-    has_times : bool
-        Whether the viewer can show it.
-    is_wrapper : bool
-        Whether a trace may be inside or behind it, so that the trace is missing from what was given.
-    """
-
+    #: Name of such a file, with its article.
     name: str
+    #: Why it is of no use: continues "which is not read: ".
     lacks: str
+    #: What to give or to record instead; ``FILE`` stands for the path of the file.
     hint: str
+    #: bytes pattern; Occurs in the first 64 KiB of such a file and of no other.
     pattern: re.Pattern[bytes]
+    #: Whether the viewer can show it.
     has_times: bool = False
+    #: Whether a trace may be inside or behind it, so that the trace is missing from what was given.
     is_wrapper: bool = False
 
 

@@ -81,14 +81,10 @@ class Interval:
 class Estimate(Interval):
     """What several runs say of a number: their median and its 95 % interval.
 
-    Attributes
-    ----------
-    value, low, high : float
-        ``low`` and ``high`` are NaN where a single run says nothing of its spread.
-    runs_count : int
-        Runs (of the configuration that has fewest) that it comes from.
+    ``value``, ``low``, ``high``: ``low`` and ``high`` are NaN where a single run says nothing of its spread.
     """
 
+    #: Runs (of the configuration that has fewest) that it comes from.
     runs_count: int = 1
 
 

@@ -30,20 +30,13 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/lib/", "/lib64/", "/usr/lib/",
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """Regular files of this machine.
+    """Regular files of this machine."""
 
-    Attributes
-    ----------
-    paths : tuple of str
-        Absolute, without symbolic links, sorted.
-    bytes : int
-        Their sizes together.
-    left_out : tuple of (path, reason)
-        What was asked for and is not among them.
-    """
-
+    #: Absolute, without symbolic links, sorted.
     paths: tuple[str, ...]
+    #: Their sizes together.
     bytes: int
+    #: What was asked for and is not among them.
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -53,10 +46,7 @@ def files_read(trace: Trace) -> FileSet:
     Reads before the first step are left out: they are not repeated in a step. A mapping counts whenever it was made,
     since what is read through it is not seen. Code is left out.
 
-    Raises
-    ------
-    MissingDataError
-        If no call was recorded.
+    Raises MissingDataError if no call was recorded.
     """
     if not trace.io_rows_count:
         raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")
@@ -78,17 +68,11 @@ def files_read(trace: Trace) -> FileSet:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Bytes that a run read from files of this host in its steps.
+    """Bytes that a run read from files of this host in its steps."""
 
-    Attributes
-    ----------
-    bytes_of : dict of str to int
-        By path, without symbolic links; code is left out, and what the run wrote itself.
-    again_ratio : float
-        Share of the bytes that an earlier call of the run had read already, so that they came from memory.
-    """
-
+    #: By path, without symbolic links; code is left out, and what the run wrote itself.
     bytes_of: Mapping[str, int]
+    #: Share of the bytes that an earlier call of the run had read already, so that they came from memory.
     again_ratio: float
 
     @property
@@ -100,11 +84,7 @@ class Reading:
 def reading(trace: Trace, first_step: int = 0) -> Reading:
     """Find what ranks and their workers read from a step on.
 
-    Parameters
-    ----------
-    trace : Trace
-    first_step : int
-        Bytes count from here; what was read before it in other steps is known all the same.
+    ``first_step``: bytes count from here; what was read before it in other steps is known all the same.
     """
     begin, end = _window(trace)
     counted_from = _window(trace, first_step)[0]

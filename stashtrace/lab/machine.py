@@ -36,12 +36,7 @@ def free_memory_bytes() -> int:
 def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Free memory of the tightest control group around this process; None if none has a limit.
 
-    Parameters
-    ----------
-    listing : path
-        The groups of this process.
-    root : path
-        Where the groups are mounted, version 2 or 1.
+    ``listing``: the groups of this process. ``root``: where the groups are mounted, version 2 or 1.
     """
     free: list[int] = []
     try:

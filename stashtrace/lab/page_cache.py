@@ -40,35 +40,23 @@ COLD, WARM = "cold", "warm"
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What was done to the page cache, and what was found afterwards.
+    """What was done to the page cache, and what was found afterwards."""
 
-    Attributes
-    ----------
-    state : {"cold", "warm"}
-        What was wanted; holds only if ``verified``.
-    method : str
-        ``drop_caches``, ``posix_fadvise``, ``read``; ``none`` if nothing was done.
-    files : FileSet
-        Those it was done to.
-    share : float
-        Resident share afterwards; NaN if nothing tells.
-    verified : bool
-        Whether it was measured that the state is the wanted one.
-    instrument : str
-        ``cachestat``, ``mincore``; empty if neither works here.
-    problems : tuple of str
-        What stands against it, and what limits it.
-    sentence : str
-        For a report.
-    """
-
+    #: {"cold", "warm"}; What was wanted; holds only if ``verified``.
     state: str
+    #: ``drop_caches``, ``posix_fadvise``, ``read``; ``none`` if nothing was done.
     method: str
+    #: Those it was done to.
     files: FileSet
+    #: Resident share afterwards; NaN if nothing tells.
     share: float
+    #: Whether it was measured that the state is the wanted one.
     verified: bool
+    #: ``cachestat``, ``mincore``; empty if neither works here.
     instrument: str
+    #: What stands against it, and what limits it.
     problems: tuple[str, ...]
+    #: For a report.
     sentence: str
 
 
@@ -78,13 +66,8 @@ class CacheState:
 def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency | None = None) -> CacheState:
     """Take files out of the page cache, and look whether they are gone.
 
-    Parameters
-    ----------
-    files : FileSet
-    drop_caches : bool
-        Drop the page cache of the whole machine, if that is permitted; else, and by default, of these files alone.
-    residency : Residency, optional
-        What looks.
+    ``drop_caches``: drop the page cache of the whole machine, if that is permitted; else, and by default, of these
+    files alone. ``residency``: what looks.
     """
     look = residency or Residency()
     problems: list[str] = []
@@ -109,11 +92,7 @@ def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency
 def make_warm(files: FileSet, *, residency: Residency | None = None) -> CacheState:
     """Read files until they are resident, and look whether they all are; nothing is read if they do not fit.
 
-    Parameters
-    ----------
-    files : FileSet
-    residency : Residency, optional
-        What looks.
+    ``residency``: what looks.
     """
     look = residency or Residency()
     room = memory_room()
@@ -283,10 +262,7 @@ class _Counts(ctypes.Structure):
 def cachestat(descriptor: int, offset: int, length: int) -> int:
     """Count the resident pages of a range.
 
-    Raises
-    ------
-    OSError
-        If the kernel is older than 6.5, or does not tell this user.
+    Raises OSError if the kernel is older than 6.5, or does not tell this user.
     """
     counts = _Counts()
     span = _Range(offset, length)
@@ -303,10 +279,7 @@ def _last_error() -> OSError:
 def mincore(descriptor: int, offset: int, length: int) -> int:
     """Count the resident pages of a range that begins at a page.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be mapped, or belongs to somebody else: then every page would be called resident.
+    Raises OSError if the file cannot be mapped, or belongs to somebody else: then every page would be called resident.
     """
     status = os.fstat(descriptor)
     if os.geteuid() not in (0, status.st_uid) and not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
@@ -335,15 +308,7 @@ INSTRUMENTS: tuple[tuple[str, Instrument], ...] = (("cachestat", cachestat), ("m
 class Residency:
     """Ask the kernel how much of a file is resident; by the first instrument that proves to see pages.
 
-    Parameters
-    ----------
-    instruments : sequence of (name, function)
-        :data:`INSTRUMENTS` by default.
-
-    Attributes
-    ----------
-    used : list of str
-        Names of the instruments that gave an answer.
+    ``instruments``: :data:`INSTRUMENTS` by default. ``used``: names of the instruments that gave an answer.
     """
 
     def __init__(self, instruments: tuple[tuple[str, Instrument], ...] = INSTRUMENTS) -> None:
@@ -354,10 +319,7 @@ class Residency:
     def of(self, path: str) -> int:
         """Resident bytes of a file, :data:`UNKNOWN` if no instrument tells.
 
-        Raises
-        ------
-        OSError
-            If the file cannot be opened.
+        Raises OSError if the file cannot be opened.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -396,12 +358,8 @@ class Residency:
 def file_system_of(path: str, mounts: Iterable[str] | None = None) -> str:
     """Type of the file system that holds a path, empty if unknown.
 
-    Parameters
-    ----------
-    path : str
-        Absolute, without symbolic links.
-    mounts : iterable of str, optional
-        Lines as in ``/proc/self/mountinfo``, which is read by default.
+    ``path``: absolute, without symbolic links. ``mounts``: lines as in ``/proc/self/mountinfo``, which is read by
+    default.
     """
     if mounts is None:
         try:

@@ -25,10 +25,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 def check_plot_file(path: str) -> None:
     """Check before anything is measured or computed that a picture can be drawn.
 
-    Raises
-    ------
-    UsageError
-        If the suffix is unknown or matplotlib is not installed.
+    Raises UsageError if the suffix is unknown or matplotlib is not installed.
     """
     stem, suffix = os.path.splitext(path)
     if suffix.lower() not in _SUFFIXES:
@@ -39,10 +36,7 @@ def check_plot_file(path: str) -> None:
 def save_figure(figure: Any, path: str) -> None:
     """Write a figure into a file, whole or not at all; the suffix chooses the format.
 
-    Raises
-    ------
-    StashtraceError
-        If the system refuses.
+    Raises StashtraceError if the system refuses.
     """
     target = Path(path)
     with complete_file(target, hint="choose another file with --plot") as partial:
@@ -52,15 +46,7 @@ def save_figure(figure: Any, path: str) -> None:
 def draw_link(above: Any, below: Any, number: int, points: Points, fit: Fit, label: str) -> None:
     """Draw what was measured of a link and its fit, and below how far they are apart in percent.
 
-    Parameters
-    ----------
-    above, below : matplotlib axes
-    number : int
-        Of the link in the picture; chooses colour and marker.
-    points : Points
-    fit : Fit
-    label : str
-        For the legend.
+    ``number``: of the link in the picture; chooses colour and marker. ``label``: for the legend.
     """
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     sizes, median = np.array(points.sizes_bytes), np.array(points.median_ns)
@@ -114,21 +100,13 @@ _SAMPLE_PIXELS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name beside a point.
+    """A name beside a point."""
 
-    Attributes
-    ----------
-    x, y : float
-        The point, in data coordinates.
-    text : str
-    size : float
-        Of the font, points.
-    colour : str
-    """
-
+    #: The point, in data coordinates.
     x: float
     y: float
     text: str
+    #: Of the font, points.
     size: float = 7.0
     colour: str = FAINT
 
@@ -136,13 +114,8 @@ class Name:
 def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[tuple[Any, Any]] = ()) -> None:
     """Write names beside their points, after everything else has been drawn and scaled.
 
-    Parameters
-    ----------
-    figure, axes : matplotlib objects
-    names : sequence of Name
-        Those that matter most first: they choose first.
-    lines : sequence of (xs, ys)
-        Corners of lines, in data coordinates, that names had better not cover.
+    ``names``: those that matter most first: they choose first. ``lines``: corners of lines, in data coordinates, that
+    names had better not cover.
     """
     from matplotlib.patheffects import withStroke
 

@@ -19,10 +19,7 @@ _POLL_S = 0.02
 class RankFailedError(CaptureError):
     """A rank ended with an error.
 
-    Attributes
-    ----------
-    rank, code : int
-        Which one, and its exit code; negative for a signal.
+    ``rank``, ``code``: which one, and its exit code; negative for a signal.
     """
 
     def __init__(self, rank: int, code: int, *, hint: str | None = None) -> None:
@@ -57,13 +54,8 @@ def rank_processes(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start ``python -m MODULE TASK`` once per rank; those that still run at the end are killed.
 
-    Parameters
-    ----------
-    module : str
-    tasks, logs : sequence of Path
-        One per rank: its argument, and the file for what it prints.
-    environment : mapping
-        Variables of all ranks.
+    ``tasks``, ``logs``: one per rank: its argument, and the file for what it prints. ``environment``: variables of all
+    ranks.
     """
     started: list[subprocess.Popen[bytes]] = []
     # All ranks are on this host; gloo would otherwise ask for the address of the host's name, which not all know.
@@ -92,17 +84,8 @@ def wait_for_ranks(
 ) -> None:
     """Wait until all ranks have ended well.
 
-    Parameters
-    ----------
-    processes : sequence of Popen
-        One per rank.
-    on_wait : callable
-        Told the ranks that still run, now and then.
-
-    Raises
-    ------
-    RankFailedError
-        As soon as one has failed.
+    ``processes``: one per rank. ``on_wait``: told the ranks that still run, now and then. Raises RankFailedError as
+    soon as one has failed.
     """
     while True:
         codes = [process.poll() for process in processes]

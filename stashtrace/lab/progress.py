@@ -17,12 +17,8 @@ def no_progress(share: float, what: str) -> None:
 class Progress:
     """Progress through parts of work that are done one after the other.
 
-    Parameters
-    ----------
-    on_progress : callable
-        Told the share that is done and a sentence, with the time that is left once a part is done.
-    whole : float
-        Weight of all parts together, in any unit.
+    ``on_progress``: told the share that is done and a sentence, with the time that is left once a part is done.
+    ``whole``: weight of all parts together, in any unit.
     """
 
     def __init__(self, on_progress: ProgressCallback, whole: float) -> None:

@@ -23,20 +23,13 @@ _PATIENCE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run.
+    """What to run."""
 
-    Attributes
-    ----------
-    name : str
-        Begins the names of its run directories: ``before`` or ``after``.
-    command : tuple of str
-        Program and its arguments.
-    folder : Path
-        In which it runs.
-    """
-
+    #: Begins the names of its run directories: ``before`` or ``after``.
     name: str
+    #: Program and its arguments.
     command: tuple[str, ...]
+    #: In which it runs.
     folder: Path
 
 
@@ -62,21 +55,9 @@ def record_by_turns(
 
     What a job prints is in a file beside its run directory.
 
-    Parameters
-    ----------
-    rounds : int
-    jobs : sequence of Job
-    out : Path
-        Folder for the runs; made if missing, else empty.
-    on_run : callable
-        Called before each run with the number of runs done, of runs in all, and the name of the run.
-
-    Raises
-    ------
-    UsageError
-        If a folder in which a job is to run is not there.
-    CaptureError
-        If ``out`` is in use or cannot be made, or a job fails.
+    ``out``: folder for the runs; made if missing, else empty. ``on_run``: called before each run with the number of
+    runs done, of runs in all, and the name of the run. Raises UsageError if a folder in which a job is to run is not
+    there. Raises CaptureError if ``out`` is in use or cannot be made, or a job fails.
     """
     for job in jobs:
         if not job.folder.is_dir():

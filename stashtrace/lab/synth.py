@@ -38,41 +38,30 @@ HANDOFF_NS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class SyntheticJob:
-    """A made-up job; times of one step of one rank in ns.
+    """A made-up job; times of one step of one rank in ns."""
 
-    Attributes
-    ----------
-    ranks, workers, steps : int
-        Size; ``workers`` per rank.
-    calls_per_batch : int
-        I/O calls of a worker per batch, as whole files of six calls.
-    wait_ns, forward_ns, backward_ns, transfer_ns, optimizer_ns : int
-        A step without lateness is their sum.
-    late_rank, late_ns : int
-        Who is late in its backward, and by how much; -1 for nobody.
-    fetch_ratio : float
-        Share of a worker's fetch that is blocked in storage.
-    spread_ratio, run_spread_ratio : float
-        Standard deviation of the lengths of steps within the run, and of its mean from that of other seeds, as parts
-        of ``step_ns``. All ranks compute for longer or shorter together, and neighbouring steps are alike. Without
-        them steps are exact.
-    seed : int
-        Of the noise in durations of calls, and of the lengths of steps.
-    """
-
+    #: Size; ``workers`` per rank.
     ranks: int = 2
     workers: int = 2
     steps: int = 100
+    #: I/O calls of a worker per batch, as whole files of six calls.
     calls_per_batch: int = 600
+    #: A step without lateness is their sum.
     wait_ns: int = 20_000_000
     forward_ns: int = 30_000_000
     backward_ns: int = 50_000_000
     transfer_ns: int = 10_000_000
     optimizer_ns: int = 5_000_000
+    #: Who is late in its backward, and by how much; -1 for nobody.
     late_rank: int = -1
     late_ns: int = 0
+    #: Share of a worker's fetch that is blocked in storage.
     fetch_ratio: float = 0.3
+    #: Of the noise in durations of calls, and of the lengths of steps.
     seed: int = 0
+    #: Standard deviation of the lengths of steps within the run, and of its mean from that of other seeds, as parts of
+    #: ``step_ns``. All ranks compute for longer or shorter together, and neighbouring steps are alike. Without them
+    #: steps are exact.
     spread_ratio: float = 0.0
     run_spread_ratio: float = 0.0
 

@@ -33,10 +33,7 @@ def unpacked(path: str | os.PathLike[str]) -> str:
 
     Where everything in the archive lies below one folder, that one is returned.
 
-    Raises
-    ------
-    ImporterError
-        If the archive is hostile, damaged, too large, or holds no file that may be a trace.
+    Raises ImporterError if the archive is hostile, damaged, too large, or holds no file that may be a trace.
     """
     archive = Path(path)
     kind = kind_of(archive)

@@ -26,10 +26,7 @@ Path = str | os.PathLike[str]
 class RanksOfRun:
     """Ranks of a run, to be iterated once before ``rest`` is called.
 
-    Parameters
-    ----------
-    path, run_id
-        As in ``load_trace``.
+    ``path``, ``run_id``: as in ``load_trace``.
     """
 
     def __init__(self, path: Path | Sequence[Path], *, run_id: str | None = None) -> None:

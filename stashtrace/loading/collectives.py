@@ -28,17 +28,11 @@ _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 @dataclass(slots=True)
 class GroupNotes:
-    """Facts about communicators, collected from rows for ``loading.join``.
+    """Facts about communicators, collected from rows for ``loading.join``."""
 
-    Attributes
-    ----------
-    votes : Counter
-        (NCCL's hash, torch's hash) -> number of operations that both recorded.
-    lanes : dict
-        Hash of a lane -> what the lane belongs to.
-    """
-
+    #: (NCCL's hash, torch's hash) -> number of operations that both recorded.
     votes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: Hash of a lane -> what the lane belongs to.
     lanes: dict[int, Lane] = field(default_factory=dict)
 
     @classmethod
@@ -56,19 +50,9 @@ def merge_collectives(
 ) -> dict[str, list[Table]]:
     """Return ``collectives``, ``collective_waits`` and ``collective_details`` with one row per collective.
 
-    Parameters
-    ----------
-    tables : mapping
-        Name -> the tables that decoders of one process gave.
-    context : DecodeContext
-        Of the process; unknown values are counted there as losses.
-    notes : GroupNotes
-        Filled with the facts about communicators in the rows.
-
-    Returns
-    -------
-    dict
-        The changed ones of the three tables, by name.
+    ``tables``: name -> the tables that decoders of one process gave. ``context``: of the process; unknown values are
+    counted there as losses. ``notes``: filled with the facts about communicators in the rows. Returns the changed ones
+    of the three tables, by name.
     """
     notes.lanes.update(context.lanes)
     parts = tables.get("collectives", [])

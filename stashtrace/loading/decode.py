@@ -34,15 +34,8 @@ _resolved = cache(resolve)
 class IoRows:
     """The I/O calls of one process, decoded on each use.
 
-    Attributes
-    ----------
-    file : StashFile
-    rows_count : int
-        Upper bound of the number of calls.
-    losses : list of LossRow
-        Losses in the decoders when the calls were last read to the end.
-    end_ns : int
-        Latest end of a call that has been read; 0 before any was read.
+    ``rows_count``: upper bound of the number of calls. ``losses``: losses in the decoders when the calls were last read
+    to the end. ``end_ns``: latest end of a call that has been read; 0 before any was read.
     """
 
     def __init__(self, process: Process, rooms: Sequence[Room], tracks: TrackRegistry) -> None:
@@ -70,30 +63,19 @@ class IoRows:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Decoded rows of one process.
+    """Decoded rows of one process."""
 
-    Attributes
-    ----------
-    number : int
-        Of the process.
-    tables : EventTables
-        All but ``io``. Joining removes the large ones.
-    io : IoRows
-        Without calls if ``io`` is not wanted.
-    end_ns : int
-        Latest moment in ``tables`` and in the records read before.
-    losses : list of LossRow
-        Losses in the decoders.
-    unknown_collectors : list of str
-        Collectors with rows in the file that have no decoder.
-    notes : GroupNotes
-    """
-
+    #: Of the process.
     number: int
+    #: All but ``io``. Joining removes the large ones.
     tables: EventTables
+    #: Without calls if ``io`` is not wanted.
     io: IoRows
+    #: Latest moment in ``tables`` and in the records read before.
     end_ns: int
+    #: Losses in the decoders.
     losses: list[LossRow]
+    #: Collectors with rows in the file that have no decoder.
     unknown_collectors: list[str]
     notes: GroupNotes
 
@@ -103,14 +85,7 @@ def decode_processes(
 ) -> list[Decoded]:
     """Decode processes one after the other, in their order.
 
-    Parameters
-    ----------
-    processes : sequence of Process
-        Chosen and numbered.
-    tracks : TrackRegistry
-        Of the trace.
-    wanted : set of str, optional
-        Tables to fill; all if None.
+    ``processes``: chosen and numbered. ``tracks``: of the trace. ``wanted``: tables to fill; all if None.
     """
     return [_decode(process, tracks, wanted) for process in processes]
 

@@ -70,10 +70,7 @@ class Imported:
     def read(self, progress: Progress | None) -> list[EventTables]:
         """Return the tables of every file that can be read.
 
-        Raises
-        ------
-        ImporterError
-            If no file can be read; with ``strict``, for the first file that cannot be read.
+        Raises ImporterError if no file can be read; with ``strict``, for the first file that cannot be read.
         """
         files = list[Path]()
         for file in files_of(self.paths):
@@ -269,13 +266,8 @@ def load_imported(
 ) -> Trace:
     """Load files, or folders of files, that other tools wrote. See ``load_trace``.
 
-    Raises
-    ------
-    ImporterError
-        If nothing can be read.
-        If the files belong to several jobs.
-    UsageError
-        If a rank does not exist.
+    Raises ImporterError if nothing can be read. If the files belong to several jobs. Raises UsageError if a rank does
+    not exist.
     """
     imported = Imported(paths, strict)
     parts = imported.read(progress)
@@ -531,14 +523,7 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
 def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names: Sequence[str], owner: Array) -> None:
     """Add a doubt for steps that two files of one process hold: two jobs with equal process ids, or two profilers.
 
-    Parameters
-    ----------
-    context : ImportContext
-    parts : sequence of EventTables
-    names : sequence of str
-        File of each part.
-    owner : array
-        Process of each track.
+    ``names``: file of each part. ``owner``: process of each track.
     """
     holder: dict[tuple[int, int], str] = {}
     for part, name in zip(parts, names, strict=True):
@@ -558,12 +543,7 @@ def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names
 def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Array) -> None:
     """Add a loss for ranks that recorded none of the steps that the other ranks recorded.
 
-    Parameters
-    ----------
-    context : ImportContext
-    parts : sequence of EventTables
-    owner : array
-        Process of each track.
+    ``owner``: process of each track.
     """
     numbers: dict[int, set[int]] = {}
     for part in parts:

@@ -85,19 +85,9 @@ def require_trace_among(
 ) -> None:
     """Raise if an evenly spaced sample of many files holds no trace; a few files are not checked.
 
-    Parameters
-    ----------
-    files : sequence of path
-        As :func:`files_of` gives them.
-    where : str
-        Folder or paths that hold the files, for the message.
-    progress : callable, optional
-        Called with (0, 0, progress as text) before each file is examined; 0 bytes are read.
-
-    Raises
-    ------
-    ImporterError
-        If no importer reads any of the examined files.
+    ``files``: as :func:`files_of` gives them. ``where``: folder or paths that hold the files, for the message.
+    ``progress``: called with (0, 0, progress as text) before each file is examined; 0 bytes are read. Raises
+    ImporterError if no importer reads any of the examined files.
     """
     if len(files) <= FEW_FILES:
         return
@@ -136,16 +126,8 @@ def is_trace(file: Path) -> bool:
 def importer_of(source: Source) -> tuple[str, Importer]:
     """Return the name of the format of a file, and its importer.
 
-    Raises
-    ------
-    UnknownFileError
-        If no importer recognises it.
-    RefusedFileError
-        If its format is known, but cannot be read.
-    ArchiveAmongFilesError
-        If it is an archive.
-    ImporterError
-        If it cannot be read.
+    Raises UnknownFileError if no importer recognises it. Raises RefusedFileError if its format is known, but cannot be
+    read. Raises ArchiveAmongFilesError if it is an archive. Raises ImporterError if it cannot be read.
     """
     _require_readable(source.path)
     wrapped_in = wrapper(source.head)
@@ -229,10 +211,7 @@ class Room:
     def check(self, count: int, file: str) -> None:
         """Check the memory again if enough was read since the last check.
 
-        Raises
-        ------
-        ImporterError
-            If the rows kept from the files would not leave memory to join them.
+        Raises ImporterError if the rows kept from the files would not leave memory to join them.
         """
         self._since_look += count
         if self._since_look < _LOOK_BYTES:

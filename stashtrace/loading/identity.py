@@ -29,26 +29,17 @@ TRAINING_RECORDS = ("phase_span", "collective_call", "group")
 
 @dataclass(slots=True)
 class ProcessFacts:
-    """Facts about one process, known before its rows are decoded.
+    """Facts about one process, known before its rows are decoded."""
 
-    Attributes
-    ----------
-    metadata : mapping
-        From the file header.
-    begin_ns : int
-        Start on the common clock.
-    learned : mapping of str to str
-        ``metadata`` rows, which the job wrote after its start.
-    row_counts : mapping of str to int
-        Rows per record name.
-    worker_thread : bool
-        Whether a thread has the role of a DataLoader worker.
-    """
-
+    #: From the file header.
     metadata: Mapping[str, Any]
+    #: Start on the common clock.
     begin_ns: int = 0
+    #: ``metadata`` rows, which the job wrote after its start.
     learned: Mapping[str, str] = field(default_factory=dict)
+    #: Rows per record name.
     row_counts: Mapping[str, int] = field(default_factory=dict)
+    #: Whether a thread has the role of a DataLoader worker.
     worker_thread: bool = False
 
     @property
@@ -92,29 +83,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of a run: its file, its clocks and its identity.
-
-    Attributes
-    ----------
-    file : StashFile
-    core : RawProcess
-        Records that were read before decoding.
-    clock : HostClock
-    facts : ProcessFacts
-    identity : Identity
-        Of a chosen process, ``parent`` is the number of another chosen process.
-    number : int
-        Its ``process_id`` once it is chosen, -1 before.
-    device_times : mapping
-        (device index, clock) -> its mapping to the common clock.
-    """
+    """One process of a run: its file, its clocks and its identity."""
 
     file: StashFile
+    #: Records that were read before decoding.
     core: RawProcess
     clock: HostClock
     facts: ProcessFacts
+    #: Of a chosen process, ``parent`` is the number of another chosen process.
     identity: Identity
+    #: Its ``process_id`` once it is chosen, -1 before.
     number: int = -1
+    #: (device index, clock) -> its mapping to the common clock.
     device_times: Mapping[tuple[int, int], DeviceTime] = field(default_factory=dict)
 
     @property
@@ -150,20 +130,8 @@ def identify_processes(
 ) -> list[Process]:
     """Return all processes of a run with their identities, in the order of the files.
 
-    Parameters
-    ----------
-    files, core : sequence
-        Each file, and the records read from it.
-    clocks : RunClocks
-    generation : int, optional
-        As in :func:`identify`.
-    run_id : str
-        For the message.
-
-    Raises
-    ------
-    UsageError
-        If the job has no start with that number.
+    ``files``, ``core``: each file, and the records read from it. ``generation``: as in :func:`identify`. ``run_id``:
+    for the message. Raises UsageError if the job has no start with that number.
     """
     own = [clocks.of(raw) for raw in core]
     facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, own, strict=True)]
@@ -187,19 +155,9 @@ _ROLE_ORDER = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2,
 def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None, path: str) -> list[Process]:
     """Return the processes to load, numbered in the order of the ``processes`` table.
 
-    Parameters
-    ----------
-    processes : sequence of Process
-        All processes of the run, with their clocks on the common time.
-    ranks : collection of int, optional
-        Ranks to load, with their workers; all if None. Processes that serve no rank are always loaded.
-    path : str
-        Of the run, for the message.
-
-    Raises
-    ------
-    UsageError
-        If a rank does not exist.
+    ``processes``: all processes of the run, with their clocks on the common time. ``ranks``: ranks to load, with their
+    workers; all if None. Processes that serve no rank are always loaded. ``path``: of the run, for the message. Raises
+    UsageError if a rank does not exist.
     """
     there = {p.identity.rank for p in processes if p.identity.role is ProcessRole.RANK}
     if ranks is not None and not set(ranks) <= there:
@@ -251,12 +209,8 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
 def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
     """Return the parents, ranks and roles of all processes of a run.
 
-    Parameters
-    ----------
-    processes : sequence of ProcessFacts
-    generation : int, optional
-        Start of an elastic job that has the ranks; by default the start that trained most, and of equals the last.
-        Processes of other starts have no rank.
+    ``generation``: start of an elastic job that has the ranks; by default the start that trained most, and of equals
+    the last. Processes of other starts have no rank.
     """
     identities = [Identity(parent=p) for p in _parents(processes)]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
@@ -507,12 +461,8 @@ _LAUNCHERS = (
 def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = ()) -> list[Place]:
     """Return the place of each process of a run, by the innermost launcher whose variables any of them has.
 
-    Parameters
-    ----------
-    environments : sequence of mapping
-        Variables of each process.
-    aside : collection of int
-        Processes that do not decide which launcher is used: a worker may have variables that its rank set for itself.
+    ``environments``: variables of each process. ``aside``: processes that do not decide which launcher is used: a
+    worker may have variables that its rank set for itself.
     """
     for launcher in _LAUNCHERS:
         told = [_place(launcher, environment) for environment in environments]

@@ -32,14 +32,9 @@ _LOOP_TABLES = {"phases": "track_id", "batches": "track_id", "spans": "track_id"
 
 
 class IoSource(Protocol):
-    """I/O calls on disk, in the order of ``io`` unless the files say otherwise.
+    """I/O calls on disk, in the order of ``io`` unless the files say otherwise."""
 
-    Attributes
-    ----------
-    rows_count : int
-        Upper bound of the number of calls.
-    """
-
+    #: Upper bound of the number of calls.
     rows_count: int
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
@@ -89,14 +84,8 @@ class Outline:
 def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_count: int) -> tuple[Outline, Table | None]:
     """Return the outline of all calls of a run, and their table; None if they are too many and stay on disk.
 
-    Parameters
-    ----------
-    sources : sequence of IoRows
-        Of each process.
-    parts : sequence of EventTables
-        The other tables of each process; they show which threads may drive a training loop.
-    tracks_count : int
-        Number of tracks of the trace so far.
+    ``sources``: of each process. ``parts``: the other tables of each process; they show which threads may drive a
+    training loop. ``tracks_count``: number of tracks of the trace so far.
     """
     source = CallsOfRun(sources)
     if source.rows_count > KEPT_ROWS and all(one.file.head.merged for one in sources):

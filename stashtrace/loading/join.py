@@ -26,15 +26,8 @@ def join_tables(
 ) -> dict[str, Table]:
     """Return the wanted tables of events, without ``io``; all of them if ``wanted`` is None.
 
-    Parameters
-    ----------
-    parts : sequence of EventTables
-        One per process, in order; the joined tables are removed from them.
-    wanted : set of str, optional
-    notes : GroupNotes
-        Of all processes.
-    tracks : TrackRegistry
-        Its communicator tracks get their names.
+    ``parts``: one per process, in order; the joined tables are removed from them. ``notes``: of all processes.
+    ``tracks``: its communicator tracks get their names.
     """
     joined = join_rows(parts, wanted)
     if "groups" in joined:
@@ -89,14 +82,8 @@ def join_table(name: str, parts: Sequence[EventTables]) -> Table:
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:
     """Return the ``groups`` table with names and members of NCCL's communicators, and with their lanes.
 
-    Parameters
-    ----------
-    groups, collectives : Table
-        Of all processes.
-    notes : GroupNotes
-        From the merge of each process.
-    tracks : TrackRegistry
-        Its communicator tracks get the names.
+    ``groups``, ``collectives``: of all processes. ``notes``: from the merge of each process. ``tracks``: its
+    communicator tracks get the names.
     """
     text = tracks.strings.text
     rows = list(groups.rows())

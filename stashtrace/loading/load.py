@@ -215,10 +215,7 @@ def _listed(path: Path | Sequence[Path]) -> list[str]:
 def _start_of(run_id: str | None) -> int | None:
     """Return the start of an elastic job in ``--run ID.N``; None if it names none.
 
-    Raises
-    ------
-    UsageError
-        If N is not a number.
+    Raises UsageError if N is not a number.
     """
     _, point, number = (run_id or "").partition(".")
     if not point:

@@ -30,53 +30,35 @@ _HOSTS_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """An opened run: everything except its rows.
+    """An opened run: everything except its rows."""
 
-    Attributes
-    ----------
-    path : str
-        Its directories, joined by ``os.pathsep``.
-    runs : list of RawRun
-        One for each directory.
-    everyone : list of Process
-        All processes that left a file.
-    processes : list of Process
-        The processes to load, numbered.
-    start, starts : int, list of int
-        Start of an elastic job that has the ranks, and all starts; -1 and none if the job is not elastic.
-    all_ranks : bool
-        True if all ranks are loaded.
-    clocks : RunClocks
-    strings : StringPool
-    tracks : TrackRegistry
-    clock_losses : list of LossRow
-        Contradictions found when the clocks of several hosts were aligned.
-    device_losses : list of (process number, LossRow)
-        Faults in the readings of device clocks.
-    """
-
+    #: Its directories, joined by ``os.pathsep``.
     path: str
+    #: One for each directory.
     runs: list[RawRun]
+    #: All processes that left a file.
     everyone: list[Process]
+    #: The processes to load, numbered.
     processes: list[Process]
+    #: int, list of int; Start of an elastic job that has the ranks, and all starts; -1 and none if the job is not
+    #: elastic.
     start: int
     starts: list[int]
+    #: True if all ranks are loaded.
     all_ranks: bool
     clocks: RunClocks
     strings: StringPool
     tracks: TrackRegistry
+    #: Contradictions found when the clocks of several hosts were aligned.
     clock_losses: list[LossRow]
+    #: Faults in the readings of device clocks.
     device_losses: list[tuple[int, LossRow]]
 
 
 def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
     """Return the tables processes, losses, metadata, alignment and tracks, by name.
 
-    Parameters
-    ----------
-    run : OpenedRun
-    decoded : sequence of Decoded
-        Of each process, in the order of decoding. Their I/O calls have been read, if they are wanted.
+    ``decoded``: of each process, in the order of decoding. Their I/O calls have been read, if they are wanted.
     """
     return {
         "processes": _process_table(run, decoded),

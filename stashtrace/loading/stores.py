@@ -28,16 +28,8 @@ class _DamagedCallsError(FormatError):
 class CallsOfStore:
     """The I/O calls of some ranks of a store.
 
-    Parameters
-    ----------
-    path : Path
-        The store.
-    trace : Trace
-        The other tables of these ranks.
-    track_numbers : int64 array
-        Number in the store of each track of the trace, ascending.
-    rows_count : int
-        See :class:`stashtrace.loading.io.IoSource`.
+    ``path``: the store. ``trace``: the other tables of these ranks. ``track_numbers``: number in the store of each
+    track of the trace, ascending. ``rows_count``: see :class:`stashtrace.loading.io.IoSource`.
     """
 
     def __init__(self, path: Path, trace: Trace, track_numbers: Array, rows_count: int) -> None:
@@ -49,10 +41,7 @@ class CallsOfStore:
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
         """See :class:`stashtrace.loading.io.IoSource`.
 
-        Raises
-        ------
-        FormatError
-            If a file cannot be read.
+        Raises FormatError if a file cannot be read.
         """
         ranks = self._rank_of_process if process_ids is None else self._rank_of_process[sorted(process_ids)]
         # Calls of processes without a rank come last, as do their tracks.

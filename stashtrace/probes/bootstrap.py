@@ -80,12 +80,8 @@ class ImportHook:
 
     It finds nothing itself, but for this package in a job whose environment has none.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Modules to watch.
-    callback : callable
-        Called with the name and the module, once, when the module has been executed.
+    ``names``: modules to watch. ``callback``: called with the name and the module, once, when the module has been
+    executed.
     """
 
     def __init__(self, names: Sequence[str], callback: Callable[[str, ModuleType], None]) -> None:

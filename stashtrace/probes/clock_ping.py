@@ -48,10 +48,7 @@ _ping: _Ping | None = None
 def start(world: Any) -> None:
     """Compare clocks when the default group has been made; a second call does nothing.
 
-    Parameters
-    ----------
-    world : module
-        ``torch.distributed.distributed_c10d``.
+    ``world``: ``torch.distributed.distributed_c10d``.
     """
     global _ping
     if _ping is not None or not _takes_part(world):
@@ -300,10 +297,7 @@ def _prepare(link: socket.socket) -> None:
 def _receive(link: socket.socket, buffer: bytearray) -> int:
     """Receive a message; return the ticks right after it.
 
-    Raises
-    ------
-    OSError
-        If the other side is gone or silent.
+    Raises OSError if the other side is gone or silent.
     """
     count = 0
     for _ in range(_POLLS_COUNT):

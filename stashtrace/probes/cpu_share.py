@@ -30,10 +30,7 @@ def apply() -> None:
 def parsed_cpus(text: str) -> set[int]:
     """Return the processors of a list such as ``0-3,8``.
 
-    Raises
-    ------
-    ValueError
-        If the text is not such a list.
+    Raises ValueError if the text is not such a list.
     """
     cpus: set[int] = set()
     for part in text.split(","):

@@ -27,10 +27,7 @@ _MARK = recorder.code("Bracket", "mark")
 class DeviceMarks:
     """Writes marks to the current stream of the framework that drives the device.
 
-    Attributes
-    ----------
-    marked_step : int
-        Largest number of a step mark so far, -1 before the first.
+    ``marked_step``: largest number of a step mark so far, -1 before the first.
     """
 
     def __init__(self) -> None:

@@ -32,10 +32,8 @@ def _library() -> ctypes.PyDLL:
 def _functions() -> dict[str, Callable[..., Any]]:
     """Return the functions by name.
 
-    Raises
-    ------
-    ImportError
-        If the recorder in this process is of another version, or the interpreter is not a CPython that it knows.
+    Raises ImportError if the recorder in this process is of another version, or the interpreter is not a CPython that
+    it knows.
     """
     try:
         make = _library().stashtrace_python_functions

@@ -20,23 +20,9 @@ MARK = "__stashtrace_original__"
 def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *, needed: bool = True) -> bool:
     """Put ``make(original)`` in the place of ``owner.name``, unless a wrapper is there already.
 
-    Parameters
-    ----------
-    collector : str
-        Named in the loss row if this torch has no such attribute.
-    owner : module or class
-        Holds the attribute; inherited attributes count as absent.
-    name : str
-        Name of the attribute.
-    make : callable
-        Takes the original, returns the wrapper.
-    needed : bool
-        Whether a missing attribute is reported.
-
-    Returns
-    -------
-    bool
-        Whether the wrapper is in place.
+    ``collector``: named in the loss row if this torch has no such attribute. ``owner``: holds the attribute; inherited
+    attributes count as absent. ``name``: name of the attribute. ``make``: takes the original, returns the wrapper.
+    ``needed``: whether a missing attribute is reported. Returns whether the wrapper is in place.
     """
     label = f"{getattr(owner, '__name__', owner)}.{name}"
     original = vars(owner).get(name)

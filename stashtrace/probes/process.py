@@ -24,10 +24,8 @@ _pid = 0
 def begin(*, ends_itself: bool = False) -> None:
     """Start recording in this process; a second call does nothing.
 
-    Parameters
-    ----------
-    ends_itself : bool
-        Whether the caller calls :func:`end`; if not, it is registered as a finalizer in children of multiprocessing.
+    ``ends_itself``: whether the caller calls :func:`end`; if not, it is registered as a finalizer in children of
+    multiprocessing.
     """
     global _pid
     if _pid == os.getpid():
@@ -84,32 +82,13 @@ class ThreadState(threading.local):
 
     A forked child starts with fresh state, since only the forking thread lives on.
 
-    Attributes
-    ----------
-    is_step_thread : bool
-        Drives the optimizer, or calls ``stashtrace.step()``.
-    in_backward : bool
-        Inside the autograd engine.
-    open_updates : list
-        Optimizer steps entered and not left, with their begin stamps.
-    functional : bool
-        Inside an operator of ``_c10d_functional``.
-    functional_launch : Launch or None
-        The collective that this operator has launched.
-    in_checkpoint : bool
-        Inside a save or a load.
-    updates : int
-        Optimizer steps made by this thread.
-    batch : tuple or None
-        Loader, index and worker of the batch that is waited for or made.
-    received, received_from, receive_begin
-        The batch last taken from a queue: its index and loader, and what ``probe_begins`` gave when its bytes came.
-    in_pin : bool
-        Inside ``pin_memory``, which calls itself.
-    lingering, launches
-        The collective that this thread launched last, if it is still held, and how many it has launched.
-    gc_begin : int
-        Ticks at which the running collection began.
+    ``is_step_thread``: drives the optimizer, or calls ``stashtrace.step()``. ``in_backward``: inside the autograd
+    engine. ``open_updates``: optimizer steps entered and not left, with their begin stamps. ``functional``: inside an
+    operator of ``_c10d_functional``. ``in_checkpoint``: inside a save or a load. ``updates``: optimizer steps made by
+    this thread. ``received``, ``received_from``, ``receive_begin``: the batch last taken from a queue: its index and
+    loader, and what ``probe_begins`` gave when its bytes came. ``in_pin``: inside ``pin_memory``, which calls itself.
+    ``lingering``, ``launches``: the collective that this thread launched last, if it is still held, and how many it has
+    launched. ``gc_begin``: ticks at which the running collection began.
     """
 
     is_step_thread = False
@@ -117,6 +96,7 @@ class ThreadState(threading.local):
     functional = False
     in_checkpoint = False
     updates = 0
+    #: tuple or None; Loader, index and worker of the batch that is waited for or made.
     batch: tuple[Any, int, int] | None = None
     received = -1
     received_from: Any = None
@@ -124,6 +104,7 @@ class ThreadState(threading.local):
     in_pin = False
     lingering: Any = None
     launches = 0
+    #: The collective that this operator has launched.
     functional_launch: Any = None
     gc_begin = 0
 
@@ -157,19 +138,9 @@ class StepWindow:
     ``torch.step`` says when an update was made and when the next forward begins, ``annotations`` when the user marks a
     step. After the first mark by the user, only marks end steps.
 
-    Parameters
-    ----------
-    steps : str
-        ``"A:B"``, ``"A:"``, ``":B"`` or empty for all.
-
-    Attributes
-    ----------
-    step : int
-        Number of steps that have ended.
-    open : bool
-        Whether probes should record now.
-    marked_by_user : bool
-        Whether ``stashtrace.step()`` has been called, so that nothing else ends a step.
+    ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``step``: number of steps that have ended. ``open``:
+    whether probes should record now. ``marked_by_user``: whether ``stashtrace.step()`` has been called, so that nothing
+    else ends a step.
     """
 
     def __init__(self, steps: str) -> None:

@@ -49,10 +49,7 @@ def code(enumeration: str, name: str) -> int:
 class RecordWriter:
     """Emits rows of one record type; reserved fields become zero.
 
-    Parameters
-    ----------
-    name : str
-        Name of the record in ``records.def``.
+    ``name``: name of the record in ``records.def``.
     """
 
     __slots__ = ("_emit", "_id", "_pack")

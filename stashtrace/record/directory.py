@@ -83,26 +83,10 @@ def prepare_directory(
 ) -> Path:
     """Make or accept the directory of a new run, or join the one that another launcher of the job has made.
 
-    Parameters
-    ----------
-    out : str, optional
-        The user's choice; by default ``./stash-MMDD-HHMMSS``, or ``./stash-JOB`` if the job has a name.
-    job : Job, optional
-        The job that this launcher is a part of.
-    now : struct_time, optional
-        Time for the default name.
-    overwrite : bool
-        Replace another run in ``out``.
-
-    Returns
-    -------
-    Path
-        Absolute.
-
-    Raises
-    ------
-    CaptureError
-        If the directory cannot be written, is full, or holds another run, or to overwrite it would remove other files.
+    ``out``: the user's choice; by default ``./stash-MMDD-HHMMSS``, or ``./stash-JOB`` if the job has a name. ``job``:
+    the job that this launcher is a part of. ``now``: time for the default name. ``overwrite``: replace another run in
+    ``out``. Returns absolute. Raises CaptureError if the directory cannot be written, is full, or holds another run, or
+    to overwrite it would remove other files.
     """
     if out is None:
         path = _make_default(job, now or time.localtime())
@@ -127,10 +111,7 @@ def prepare_directory(
 def holds_other_run(path: Path, job: Job | None) -> bool:
     """Return True for a directory with records that must not be mixed with a run of ``job``.
 
-    Raises
-    ------
-    CaptureError
-        If the directory cannot be listed.
+    Raises CaptureError if the directory cannot be listed.
     """
     try:
         names = os.listdir(path)
@@ -155,10 +136,8 @@ def is_part_of_run(name: str) -> bool:
 def _remove_run(path: Path) -> None:
     """Remove the files of a run from its directory.
 
-    Raises
-    ------
-    CaptureError
-        If nothing says that it is a run of ours, if it is still recorded, or if other files are in the directory.
+    Raises CaptureError if nothing says that it is a run of ours, if it is still recorded, or if other files are in the
+    directory.
     """
     kept = "--overwrite replaces nothing but a run"
     if "run_id" not in read_run_file(path):
@@ -223,10 +202,7 @@ def read_run_file(directory: Path) -> dict[str, Any]:
 def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
     """Write ``run.json`` in one step unless another launcher of the job has; return True if this launcher wrote it.
 
-    Raises
-    ------
-    CaptureError
-        If it cannot be written, or another run has just begun here.
+    Raises CaptureError if it cannot be written, or another run has just begun here.
     """
     try:
         if claim_file(directory / RUN_FILE, json.dumps(content, indent=1) + "\n"):
@@ -244,10 +220,7 @@ def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
 def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
     """Replace ``run.json`` in one step, so that a reader never sees half of it.
 
-    Raises
-    ------
-    CaptureError
-        If it cannot be written.
+    Raises CaptureError if it cannot be written.
     """
     try:
         write_whole(directory / RUN_FILE, json.dumps(content, indent=1) + "\n")
@@ -313,10 +286,7 @@ def _age(path: Path) -> str:
 def make_scratch(root: str | None, job: Job) -> Path:
     """Make a directory for this launcher alone below ``root``, by default below the one for temporary files.
 
-    Raises
-    ------
-    CaptureError
-        If it cannot be made.
+    Raises CaptureError if it cannot be made.
     """
     place = Path(root if root is not None else tempfile.gettempdir())
     try:
@@ -343,10 +313,7 @@ def copy_process(source: Path, target: Path) -> None:
     The ring is copied first, since a ``.stash`` without one reads as complete. The caller removes what a killed copy
     left behind, with ``whole_files.remove_left_in``, once for all processes.
 
-    Raises
-    ------
-    OSError
-        If there is no room or no permission.
+    Raises OSError if there is no room or no permission.
     """
     for suffix in reversed(TRACE_SUFFIXES):
         file = source.with_name(source.name + suffix)
@@ -367,10 +334,7 @@ def free_stem(directory: Path, stem: str) -> str:
 def bring_home(records: Path, directory: Path) -> None:
     """Copy the files of all processes from scratch into the run directory, then remove the scratch directory.
 
-    Raises
-    ------
-    CaptureError
-        If a copy fails; the scratch directory stays.
+    Raises CaptureError if a copy fails; the scratch directory stays.
     """
     try:
         remove_left_in(directory)

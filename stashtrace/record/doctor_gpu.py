@@ -44,23 +44,15 @@ Answer = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of ``stashtrace doctor``.
+    """One line of ``stashtrace doctor``."""
 
-    Attributes
-    ----------
-    name : str
-        What is checked.
-    state : str
-        ``ok``, ``measured``, ``inferred``, ``partly``, ``invisible`` or ``broken``.
-    detail : str
-        What was found here.
-    meaning : str
-        What that means for a run.
-    """
-
+    #: What is checked.
     name: str
+    #: ``ok``, ``measured``, ``inferred``, ``partly``, ``invisible`` or ``broken``.
     state: str
+    #: What was found here.
     detail: str
+    #: What that means for a run.
     meaning: str
 
     def as_dict(self) -> dict[str, str]:

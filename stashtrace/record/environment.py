@@ -38,30 +38,11 @@ def traced_environment(
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
 
-    Parameters
-    ----------
-    base : mapping
-        Environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is a
-        profiler plugin of NCCL that it names.
-    options : RecordOptions
-        What is recorded.
-    run_dir : path
-        Where the processes write; made absolute, since they may change their directory.
-    run_id : str
-        Hexadecimal name of the run, stored in every file.
-    library : path, optional
-        Runtime library to preload, the package's own by default.
-
-    Returns
-    -------
-    dict of str to str
-
-    Raises
-    ------
-    UsageError, FormatError
-        As :meth:`RecordOptions.to_environment`.
-    CaptureError
-        If the library is missing, or LD_PRELOAD cannot name it.
+    ``base``: environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is
+    a profiler plugin of NCCL that it names. ``options``: what is recorded. ``run_dir``: where the processes write; made
+    absolute, since they may change their directory. ``run_id``: hexadecimal name of the run, stored in every file.
+    ``library``: runtime library to preload, the package's own by default. Raises UsageError, FormatError as
+    :meth:`RecordOptions.to_environment`. Raises CaptureError if the library is missing, or LD_PRELOAD cannot name it.
     """
     if ":" in str(INJECT_PATH):
         raise CaptureError(
@@ -131,10 +112,7 @@ def preload_path(library: str | os.PathLike[str]) -> str:
     A library in a folder with a blank or a colon gets a link in a folder of the user's own, in the cache or else among
     temporary files. The link stays, since processes of the job may start others after the command has ended.
 
-    Raises
-    ------
-    CaptureError
-        If the library is missing, or no folder without a blank can be used.
+    Raises CaptureError if the library is missing, or no folder without a blank can be used.
     """
     path = Path(library).absolute()
     if not path.is_file():

@@ -72,17 +72,9 @@ class GroupWitness:
         ``timeout`` signals its child and then the whole group. So we wait for the second signal while the sender runs;
         one that sleeps or has ended sends no more.
 
-        Parameters
-        ----------
-        number, sender : int
-            Signal, and process id of its sender; 0 for the kernel and for senders outside our pid namespace.
-        by_terminal : bool
-            Whether the kernel itself sent it; decides where there is no witness.
-
-        Returns
-        -------
-        bool
-            Whether the job has got it, as far as it is in our group.
+        ``number``, ``sender``: signal, and process id of its sender; 0 for the kernel and for senders outside our pid
+        namespace. ``by_terminal``: whether the kernel itself sent it; decides where there is no witness. Returns
+        whether the job has got it, as far as it is in our group.
         """
         begin_s = time.monotonic()
         while True:

@@ -27,42 +27,23 @@ _TORCHRUN_FLAGS = frozenset({"standalone", "module", "m", "no_python", "run_path
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the launchers of one job have in common.
+    """What the launchers of one job have in common."""
 
-    Attributes
-    ----------
-    run_id : str
-        Hexadecimal; the same for all launchers of the job, random if the job has no name.
-    name : str
-        Fit for a file name, such as ``slurm-4711.0``; empty if this is the only launcher.
-    launchers_count : int
-        Number of ``stashtrace run`` of the job, -1 if unknown.
-    unique : bool
-        Whether no other job has had this name; a rendezvous id or endpoint may be used again.
-    """
-
+    #: Hexadecimal; the same for all launchers of the job, random if the job has no name.
     run_id: str
+    #: Fit for a file name, such as ``slurm-4711.0``; empty if this is the only launcher.
     name: str = ""
+    #: Number of ``stashtrace run`` of the job, -1 if unknown.
     launchers_count: int = 1
+    #: Whether no other job has had this name; a rendezvous id or endpoint may be used again.
     unique: bool = True
 
 
 def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str | None = None) -> Job:
     """Return the job that ``command`` is a part of.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The command to be started; if it is torchrun, its options are read.
-    environment : mapping
-        Of this launcher.
-    run_id : str, optional
-        Given by the user on every host; overrides every other name.
-
-    Raises
-    ------
-    UsageError
-        If the run id is empty.
+    ``command``: the command to be started; if it is torchrun, its options are read. ``environment``: of this launcher.
+    ``run_id``: given by the user on every host; overrides every other name. Raises UsageError if the run id is empty.
     """
     launchers = -1
     for name, count in (_slurm(environment), _mpi(environment), _torchrun(command, environment)):

@@ -27,10 +27,7 @@ _END_KEYS = ("end_realtime_ns", "end_monotonic_ns", "exit_code", "signal")
 def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
     """Make this launcher's file and return its path.
 
-    Raises
-    ------
-    CaptureError
-        If it cannot be written.
+    Raises CaptureError if it cannot be written.
     """
     host, pid = str(facts["host"]).replace("/", "_"), facts["launcher_pid"]
     try:
@@ -96,12 +93,7 @@ def end_turns(directory: Path) -> None:
 def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the ``run.json`` of a job: it has ended when all launchers have, and failed if one has failed.
 
-    Parameters
-    ----------
-    run : mapping
-        Content of ``run.json`` so far.
-    parts : list of dict
-        From :func:`launchers`.
+    ``run``: content of ``run.json`` so far. ``parts``: from :func:`launchers`.
     """
     content = {key: value for key, value in run.items() if key not in _END_KEYS}
     content["parts"] = [{k: v for k, v in part.items() if k != "parts"} for part in parts]

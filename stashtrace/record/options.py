@@ -37,10 +37,7 @@ def default_collectors() -> tuple[str, ...]:
 
     Native collectors come first, then probes; ``annotations`` comes last.
 
-    Raises
-    ------
-    CaptureError
-        If the extension that knows them cannot be loaded.
+    Raises CaptureError if the extension that knows them cannot be loaded.
     """
     try:
         from stashtrace import _native
@@ -54,10 +51,7 @@ def default_collectors() -> tuple[str, ...]:
 def step_range(name: str, text: str) -> str:
     """Return ``text`` if it is a range of steps, ``"A:B"``, ``"A:"`` or ``":B"``.
 
-    Raises
-    ------
-    UsageError
-        If it is not; ``name`` is the option that the hint shows.
+    Raises UsageError if it is not; ``name`` is the option that the hint shows.
     """
     first, colon, last = text.partition(":")
     well_formed = bool(colon) and all(part == "" or part.isdecimal() for part in (first, last))
@@ -68,62 +62,41 @@ def step_range(name: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """How one option is given.
+    """How one option is given."""
 
-    Attributes
-    ----------
-    variable : str
-        Environment variable of the traced processes.
-    default : str
-        What holds if the option is not given, in the words of the environment page.
-    flag : str
-        Flag of the command line; empty if the option has none.
-    help : str
-        Help of the flag; ``{default}`` stands for ``default``.
-    metavar : str, optional
-        Placeholder of the flag's argument in the help.
-    parse : callable
-        Makes a value from the flag's argument.
-    const : object
-        Value of a flag without an argument; None if it takes one.
-    choices : tuple of str
-        The values that the option can have; empty if any text will do.
-    limits : tuple of int or None, optional
-        Smallest and largest value; None for no largest one.
-    check : callable, optional
-        Called with the name of the flag or variable and a value; returns the value to keep.
-    listed : callable, optional
-        Returns names that are appended to the help.
-    inherited : bool
-        Whether a variable of the caller stays in force when the option is not given.
-    needs_launcher : bool
-        Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
-    in_run_file : bool
-        Whether the value is written to ``run.json``.
-    """
-
+    #: Environment variable of the traced processes.
     variable: str
+    #: What holds if the option is not given, in the words of the environment page.
     default: str
+    #: Flag of the command line; empty if the option has none.
     flag: str = ""
+    #: Help of the flag; ``{default}`` stands for ``default``.
     help: str = ""
+    #: Placeholder of the flag's argument in the help.
     metavar: str | None = None
+    #: Makes a value from the flag's argument.
     parse: Callable[[str], Any] = str
+    #: Value of a flag without an argument; None if it takes one.
     const: Any = None
+    #: The values that the option can have; empty if any text will do.
     choices: tuple[str, ...] = ()
+    #: Smallest and largest value; None for no largest one.
     limits: tuple[int, int | None] | None = None
+    #: Called with the name of the flag or variable and a value; returns the value to keep.
     check: Callable[[str, Any], Any] | None = None
+    #: Returns names that are appended to the help.
     listed: Callable[[], Sequence[str]] | None = None
+    #: Whether a variable of the caller stays in force when the option is not given.
     inherited: bool = True
+    #: Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
     needs_launcher: bool = False
+    #: Whether the value is written to ``run.json``.
     in_run_file: bool = False
 
     def checked(self, value: Any) -> Any:
         """Return the value to keep.
 
-        Raises
-        ------
-        UsageError
-            If the option cannot have this value.
+        Raises UsageError if the option cannot have this value.
         """
         name = self.flag or self.variable
         if self.choices and value not in self.choices:
@@ -155,10 +128,7 @@ class RecordOptions:
     CUDA graph in place of its kernels, and ``synthetic_batches`` any number of batches. ``kernels`` and
     ``kernels_steps`` turn each other on.
 
-    Raises
-    ------
-    UsageError
-        If an option cannot have the value it is given.
+    Raises UsageError if an option cannot have the value it is given.
     """
 
     steps: str | None = _option(
@@ -316,10 +286,7 @@ class RecordOptions:
     def from_arguments(cls, arguments: argparse.Namespace) -> RecordOptions:
         """Return the options that a parser with the flags of :meth:`add_arguments` has read.
 
-        Raises
-        ------
-        UsageError
-            If an option cannot have the value it is given.
+        Raises UsageError if an option cannot have the value it is given.
         """
         named = (name for name, declared in DECLARATIONS.items() if declared.flag and hasattr(arguments, name))
         return cls(**{name: getattr(arguments, name) for name in named})
@@ -332,10 +299,7 @@ class RecordOptions:
     def to_arguments(self) -> list[str]:
         """Return words that give these options to ``stashtrace run``.
 
-        Raises
-        ------
-        ValueError
-            If the command line has no words for an option or its value.
+        Raises ValueError if the command line has no words for an option or its value.
         """
         words = []
         for name, value in self.given().items():
@@ -351,14 +315,8 @@ class RecordOptions:
         If an option is not given, its variable in ``base`` stays or goes, as declared: a traced command that traces
         another must not pass its own steps on.
 
-        Raises
-        ------
-        UsageError
-            If a collector is unknown, or ``staged`` cannot be used.
-        FormatError
-            If ``staged`` is not a list of staged files.
-        CaptureError
-            If the extension that knows the collectors cannot be loaded.
+        Raises UsageError if a collector is unknown, or ``staged`` cannot be used. Raises FormatError if ``staged`` is
+        not a list of staged files. Raises CaptureError if the extension that knows the collectors cannot be loaded.
         """
         values = self.given() | {"collectors": self.recorded_collectors()}
         if self.staged is not None:
@@ -384,12 +342,8 @@ class RecordOptions:
     def recorded_collectors(self) -> tuple[str, ...]:
         """Return the names of the collectors that are on.
 
-        Raises
-        ------
-        UsageError
-            If one of ``collectors`` is unknown.
-        CaptureError
-            If the extension that knows them cannot be loaded.
+        Raises UsageError if one of ``collectors`` is unknown. Raises CaptureError if the extension that knows them
+        cannot be loaded.
         """
         deep = (KERNEL_COLLECTOR,) if self.kernels else ()
         known = default_collectors() + deep

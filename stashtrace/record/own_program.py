@@ -22,11 +22,6 @@ _CODE = (
 def own_program(module: str, *arguments: str) -> list[str]:
     """Return words that run ``module`` as ``python -m`` does, without the current folder in its import path.
 
-    Parameters
-    ----------
-    module : str
-        A module or package of ours that can be run.
-    *arguments : str
-        Its arguments.
+    ``module``: a module or package of ours that can be run. ``arguments``: its arguments.
     """
     return [sys.executable, "-c", _CODE.format(root=_ROOT, module=module), *arguments]

@@ -16,10 +16,7 @@ def processor_name(listing: Path = Path("/proc/cpuinfo")) -> str:
     On aarch64 the kernel has no name for it: there it is the architecture with the numbers of the first core, such as
     ``aarch64 0x41/0xd4f r0p0`` for a Neoverse V2 (Grace). The architecture alone where there is neither.
 
-    Parameters
-    ----------
-    listing : path
-        What is read; for tests.
+    ``listing``: what is read; for tests.
     """
     try:
         text = listing.read_text(encoding="utf-8", errors="replace")

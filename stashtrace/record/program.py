@@ -22,12 +22,8 @@ from stashtrace.record.environment import LIBRARY_PATH, preload_path
 def find_program(command: Sequence[str]) -> str:
     """Return the path of the program that ``command`` names.
 
-    Raises
-    ------
-    UsageError
-        If the command is empty, or no program has its name.
-    CaptureError
-        If the program cannot be executed.
+    Raises UsageError if the command is empty, or no program has its name. Raises CaptureError if the program cannot be
+    executed.
     """
     if not command:
         raise UsageError("no command to run", hint="put it after two dashes: `stashtrace run -- python train.py`")
@@ -56,10 +52,7 @@ def find_program(command: Sequence[str]) -> str:
 def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
     """Start ``program`` with a signal mask; return its process id.
 
-    Raises
-    ------
-    CaptureError
-        If the system refuses.
+    Raises CaptureError if the system refuses.
     """
     # Python ignores these two itself; the command gets their defaults, as from a shell.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
@@ -142,29 +135,19 @@ sys.stdout.write(json.dumps([platform.python_implementation(), list(sys.version_
 
 @dataclass(frozen=True, slots=True)
 class JobPython:
-    """What a Python said of itself.
+    """What a Python said of itself."""
 
-    Attributes
-    ----------
-    implementation : str
-        ``CPython``, ``PyPy``, ...
-    version : tuple of int
-        Major, minor, micro.
-    torch : str or None
-        Version of the torch that is installed in its environment.
-    has_ctypes : bool
-        False for one that was built without libffi.
-    stashtrace : str or None
-        Path of the ``stashtrace`` that its environment has, which need not be this one.
-    without_gil : bool
-        Whether it runs without a GIL.
-    """
-
+    #: ``CPython``, ``PyPy``, ...
     implementation: str
+    #: Major, minor, micro.
     version: tuple[int, ...]
+    #: Version of the torch that is installed in its environment.
     torch: str | None
+    #: False for one that was built without libffi.
     has_ctypes: bool
+    #: Path of the ``stashtrace`` that its environment has, which need not be this one.
     stashtrace: str | None
+    #: Whether it runs without a GIL.
     without_gil: bool
 
     def obstacle(self) -> str | None:
@@ -186,10 +169,7 @@ def ask_python(program: str) -> JobPython | None:
 
     The command does not run: its interpreter runs a few lines of ours, without the current folder in its path.
 
-    Parameters
-    ----------
-    program : str
-        Its path.
+    ``program``: its path.
     """
     command = [program, "-c", _FACTS_CODE]
     try:

@@ -29,28 +29,10 @@ def is_url(text: str) -> bool:
 def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress: Progress | None = None) -> list[Path]:
     """Copy the wanted files of a remote directory and of the folders in it.
 
-    Parameters
-    ----------
-    url : str
-        The remote directory.
-    directory : Path
-        Where the copies go; made if missing.
-    wanted : callable
-        Called with the name of each file; returns whether to copy it.
-    progress : callable, optional
-        See :data:`Progress`.
-
-    Returns
-    -------
-    list of Path
-        The copies.
-
-    Raises
-    ------
-    UsageError
-        If fsspec, or its plug-in for this kind of URL, is not installed.
-    FormatError
-        If no file is wanted, or the directory cannot be read.
+    ``url``: the remote directory. ``directory``: where the copies go; made if missing. ``wanted``: called with the name
+    of each file; returns whether to copy it. ``progress``: see :data:`Progress`. Returns the copies. Raises UsageError
+    if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if no file is wanted, or the
+    directory cannot be read.
     """
     files, root = _open(url)
     try:
@@ -71,12 +53,8 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
 def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> int:
     """Copy all files of a local directory to a remote one; return how many.
 
-    Raises
-    ------
-    UsageError
-        If fsspec, or its plug-in for this kind of URL, is not installed.
-    CaptureError
-        If the remote directory cannot be written.
+    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises CaptureError if the
+    remote directory cannot be written.
     """
     files, root = _open(url)
     local = sorted(path for path in directory.iterdir() if path.is_file())
@@ -96,12 +74,8 @@ def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> i
 def read_file(url: str) -> bytes | None:
     """Return the content of one remote file; None if there is no such file.
 
-    Raises
-    ------
-    UsageError
-        If fsspec, or its plug-in for this kind of URL, is not installed.
-    FormatError
-        If it cannot be read.
+    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if it cannot
+    be read.
     """
     files, path = _open(url)
     try:
@@ -116,12 +90,8 @@ def read_file(url: str) -> bytes | None:
 def write_file(url: str, content: bytes) -> None:
     """Write one remote file, and the folders above it where the file system has any.
 
-    Raises
-    ------
-    UsageError
-        If fsspec, or its plug-in for this kind of URL, is not installed.
-    CaptureError
-        If it cannot be written.
+    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises CaptureError if it cannot
+    be written.
     """
     files, path = _open(url)
     try:
@@ -134,10 +104,7 @@ def write_file(url: str, content: bytes) -> None:
 def check_url(url: str) -> None:
     """Check that fsspec can open a URL, before a job is started whose run is to go there.
 
-    Raises
-    ------
-    UsageError
-        If fsspec, or its plug-in for this kind of URL, is not installed.
+    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed.
     """
     _open(url)
 

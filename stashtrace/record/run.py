@@ -66,53 +66,35 @@ _GPU_DEVICES = (_NVIDIA_DEVICE, "/dev/kfd")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a traced command ended.
+    """How a traced command ended."""
 
-    Attributes
-    ----------
-    directory : Path
-        The run directory; a local one if the run goes to a URL.
-    records : Path
-        Where the processes wrote: the run directory, or a directory on local scratch.
-    url : str
-        Where the run is to be delivered; empty if it stays in ``directory``.
-    job : Job
-        The job that the command is a part of.
-    facts : dict
-        Content of ``run.json``, or of this launcher's file.
-    launch_file : Path, optional
-        This launcher's file, if the job has several launchers that share the directory.
-    exit_code : int
-        As a shell reports it: 128 + n after signal n.
-    signal_number : int
-        The signal that ended the command, 0 if none did.
-    interrupts_count : int
-        How often Ctrl-C arrived.
-    survivors : tuple of int
-        Processes of the job that still ran when the grace time was over.
-    write_error : CaptureError, optional
-        Why the end of the run could not be written to ``run.json``.
-    is_new : bool
-        Whether the run directory was made and named by us.
-    goal_reached : bool
-        Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
-    replaced : bool
-        Whether another folder has the name of the run directory by now.
-    """
-
+    #: The run directory; a local one if the run goes to a URL.
     directory: Path
+    #: Where the processes wrote: the run directory, or a directory on local scratch.
     records: Path
+    #: Where the run is to be delivered; empty if it stays in ``directory``.
     url: str
+    #: The job that the command is a part of.
     job: Job
+    #: Content of ``run.json``, or of this launcher's file.
     facts: dict[str, Any]
+    #: This launcher's file, if the job has several launchers that share the directory.
     launch_file: Path | None
+    #: As a shell reports it: 128 + n after signal n.
     exit_code: int
+    #: The signal that ended the command, 0 if none did.
     signal_number: int
+    #: How often Ctrl-C arrived.
     interrupts_count: int
+    #: Processes of the job that still ran when the grace time was over.
     survivors: tuple[int, ...]
+    #: Why the end of the run could not be written to ``run.json``.
     write_error: CaptureError | None
+    #: Whether the run directory was made and named by us.
     is_new: bool
+    #: Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
     goal_reached: bool = False
+    #: Whether another folder has the name of the run directory by now.
     replaced: bool = False
 
 
@@ -131,37 +113,15 @@ def run_command(
 ) -> Outcome:
     """Run ``command`` with tracing on; wait for it and for the processes that it leaves behind.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and its arguments.
-    options : RecordOptions
-        What is recorded.
-    out : str, optional
-        Run directory, or URL of one.
-    run_id : str, optional
-        Name of the job, the same on every host; needed where no scheduler or rendezvous gives one.
-    scratch : str, optional
-        Local directory below which processes write until the command has ended. The caller copies the records to
-        ``out`` and then marks ``launch_file`` as ended.
-    grace_s : float
-        How long processes may outlive the command before the run counts as ended.
-    overwrite : bool
-        Replace another run in ``out``.
-    library : str, optional
-        Runtime library; by default the package's own.
-    on_wait : callable, optional
-        Called once with the processes that are waited for after the command has ended.
-    on_changed : callable, optional
-        Called with the number of staged files whose copies are used, and the names of those that changed since they
-        were copied.
-
-    Raises
-    ------
-    UsageError
-        If there is no such command, or an option or the URL cannot be used.
-    CaptureError
-        If the command cannot be started, or the directory cannot be used.
+    ``command``: program and its arguments. ``options``: what is recorded. ``out``: run directory, or URL of one.
+    ``run_id``: name of the job, the same on every host; needed where no scheduler or rendezvous gives one. ``scratch``:
+    local directory below which processes write until the command has ended. The caller copies the records to ``out``
+    and then marks ``launch_file`` as ended. ``grace_s``: how long processes may outlive the command before the run
+    counts as ended. ``overwrite``: replace another run in ``out``. ``library``: runtime library; by default the
+    package's own. ``on_wait``: called once with the processes that are waited for after the command has ended.
+    ``on_changed``: called with the number of staged files whose copies are used, and the names of those that changed
+    since they were copied. Raises UsageError if there is no such command, or an option or the URL cannot be used.
+    Raises CaptureError if the command cannot be started, or the directory cannot be used.
     """
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
@@ -262,10 +222,7 @@ def run_command(
 def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) -> Path | None:
     """Write ``run.json``; if the job may have several launchers, write this launcher's file too and return its path.
 
-    Raises
-    ------
-    CaptureError
-        If a file cannot be written, or another run has begun here.
+    Raises CaptureError if a file cannot be written, or another run has begun here.
     """
     first = claim_run_file(directory, content)
     return None if first and not job.name else announce(directory, content)
@@ -317,17 +274,8 @@ def _adopt_orphans() -> None:
 class _Watch:
     """Starts a command and waits for it; takes the signals that arrive meanwhile.
 
-    Parameters
-    ----------
-    goal : StepGoal, optional
-        At which the command is ended.
-
-    Attributes
-    ----------
-    status : int or None
-        Exit status of the command, as ``waitpid`` gives it; None while it runs.
-    interrupts_count : int
-        How often Ctrl-C arrived.
+    ``goal``: at which the command is ended. ``status``: exit status of the command, as ``waitpid`` gives it; None while
+    it runs. ``interrupts_count``: how often Ctrl-C arrived.
     """
 
     def __init__(self, goal: StepGoal | None) -> None:
@@ -352,10 +300,7 @@ class _Watch:
     def start(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the command.
 
-        Raises
-        ------
-        CaptureError
-            If the system refuses.
+        Raises CaptureError if the system refuses.
         """
         _adopt_orphans()
         self._child = spawn(program, command, environment, self._old_mask)
@@ -377,15 +322,8 @@ class _Watch:
     ) -> list[int]:
         """Wait until the processes of the run have ended; return those that still run after ``grace_s``.
 
-        Parameters
-        ----------
-        directory : Path
-            Where they write.
-        grace_s : float
-        on_wait : callable, optional
-            Called with them once, when they have been waited for a second.
-        alone : bool
-            Whether all processes that write there are ours; else those of other launchers are left out.
+        ``directory``: where they write. ``on_wait``: called with them once, when they have been waited for a second.
+        ``alone``: whether all processes that write there are ours; else those of other launchers are left out.
         """
 
         def living() -> list[int]:
@@ -518,15 +456,8 @@ _PATIENCE_S, _REST_S = 20.0, 3.0
 class StepGoal:
     """Finds out when the ranks of this host have made the steps of ``until_step``, and how to end the command.
 
-    Parameters
-    ----------
-    directory : Path
-        Where the processes of this host write.
-
-    Attributes
-    ----------
-    reached : bool
-        Whether the ranks made their steps and the command was told to end.
+    ``directory``: where the processes of this host write. ``reached``: whether the ranks made their steps and the
+    command was told to end.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -33,17 +33,11 @@ _MOST_TEXT_BYTES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a file.
+    """A copy of a file."""
 
-    Attributes
-    ----------
-    path : str
-        Absolute path of the copy.
-    size_bytes, mtime_ns : int
-        Of the file when it was copied.
-    """
-
+    #: Absolute path of the copy.
     path: str
+    #: Of the file when it was copied.
     size_bytes: int
     mtime_ns: int
 
@@ -51,17 +45,8 @@ class Copy:
 def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
     """Write the list, in one step, since a job may be using the old one.
 
-    Parameters
-    ----------
-    path : Path
-        Where the list goes.
-    copies : mapping of str to Copy
-        By the absolute path of the file, as the job opens it.
-
-    Raises
-    ------
-    CaptureError
-        If the paths are too long for one list.
+    ``path``: where the list goes. ``copies``: by the absolute path of the file, as the job opens it. Raises
+    CaptureError if the paths are too long for one list.
     """
     count = 2
     while count < 4 * len(copies) + 2:  # two entries for each, half of the slots stay empty
@@ -93,10 +78,7 @@ def write_staged_list(path: Path, copies: Mapping[str, Copy]) -> None:
 def read_staged_list(path: Path) -> dict[str, Copy]:
     """Return the copies by the paths of their files; files that a job has changed are left out.
 
-    Raises
-    ------
-    FormatError
-        If the file is not a list of staged files.
+    Raises FormatError if the file is not a list of staged files.
     """
     return {name: copy for _, name, copy in _entries(_content(path)) if copy.size_bytes != _FORGOTTEN}
 
@@ -109,24 +91,9 @@ def check_staged_list(path: Path) -> None:
 def list_for_run(source: Path, target: Path) -> tuple[int, list[str]]:
     """Write the list for the processes of one run, without the files whose copies are out of date.
 
-    Parameters
-    ----------
-    source : Path
-        A list that `stashtrace stage` wrote.
-    target : Path
-        Where the list of the run goes.
-
-    Returns
-    -------
-    tuple of int and list of str
-        Number of files with a usable copy; paths of those that have changed since, or whose copy is gone.
-
-    Raises
-    ------
-    FormatError
-        If the source is not a list of staged files.
-    CaptureError
-        If the target cannot be written.
+    ``source``: a list that `stashtrace stage` wrote. ``target``: where the list of the run goes. Returns number of
+    files with a usable copy; paths of those that have changed since, or whose copy is gone. Raises FormatError if the
+    source is not a list of staged files. Raises CaptureError if the target cannot be written.
     """
     data = _content(source)
     count, changed = 0, []

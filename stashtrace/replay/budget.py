@@ -22,12 +22,7 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     kernels they add up to its steps: computation counts first, then transfers and copies beside it, then what the rank
     waited for.
 
-    Parameters
-    ----------
-    graph : Graph
-    replayed : Replayed
-    steps : int array
-        Counted steps.
+    ``steps``: counted steps.
     """
     budget = dict.fromkeys(COLUMNS, 0.0)
     on_thread = np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE, Resource.COMPUTE_STREAM))

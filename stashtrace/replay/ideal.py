@@ -28,21 +28,8 @@ Center = Literal["mean", "median"]
 def ideal_work_ns(graph: Graph, center: Center = "mean") -> Int64:
     """Return the length of each node if all ranks were alike.
 
-    Parameters
-    ----------
-    graph : Graph
-    center : {"mean", "median"}
-        With the mean, the same work is shared evenly; with the median, a slow rank is left out.
-
-    Returns
-    -------
-    int array
-        ns by node. Nodes without peers keep their length.
-
-    Raises
-    ------
-    UsageError
-        For another center.
+    ``center``: with the mean, the same work is shared evenly; with the median, a slow rank is left out. Returns ns by
+    node. Nodes without peers keep their length. Raises UsageError for another center.
     """
     if center not in get_args(Center):
         raise UsageError(f"no center is called {center!r}", hint=f"one of {', '.join(get_args(Center))}")
@@ -106,12 +93,7 @@ def _entries(graph: Graph) -> Int64:
 def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
     """Find the transfer that the rank of each of these nodes entered next.
 
-    Returns
-    -------
-    int array
-        Index of the transfer, -1 if there is none.
-    GroupBy
-        Entries by their transfer.
+    Returns index of the transfer, -1 if there is none. entries by their transfer.
     """
     edges = _entries(graph)
     source, transfers = graph.source[edges], GroupBy(graph.target[edges])
@@ -130,15 +112,8 @@ def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
 def _center(amount: Floats, peers: GroupBy, center: str, members: Int64 | None = None) -> Floats:
     """Return the mean or median of the amounts of each group of peers; absent members count as 0.
 
-    Parameters
-    ----------
-    amount : float array
-    peers : GroupBy
-        Of the amounts.
-    center : str
-        ``mean`` or ``median``.
-    members : int array, optional
-        Members of each group; by default as many as amounts.
+    ``peers``: of the amounts. ``center``: ``mean`` or ``median``. ``members``: members of each group; by default as
+    many as amounts.
     """
     present = peers.sizes
     members = present if members is None else np.maximum(members, present)

@@ -36,14 +36,8 @@ def noise_ns(step: Int64, length: Floats, period: int = 0) -> float:
     It adds the difference of long recordings, and the error of the mean by the scatter of its steps (95 %, by Student's
     distribution). The scatter of fewer than four steps is unknown and taken to be a tenth of a step.
 
-    Parameters
-    ----------
-    step : int array
-        Step of each length.
-    length : float array
-        In ns; the ranks of a step are averaged.
-    period : int
-        Steps after which lengths come again; 0 if they do not.
+    ``step``: step of each length. ``length``: in ns; the ranks of a step are averaged. ``period``: steps after which
+    lengths come again; 0 if they do not.
     """
     steps = GroupBy(step)
     means = steps.sum(length) / steps.sizes
@@ -77,19 +71,12 @@ def period_of(step: Int64, length: Floats) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Mean step of the unchanged run, in ns: how long work waits for a CPU, and how well a replay predicts that.
-
-    Attributes
-    ----------
-    measured_ns : float
-    shared_ns : float
-        By a replay whose work shares the CPUs.
-    free_ns : float
-        By a replay in which no work waits for a CPU.
-    """
+    """Mean step of the unchanged run, in ns: how long work waits for a CPU, and how well a replay predicts that."""
 
     measured_ns: float
+    #: By a replay whose work shares the CPUs.
     shared_ns: float
+    #: By a replay in which no work waits for a CPU.
     free_ns: float
 
     def bounds_ns(self, shared_ns: float, free_ns: float) -> tuple[float, float]:
@@ -99,10 +86,7 @@ class Contention:
         proportion to how long work waits for CPUs then and now. The run tells less about contention that it did not
         have, so the error never doubles. A part of the contention that the change adds or takes away is in doubt.
 
-        Parameters
-        ----------
-        shared_ns, free_ns : float
-            The same two replays with the change.
+        ``shared_ns``, ``free_ns``: the same two replays with the change.
         """
         missed = self.shared_ns - self.measured_ns
         now, then = max(self.shared_ns - self.free_ns, 0.0), max(shared_ns - free_ns, 0.0)

@@ -95,17 +95,8 @@ def whatif_lines(
 ) -> list[str]:
     """Return the lines for the terminal: the accuracy of the replay, then a table of changes.
 
-    Parameters
-    ----------
-    run : Answer
-        Without a change.
-    answers : sequence of Answer
-    step : StepTime, optional
-        Step time of the run; where it is not known, that of the steps that were replayed.
-    asked : bool
-        One question was asked, so its budget follows.
-    limits : sequence of str
-        ``limit_lines`` of the run.
+    ``run``: without a change. ``step``: step time of the run; where it is not known, that of the steps that were
+    replayed. ``asked``: one question was asked, so its budget follows. ``limits``: ``limit_lines`` of the run.
     """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
     noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
@@ -174,12 +165,8 @@ def _wrapped(text: str) -> list[str]:
 def slowdown_lines(table: Table, run: Answer) -> list[str]:
     """Report what it costs that ranks are not alike, and which rank, stage or replica alone causes it.
 
-    Parameters
-    ----------
-    table : Table
-        Of the ``slowdown`` analysis, with the mean as its center.
-    run : Answer
-        Without a change: a loss within the difference of recordings is none.
+    ``table``: of the ``slowdown`` analysis, with the mean as its center. ``run``: without a change: a loss within the
+    difference of recordings is none.
     """
     rows = list(table.rows())
     whole = next(row for row in rows if row["cause"] == "all")
@@ -232,14 +219,7 @@ def _budget(answer: Answer) -> list[str]:
 def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
     """Compare a prediction with the job that was run with the change.
 
-    Parameters
-    ----------
-    run : Answer
-        Without a change.
-    answer : Answer
-        The prediction.
-    measured_ns : float
-        Mean step of the job with the change.
+    ``run``: without a change. ``answer``: the prediction. ``measured_ns``: mean step of the job with the change.
     """
     predicted = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
     rows = [

@@ -21,51 +21,34 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Values between 0 and 1 for what a run leaves open.
+    """Values between 0 and 1 for what a run leaves open."""
 
-    Attributes
-    ----------
-    latency : float
-        0: transfers have the least latency that fits the run, 1: the most.
-    luck : float
-        For all else. 0: what makes the step shortest, 1: what makes it longest.
-    speed : int
-        Where workers of a rank differ. 0: it is their batches that differ; 1 and 2: it is the workers, and further ones
-        are as quick as the quickest, or as slow as the slowest.
-    """
-
+    #: 0: transfers have the least latency that fits the run, 1: the most.
     latency: float = 0.5
+    #: For all else. 0: what makes the step shortest, 1: what makes it longest.
     luck: float = 0.5
+    #: Where workers of a rank differ. 0: it is their batches that differ; 1 and 2: it is the workers, and further ones
+    #: are as quick as the quickest, or as slow as the slowest.
     speed: int = 0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A graph with lengths in ns that changes have given it.
-
-    Attributes
-    ----------
-    work, fetch : float array
-        By node; ``fetch`` is the part of a batch in which its worker was blocked in storage.
-    lag : float array
-        By edge.
-    unknowns : Unknowns
-    run : Graph
-        As recorded. The latency of its links is fitted to this, whatever messages the changed graph has.
-    links : Links or None
-        Links that transfers of several groups share; the work of these transfers is then the time they take alone.
-        None if no link is shared.
-    fixed : float array or None
-        Latency of transfers that share links.
-    """
+    """A graph with lengths in ns that changes have given it."""
 
     graph: Graph
+    #: By node; ``fetch`` is the part of a batch in which its worker was blocked in storage.
     work: Floats
     fetch: Floats
+    #: By edge.
     lag: Floats
     unknowns: Unknowns
+    #: As recorded. The latency of its links is fitted to this, whatever messages the changed graph has.
     run: Graph
+    #: Links that transfers of several groups share; the work of these transfers is then the time they take alone. None
+    #: if no link is shared.
     links: Links | None = None
+    #: float array or None; Latency of transfers that share links.
     fixed: Floats | None = None
 
     @classmethod
@@ -121,18 +104,12 @@ def counted_span(graph: Graph) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Links:
-    """Links that transfers of several groups use.
+    """Links that transfers of several groups use."""
 
-    Attributes
-    ----------
-    first, ids : int array
-        Links of node n are ``ids[first[n]:first[n + 1]]``.
-    kinds : frozenset of StallKind
-        Kinds of links that are shared.
-    """
-
+    #: Links of node n are ``ids[first[n]:first[n + 1]]``.
     first: Int32
     ids: Int32
+    #: Kinds of links that are shared.
     kinds: frozenset[StallKind]
 
     @classmethod

@@ -24,16 +24,9 @@ def crowded_hosts(
 ) -> dict[str, float]:
     """Return the CPUs of each host on which more threads of the job may want a CPU than there are.
 
-    Parameters
-    ----------
-    graph : Graph
-    workers : callable
-        Maps the recorded number of workers of a rank to the number that counts.
-    transfers : bool
-        Count the thread of each rank that moves its messages as well.
-    pace : float
-        Steps in the time of one: what the job does in each step beside the nodes of the graph takes so many times as
-        much of the CPUs.
+    ``workers``: maps the recorded number of workers of a rank to the number that counts. ``transfers``: count the
+    thread of each rank that moves its messages as well. ``pace``: steps in the time of one: what the job does in each
+    step beside the nodes of the graph takes so many times as much of the CPUs.
     """
     facts = graph.facts
     if facts is None:
@@ -67,12 +60,7 @@ def shared(scenario: Scenario, cpus: dict[str, float]) -> Replayed:
     Batches and computation of step threads need CPUs; the time for which they waited for one when they were measured is
     taken away first. What transfers need of the CPUs is unknown and left out.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        Of a graph with facts.
-    cpus : dict of str to float
-        By host; other hosts have enough.
+    ``scenario``: of a graph with facts. ``cpus``: by host; other hosts have enough.
     """
     graph, facts = scenario.graph, scenario.graph.facts
     assert facts is not None

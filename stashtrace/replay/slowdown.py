@@ -24,7 +24,8 @@ from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, 
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.ideal import Center, ideal_work_ns
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -34,21 +35,21 @@ from stashtrace.units import ranks_text
 SLOWDOWN = schema(
     "slowdown",
     "How much faster steps of the job would be if all ranks were alike, and what each cause contributes",
-    ("cause", "U16", "", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
-    ("name", "U16", "", "rank, ranks, stage, data-parallel number, operation or StallKind; empty for all and gap"),
-    ("step_ns", "i8", "ns", "mean step of the job by the replay without gaps; the same in each row"),
-    ("ideal_step_ns", "i8", "ns", "the same with all ranks alike; the same in each row"),
-    ("only_step_ns", "i8", "ns", "if all were alike but for this cause"),
-    ("fixed_step_ns", "i8", "ns", "if this cause alone were like its peers"),
-    ("slowdown_ratio", "f8", "", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
-    Column(
+    col.word("cause", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
+    col.word("name", "rank, ranks, stage, data-parallel number, operation or StallKind; empty for all and gap"),
+    col.ns("step_ns", "mean step of the job by the replay without gaps; the same in each row"),
+    col.ns("ideal_step_ns", "the same with all ranks alike; the same in each row"),
+    col.ns("only_step_ns", "if all were alike but for this cause"),
+    col.ns("fixed_step_ns", "if this cause alone were like its peers"),
+    col.real("slowdown_ratio", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
+    col.real(
         "recovered_ratio",
-        "f8",
-        "",
         "(step_ns - fixed_step_ns) by (step_ns - ideal_step_ns); -1 if nothing is lost, and for gap",
         missing=-1,
     ),
-    ("excess_ns", "i8", "ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all", 5),
+    col.ns(
+        "excess_ns", "work of it in a step beyond that of its peers, negative if it has less; of gap, all", detail=5
+    ),
 )
 
 Bools = npt.NDArray[np.bool_]
@@ -196,29 +197,19 @@ class Ideal:
 
 @dataclass(frozen=True, slots=True)
 class _JobSteps:
-    """Steps of the job: from the last rank's end of the one before to the last rank's end.
+    """Steps of the job: from the last rank's end of the one before to the last rank's end."""
 
-    Attributes
-    ----------
-    number : int array
-        In order.
-    counted : bool array
-        Steps that have a length and are not warm-up.
-    ends : GroupBy
-        Rows of ``graph.ends`` by step, in the same order.
-    idle_ns : int array
-        Time before each step that belongs to no step.
-    ended_ns : int array
-        When the last rank had ended each step, as measured.
-    alone : bool
-        It is the only step: it begins when the first rank begins it.
-    """
-
+    #: In order.
     number: Int64
+    #: Steps that have a length and are not warm-up.
     counted: Bools
+    #: Rows of ``graph.ends`` by step, in the same order.
     ends: GroupBy
+    #: Time before each step that belongs to no step.
     idle_ns: Int64
+    #: When the last rank had ended each step, as measured.
     ended_ns: Int64
+    #: It is the only step: it begins when the first rank begins it.
     alone: bool
 
     @classmethod

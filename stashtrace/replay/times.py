@@ -59,10 +59,7 @@ def has_time(graph: Graph, quantity: str) -> bool:
 def require_time(graph: Graph, change: Change) -> None:
     """Check that a run has a time that is to change.
 
-    Raises
-    ------
-    MissingDataError
-        If it has none; the hint names the times that it has.
+    Raises MissingDataError if it has none; the hint names the times that it has.
     """
     if has_time(graph, change.quantity):
         return

@@ -52,10 +52,7 @@ _BITS = 8
 def with_link(scenario: Scenario, change: Change) -> Scenario:
     """Multiply the bandwidth or latency of a link, or set it; a latency is set for one hop.
 
-    Raises
-    ------
-    MissingDataError
-        If a value is set, and the hops of the transfers or the present bandwidth are unknown.
+    Raises MissingDataError if a value is set, and the hops of the transfers or the present bandwidth are unknown.
     """
     link, _, quantity = change.quantity.partition(".")
     graph = scenario.graph
@@ -296,17 +293,7 @@ def _ops(graph: Graph) -> npt.NDArray[np.int64]:
 def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[float, float]:
     """Return the least and the largest latency of transfers of one kind of operation.
 
-    Parameters
-    ----------
-    graph : Graph
-    chosen : bool array
-        The transfers.
-    op : CollectiveOp
-
-    Returns
-    -------
-    float, float
-        Nanoseconds.
+    ``chosen``: the transfers. Returns nanoseconds.
     """
     begin, end = counted_span(graph)
     steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)

@@ -72,41 +72,29 @@ _LONGEST_NS = 3.2e18
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Mean step time over all ranks and their steps without warm-up, in ns.
-
-    Attributes
-    ----------
-    measured_ns : float
-    replayed_ns : float
-        By a replay of the unchanged graph. The answer has the same error.
-    low_ns, high_ns : float
-        With the changes, for the best and the worst case of what the run leaves open.
-    noise_ns : float
-        By how much the mean of another recording of the changed job may differ on either side: the error of the mean by
-        the scatter of the steps (95 %), the difference of long recordings, and that of storage.
-    steps_count : int
-        Steps in the mean. The scatter of fewer than four is unknown, which makes ``noise_ns`` wider.
-    gap_ratio : float
-        Part of the step time that no edge explains; it is taken to stay as it was.
-    saving_noise_ns : float
-        By how much another recording may save more or less: the difference of long recordings, and the scatter of what
-        steps save. Rare long steps come more or less often in another recording.
-    before_ns, after_ns : dict of str to float
-        Mean time of a step by column of the summary, in the replay of the run and with the changes. They add up to
-        ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change without effect
-        changes no column.
-    """
+    """Mean step time over all ranks and their steps without warm-up, in ns."""
 
     changes: tuple[Change, ...]
     measured_ns: float
+    #: By a replay of the unchanged graph. The answer has the same error.
     replayed_ns: float
+    #: With the changes, for the best and the worst case of what the run leaves open.
     low_ns: float
     high_ns: float
+    #: By how much the mean of another recording of the changed job may differ on either side: the error of the mean by
+    #: the scatter of the steps (95 %), the difference of long recordings, and that of storage.
     noise_ns: float
+    #: Part of the step time that no edge explains; it is taken to stay as it was.
     gap_ratio: float
+    #: Mean time of a step by column of the summary, in the replay of the run and with the changes. They add up to
+    #: ``replayed_ns`` and to ``high_ns``. Both come from the same kind of replay, so that a change without effect
+    #: changes no column.
     before_ns: dict[str, float]
     after_ns: dict[str, float]
+    #: Steps in the mean. The scatter of fewer than four is unknown, which makes ``noise_ns`` wider.
     steps_count: int = 0
+    #: By how much another recording may save more or less: the difference of long recordings, and the scatter of what
+    #: steps save. Rare long steps come more or less often in another recording.
     saving_noise_ns: float = 0.0
 
     @property
@@ -176,11 +164,7 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
     """Predict single changes of what the run has; those that save most come first.
 
-    Parameters
-    ----------
-    graph : Graph
-    buckets : Buckets, optional
-        Of the gradients, to rank sizes too.
+    ``buckets``: of the gradients, to rank sizes too.
     """
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
@@ -199,10 +183,7 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
 def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
     """Return those of several changes that one word stands for of which the run has something.
 
-    Raises
-    ------
-    MissingDataError
-        If the run has nothing of any.
+    Raises MissingDataError if the run has nothing of any.
     """
     known = [change for change in together if _is_known(graph, change)]
     if not known:

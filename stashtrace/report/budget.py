@@ -28,18 +28,10 @@ RANKS_AT_MOST = 2048
 def budget_groups(budgets: Table) -> list[dict[str, Any]]:
     """Sum the rows of ``budgets`` by groups of ranks that are alike.
 
-    Parameters
-    ----------
-    budgets : Table
-        As ``analysis.findings.budgets`` returns it; may be empty.
-
-    Returns
-    -------
-    list of dict
-        Per kind of step, the largest group first: ``step_kind``, ``ranks`` (as text), ``ranks_count``, ``mixed``,
-        ``steps_count`` (of all ranks), ``step_ns`` (mean) and ``columns``, one dict per column of the budget with
-        ``column``, ``stall_ns``, ``low_ns``, ``high_ns`` (mean per step) and ``share_ratio``. The shares of a group add
-        up to 1.
+    ``budgets``: as ``analysis.findings.budgets`` returns it; may be empty. Returns per kind of step, the largest group
+    first: ``step_kind``, ``ranks`` (as text), ``ranks_count``, ``mixed``, ``steps_count`` (of all ranks), ``step_ns``
+    (mean) and ``columns``, one dict per column of the budget with ``column``, ``stall_ns``, ``low_ns``, ``high_ns``
+    (mean per step) and ``share_ratio``. The shares of a group add up to 1.
     """
     return [group for kind in dict.fromkeys(budgets["step_kind"].tolist()) for group in _of_kind(budgets, kind)]
 
@@ -100,15 +92,8 @@ def alike(values: Floats) -> list[tuple[Ints, bool]]:
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
     near that median, the first row that is left is the middle.
 
-    Parameters
-    ----------
-    values : float array (rows, quantities)
-
-    Returns
-    -------
-    list of (row numbers, mixed)
-        The largest group first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need not
-        be alike.
+    Returns the largest group first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need
+    not be alike.
     """
     left = np.arange(len(values))
     groups: list[tuple[Ints, bool]] = []

@@ -36,20 +36,13 @@ _RANKS_AT_MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Commands that show a part of the run on the timeline.
+    """Commands that show a part of the run on the timeline."""
 
-    Attributes
-    ----------
-    shown : tuple of str
-        The paths of the run as a person would type them.
-    origin_ns : int
-        From where ``--window`` counts.
-    run_id : str
-        Which run of a directory that holds several; empty where there was nothing to choose.
-    """
-
+    #: The paths of the run as a person would type them.
     shown: tuple[str, ...]
+    #: From where ``--window`` counts.
     origin_ns: int
+    #: Which run of a directory that holds several; empty where there was nothing to choose.
     run_id: str = ""
 
     @property
@@ -99,24 +92,13 @@ def report_facts(
 ) -> dict[str, Any]:
     """Collect the document of a report.
 
-    Parameters
-    ----------
-    trace : Trace
-        Anything that loads. Without steps there is no budget, and ``budget.missing`` says why.
-    shown : iterable of str
-        The paths as a person would type them, for the commands; by default the path of the trace.
-    run_id : str, optional
-        The run that was chosen in a directory of several, for the commands.
-    calibration : str, optional
-        Path of what the links can do; by default ``calibration.toml`` in the run directory.
-
-    Returns
-    -------
-    dict
-        Plain values alone: ``version``, ``path``, ``ending`` (how the job failed or stood still), ``verdict`` (one
-        sentence), ``headline`` (sentences), ``do_first`` and ``findings`` (those of
-        :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``, ``losses``,
-        ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
+    ``trace``: anything that loads. Without steps there is no budget, and ``budget.missing`` says why. ``shown``: the
+    paths as a person would type them, for the commands; by default the path of the trace. ``run_id``: the run that was
+    chosen in a directory of several, for the commands. ``calibration``: path of what the links can do; by default
+    ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
+    job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``do_first`` and ``findings``
+    (those of :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``,
+    ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
     """
     facts = gather(trace)
     tables = Summary.of(facts)

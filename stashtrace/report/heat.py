@@ -33,23 +33,13 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
 
     Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep rows of their own.
 
-    Parameters
-    ----------
-    stalls : Table
-        Of each rank and step.
-    steps : Table
-        Of each rank, for the moments of cells.
-    apart : sequence of int
-        Ranks that differ from most, those that matter most first; as many as a quarter of the rows have one each.
-
-    Returns
-    -------
-    dict
-        ``ranks`` and ``steps``: the label of each row and column; ``apart_count``: so many rows, the first ones, are
-        ranks apart; ``ranks_per_cell`` and ``steps_per_cell``: how many of them a cell holds at most; ``kinds``: per
-        kind with at least 1 % in some cell ``kind``, ``share_ratio`` of all time, and ``permille``, the rows of cells,
-        -1 where no rank of the cell has such a step; and the largest cell as ``most_permille``, ``most_ranks``,
-        ``most_steps``, ``begin_ns``, ``end_ns``. ``small``: kinds without a map.
+    ``stalls``: of each rank and step. ``steps``: of each rank, for the moments of cells. ``apart``: ranks that differ
+    from most, those that matter most first; as many as a quarter of the rows have one each. Returns ``ranks`` and
+    ``steps``: the label of each row and column; ``apart_count``: so many rows, the first ones, are ranks apart;
+    ``ranks_per_cell`` and ``steps_per_cell``: how many of them a cell holds at most; ``kinds``: per kind with at least
+    1 % in some cell ``kind``, ``share_ratio`` of all time, and ``permille``, the rows of cells, -1 where no rank of the
+    cell has such a step; and the largest cell as ``most_permille``, ``most_ranks``, ``most_steps``, ``begin_ns``,
+    ``end_ns``. ``small``: kinds without a map.
     """
     inside = stalls.take(stalls["step"] >= 0)
     if not len(inside):

@@ -23,13 +23,10 @@ LISTED = 12
 def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
     """Return what is known of the links of a run, compared with a calibration or with the one in the run directory.
 
-    Returns
-    -------
-    dict
-        ``transfers``: rows of ``link_efficiency`` with ``best_bus_bytes_per_s`` (of ``bandwidth``), those that took
-        longest together first; ``rows_count``: how many there are; ``paths``: rows of ``links``; ``paths_missing``: why
-        there are none; ``notes``: warnings about the calibration; ``begin_ns``, ``end_ns`` of the longest transfer.
-        ``missing`` says why there is nothing.
+    Returns ``transfers``: rows of ``link_efficiency`` with ``best_bus_bytes_per_s`` (of ``bandwidth``), those that took
+    longest together first; ``rows_count``: how many there are; ``paths``: rows of ``links``; ``paths_missing``: why
+    there are none; ``notes``: warnings about the calibration; ``begin_ns``, ``end_ns`` of the longest transfer.
+    ``missing`` says why there is nothing.
     """
     try:
         with warnings.catch_warnings(record=True) as caught:

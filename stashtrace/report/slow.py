@@ -35,22 +35,12 @@ def slow_steps(steps: Table, stalls: Table, causes: Table, hidden: Table) -> dic
     The length of a step is the mean over the ranks that made it, and so is the time of a kind, so that the kinds of a
     step add up to its length; what is longer is told by the surplus of each kind over its own median step.
 
-    Parameters
-    ----------
-    steps : Table
-        The counted steps of all ranks.
-    stalls, causes, hidden : Table
-        ``stalls``, ``straggler_causes`` and ``hidden`` of all steps.
-
-    Returns
-    -------
-    dict
-        ``steps_count``, ``mean_ns`` (the step time of the run), ``median_ns``, ``limit_ns`` (a step above it is slow),
-        ``slow_count``, ``excess_ns`` (of all slow steps over as many median ones), ``whole_ns`` (of all counted steps)
-        and ``listed``: per slow step
-        ``step``, ``length_ns``, ``excess_ns``, ``begin_ns``, ``end_ns``, ``kinds`` (dicts of ``kind``, ``surplus_ns``,
-        ``low_ns``, ``high_ns``, ``rank``, ``late_rank``) and ``beside`` (dicts of ``name``, ``surplus_ns``).
-        ``too_few``: no step can be called slow.
+    ``steps``: the counted steps of all ranks. ``stalls``, ``causes``, ``hidden``: ``stalls``, ``straggler_causes`` and
+    ``hidden`` of all steps. Returns ``steps_count``, ``mean_ns`` (the step time of the run), ``median_ns``,
+    ``limit_ns`` (a step above it is slow), ``slow_count``, ``excess_ns`` (of all slow steps over as many median ones),
+    ``whole_ns`` (of all counted steps) and ``listed``: per slow step ``step``, ``length_ns``, ``excess_ns``,
+    ``begin_ns``, ``end_ns``, ``kinds`` (dicts of ``kind``, ``surplus_ns``, ``low_ns``, ``high_ns``, ``rank``,
+    ``late_rank``) and ``beside`` (dicts of ``name``, ``surplus_ns``). ``too_few``: no step can be called slow.
     """
     by_step = GroupBy(steps["step"])
     ranks = np.maximum(by_step.sizes, 1)

@@ -60,18 +60,9 @@ class _Run:
 def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]:
     """Return the costliest waits of a run with steps.
 
-    Parameters
-    ----------
-    trace : Trace
-    steps, stalls : Table
-        The counted steps; the budget of all steps.
-
-    Returns
-    -------
-    dict
-        ``cut_outs``: see :func:`_collective_cut_out` and :func:`_batch_cut_out`; ``listed``: rows of ``late``, the
-        costliest first, with ``text``; ``kept_count``: how many rows of ``late`` were worth showing, of the
-        ``examined_at_most`` costliest.
+    ``steps``, ``stalls``: the counted steps; the budget of all steps. Returns ``cut_outs``: see
+    :func:`_collective_cut_out` and :func:`_batch_cut_out`; ``listed``: rows of ``late``, the costliest first, with
+    ``text``; ``kept_count``: how many rows of ``late`` were worth showing, of the ``examined_at_most`` costliest.
     """
     run = _Run(trace, TraceIndex(trace), {thread.rank: thread for thread in step_threads(trace)}, steps)
     try:

@@ -58,23 +58,15 @@ COLLECTIVE_OPS = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message.
+    """One field of a message."""
 
-    Attributes
-    ----------
-    number : int
-        On the wire.
-    type : str
-        Of protobuf, or the name of a message or enumeration of this file.
-    repeated : bool
-        Whether it is a list.
-    choice : str
-        The ``oneof`` that it belongs to, empty if none.
-    """
-
+    #: On the wire.
     number: int
+    #: Of protobuf, or the name of a message or enumeration of this file.
     type: str
+    #: Whether it is a list.
     repeated: bool = False
+    #: The ``oneof`` that it belongs to, empty if none.
     choice: str = ""
 
 

@@ -61,10 +61,10 @@ class Column:
     dtype: str
     unit: str
     doc: str
-    detail: int = 0
     role: Role = ""
     missing: int = 0
     of: str | type[enum.IntEnum] | type[enum.IntFlag] = ""
+    detail: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.of, type):
@@ -128,11 +128,9 @@ class Schema:
         object.__setattr__(self, "keys", keys | own)
 
 
-def schema(
-    name: str, doc: str, *columns: Column | tuple[str, str, str, str] | tuple[str, str, str, str, int]
-) -> Schema:
-    """Make a schema of columns; without role and missing value, name, dtype, unit, doc and maybe detail will do."""
-    return Schema(name, tuple(c if isinstance(c, Column) else Column(*c) for c in columns), doc)
+def schema(name: str, doc: str, *columns: Column) -> Schema:
+    """Make a schema of columns."""
+    return Schema(name, columns, doc)
 
 
 # Columns of many tables.
@@ -145,5 +143,63 @@ INTERVAL = (
 RANK = Column("rank", "i8", "", "global rank", role="rank")
 RANK_OR_NONE = Column("rank", "i8", "", "global rank, -1 if none", role="rank", missing=-1)
 RANK_OR_ALL = Column("rank", "i8", "", "global rank, -1 for all", role="rank", missing=-1)
-PROCESS_ID = Column("process_id", "i8", "", "", 6, of="processes.process_id")
-TRACK_ID = Column("track_id", "i8", "", "", 5, of="tracks.track_id")
+PROCESS_ID = Column("process_id", "i8", "", "", of="processes.process_id", detail=6)
+TRACK_ID = Column("track_id", "i8", "", "", of="tracks.track_id", detail=5)
+
+
+# Constructors by what a column holds: its type, unit and role follow from that. ``missing`` and ``detail`` as above.
+
+
+def ns(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of lengths of time in ns."""
+    return Column(name, "i8", "ns", doc, missing=missing, detail=detail)
+
+
+def moment(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of instants on the common clock, in ns."""
+    return Column(name, "i8", "ns", doc, role="moment", missing=missing, detail=detail)
+
+
+def nbytes(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of sizes in bytes."""
+    return Column(name, "i8", "bytes", doc, missing=missing, detail=detail)
+
+
+def number(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of whole numbers without a unit, as counts."""
+    return Column(name, "i8", "", doc, missing=missing, detail=detail)
+
+
+def real(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of real numbers without a unit, as ratios."""
+    return Column(name, "f8", "", doc, missing=missing, detail=detail)
+
+
+def word(name: str, doc: str, width: int = 16, detail: int = 0) -> Column:
+    """Return a column of texts in place; numpy's type has room for so many characters, tables make it wider."""
+    return Column(name, f"U{width}", "", doc, detail=detail)
+
+
+def rank(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of global ranks, or of how many ranks there are."""
+    return Column(name, "i8", "", doc, role="rank", missing=missing, detail=detail)
+
+
+def key(name: str, doc: str, detail: int = 0) -> Column:
+    """Return a column of numbers of rows, by which other tables refer to them."""
+    return Column(name, "i8", "", doc, role="key", detail=detail)
+
+
+def identity(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of numbers that nobody computes with."""
+    return Column(name, "i8", "", doc, role="id", missing=missing, detail=detail)
+
+
+def refers(name: str, of: str, doc: str = "", missing: int = 0, detail: int = 0) -> Column:
+    """Return a column of keys of another table, as ``tracks.track_id``."""
+    return Column(name, "i8", "", doc, missing=missing, of=of, detail=detail)
+
+
+def text(name: str, doc: str, detail: int = 0) -> Column:
+    """Return a column of codes of texts in the trace's strings."""
+    return Column(name, "i8", "", doc, role="text", detail=detail)

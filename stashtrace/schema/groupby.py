@@ -38,10 +38,7 @@ _CODES_PER_ROW, _CODES_BESIDE = 4, 2048
 class GroupBy:
     """Rows in groups of equal keys, numbered in ascending order of the keys.
 
-    Parameters
-    ----------
-    *columns : array
-        One or more columns of equal length, the most significant first: integers, texts, booleans or floats.
+    ``columns``: one or more columns of equal length, the most significant first: integers, texts, booleans or floats.
     """
 
     def __init__(self, *columns: Any) -> None:
@@ -65,12 +62,8 @@ class GroupBy:
     def cells(cls, places: Sequence[Any], shape: Sequence[int]) -> GroupBy:
         """Groups that are the cells of an array of ``shape``; results have that shape.
 
-        Parameters
-        ----------
-        places : sequence of int arrays
-            Index of each row along each axis; a row with a negative one is in no group.
-        shape : sequence of int
-            Length of each axis.
+        ``places``: index of each row along each axis; a row with a negative one is in no group. ``shape``: length of
+        each axis.
         """
         known: Int64 | None = None
         some_outside = False
@@ -134,10 +127,7 @@ class GroupBy:
     def find(self, *columns: Any) -> Int64:
         """Group with each of the given keys, -1 where there is none.
 
-        Parameters
-        ----------
-        *columns : array
-            As many columns as the groups were made of, of any common length.
+        ``columns``: as many columns as the groups were made of, of any common length.
         """
         codes = self._codes  # before the packing: of runs it makes that
         return _places(codes, self._packing.pack([np.asarray(column) for column in columns]))
@@ -244,19 +234,8 @@ class GroupBy:
     def min(self, values: Any, where: Bools | None = None, *, empty: Any = None) -> npt.NDArray[Any]:
         """Smallest value of each group.
 
-        Parameters
-        ----------
-        values : array
-            One value for each row.
-        where : bool array, optional
-            Rows that take part.
-        empty : number, optional
-            Result of a group without rows.
-
-        Raises
-        ------
-        ValueError
-            If a group has no rows and ``empty`` is not given.
+        ``values``: one value for each row. ``where``: rows that take part. ``empty``: result of a group without rows.
+        Raises ValueError if a group has no rows and ``empty`` is not given.
         """
         return self._extreme(np.minimum, values, where, empty)
 
@@ -390,10 +369,7 @@ class RowsBy:
 
     It holds what is needed for that alone, so it is the one to keep. Rows of one value keep their order.
 
-    Attributes
-    ----------
-    values : array
-        The distinct values, ascending.
+    ``values``: the distinct values, ascending.
     """
 
     __slots__ = ("_bounds", "_order", "_place", "values")

@@ -26,22 +26,14 @@ _LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Head of a column.
-
-    Attributes
-    ----------
-    name : str
-    unit : str
-        Empty if it has none.
-    meaning : str
-        Shown when the pointer rests on it.
-    is_number : bool
-        Whether the cells below stand to the right.
-    """
+    """Head of a column."""
 
     name: str
+    #: Empty if it has none.
     unit: str = ""
+    #: Shown when the pointer rests on it.
     meaning: str = ""
+    #: Whether the cells below stand to the right.
     is_number: bool = False
 
 

@@ -16,22 +16,14 @@ from stashtrace.schema.kinds import StallKind
 
 @dataclass(frozen=True, slots=True)
 class KindOfTime:
-    """A kind of time of a step.
-
-    Attributes
-    ----------
-    code : StallKind
-    column : str
-        Column of the budget that counts it.
-    label : str
-        What a person calls it.
-    colour, on_dark : str
-        In pictures and pages on a light and on a dark ground: both stand out from it.
-    """
+    """A kind of time of a step."""
 
     code: StallKind
+    #: Column of the budget that counts it.
     column: str
+    #: What a person calls it.
     label: str
+    #: In pictures and pages on a light and on a dark ground: both stand out from it.
     colour: str
     on_dark: str
 
@@ -129,14 +121,8 @@ def nearest_word(word: str, known: Iterable[str]) -> str:
 def hint_for(word: str, known: Iterable[str] = (), more: Iterable[str] = ()) -> str:
     """Return the hint for an unknown word: the nearest one, and all that there are.
 
-    Parameters
-    ----------
-    word : str
-        As it was typed.
-    known : iterable of str
-        Columns and kinds that can be named here; all of them if left out.
-    more : iterable of str
-        Words that are neither a column nor a kind.
+    ``word``: as it was typed. ``known``: columns and kinds that can be named here; all of them if left out. ``more``:
+    words that are neither a column nor a kind.
     """
     allowed = list(known) or [*COLUMNS, *KIND_NAMES]
     beside = list(more)

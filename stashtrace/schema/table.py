@@ -260,10 +260,7 @@ class Table:
 class GrowingTable:
     """A table made piece by piece. Columns grow in place, so that no row is held twice.
 
-    Parameters
-    ----------
-    schema : Schema
-        Declares the columns.
+    ``schema``: declares the columns.
     """
 
     def __init__(self, schema: Schema) -> None:

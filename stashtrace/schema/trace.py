@@ -31,42 +31,27 @@ LossRow = tuple[str, str, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class RawRecords:
-    """All rows of one record type of one process, grouped by thread in the order written.
+    """All rows of one record type of one process, grouped by thread in the order written."""
 
-    Attributes
-    ----------
-    rows : structured array
-        Fields as in today's ``records.def``, projected by name from the file's own field table.
-    tid : uint32 array
-        Kernel thread id of each row.
-    """
-
+    #: Fields as in today's ``records.def``, projected by name from the file's own field table.
     rows: npt.NDArray[np.void]
+    #: Kernel thread id of each row.
     tid: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class RawProcess:
-    """One traced process image, still in its own clocks.
+    """One traced process image, still in its own clocks."""
 
-    Attributes
-    ----------
-    name : str
-        File name without suffix.
-    metadata : dict
-        JSON metadata of the file header (see ``csrc/schema/container.h``).
-    records : dict
-        Record name -> :class:`RawRecords`; missing types are absent.
-    strings : dict
-        String id -> text, of this process.
-    losses : list of LossRow
-        Found while reading: drops, torn tails, unknown records.
-    """
-
+    #: File name without suffix.
     name: str
+    #: JSON metadata of the file header (see ``csrc/schema/container.h``).
     metadata: Mapping[str, Any]
+    #: Record name -> :class:`RawRecords`; missing types are absent.
     records: Mapping[str, RawRecords]
+    #: String id -> text, of this process.
     strings: Mapping[int, str]
+    #: Found while reading: drops, torn tails, unknown records.
     losses: list[LossRow] = field(default_factory=list)
 
     def rows(self, name: str) -> npt.NDArray[np.void] | None:
@@ -131,25 +116,17 @@ class EventTables(_Tables):
 
 
 class IoOutline(Protocol):
-    """Facts about the I/O calls from their first reading, and access to the calls that stay on disk.
+    """Facts about the I/O calls from their first reading, and access to the calls that stay on disk."""
 
-    Attributes
-    ----------
-    rows_count : int
-        Calls in all.
-    counts : int64 array
-        Calls of each track, by track id.
-    begin_ns, end_ns : int
-        Earliest begin and latest end; 0 if there is no call.
-    notable : Table
-        Calls that blocked, receives, and writes to named files by threads that may drive a training loop, in the order
-        of ``io``.
-    """
-
+    #: Calls in all.
     rows_count: int
+    #: Calls of each track, by track id.
     counts: npt.NDArray[np.int64]
+    #: Earliest begin and latest end; 0 if there is no call.
     begin_ns: int
     end_ns: int
+    #: Calls that blocked, receives, and writes to named files by threads that may drive a training loop, in the order
+    #: of ``io``.
     notable: Table
 
     def whole(self) -> Table:

@@ -28,18 +28,11 @@ _SUFFIX = "_analysis"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name in a query stands for.
+    """What a name in a query stands for."""
 
-    Attributes
-    ----------
-    name : str
-        In the query.
-    source : str
-        Name of the table of the trace, or of the analysis.
-    is_analysis : bool
-    """
-
+    #: In the query.
     name: str
+    #: Name of the table of the trace, or of the analysis.
     source: str
     is_analysis: bool
 
@@ -55,14 +48,8 @@ def catalog() -> dict[str, Named]:
 def rows_of(trace: Trace, named: Named) -> tuple[Table, StringPool]:
     """Rows of a table, or the result of an analysis, with the texts of its codes.
 
-    Raises
-    ------
-    UsageError
-        If it is an analysis that needs parameters.
-    MissingDataError
-        If the trace lacks what the analysis needs.
-    PluginError
-        If it is an analysis of another package, which cannot be loaded or fails.
+    Raises UsageError if it is an analysis that needs parameters. Raises MissingDataError if the trace lacks what the
+    analysis needs. Raises PluginError if it is an analysis of another package, which cannot be loaded or fails.
     """
     if not named.is_analysis:
         return trace.table(named.source), trace.strings

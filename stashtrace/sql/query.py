@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.registry import one_line
-from stashtrace.schema.columns import Column, Schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -47,7 +48,7 @@ _NO_COLUMN = re.compile(
 )
 _SHOW_TABLES = re.compile(r"\s*show\s+(?:all\s+)?tables\s*;?\s*", re.IGNORECASE)
 _DESCRIBE = re.compile(r'\s*(?:describe|desc|show)\s+"?(\w+)"?\s*;?\s*', re.IGNORECASE)
-_RUN_COLUMN = Column("run", "U1", "", "which run the row is of")
+_RUN_COLUMN = col.word("run", "which run the row is of", width=1)
 _KEPT = "stashtrace.sql"
 
 
@@ -116,15 +117,8 @@ def require_duckdb() -> None:
 class Database:
     """Tables of runs that queries have used so far, in a database in memory.
 
-    Parameters
-    ----------
-    labels : sequence of str
-        Of each run; of several, they stand in the column ``run``.
-
-    Raises
-    ------
-    StashtraceError
-        If DuckDB or pyarrow is not installed.
+    ``labels``: of each run; of several, they stand in the column ``run``. Raises StashtraceError if DuckDB or pyarrow
+    is not installed.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:

@@ -20,10 +20,7 @@ class StoreRun:
 
     Analyses that can be divided by rank run so, if Dask is installed; any other one needs the whole store in memory.
 
-    Parameters
-    ----------
-    path : str
-        The store.
+    ``path``: the store.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,12 +30,7 @@ class StoreRun:
     def rows(self, named: Named) -> tuple[Table, StringPool]:
         """Rows that a name stands for, with the texts of their codes.
 
-        Raises
-        ------
-        FormatError
-            If the store is damaged.
-        MissingDataError
-            If it lacks what an analysis needs.
+        Raises FormatError if the store is damaged. Raises MissingDataError if it lacks what an analysis needs.
         """
         if named.is_analysis and named.source in PLANS and find_spec("dask") is not None:
             return fleet.analyze(self._path, named.source)

@@ -81,12 +81,7 @@ def load_store(
 
     Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
 
-    Raises
-    ------
-    FormatError
-        If it is damaged.
-    UsageError
-        If a rank is not there.
+    Raises FormatError if it is damaged. Raises UsageError if a rank is not there.
     """
     require_pyarrow()
     folder = Path(path)
@@ -393,17 +388,9 @@ def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, 
 class StoreWriter:
     """Writes a store into a folder.
 
-    Parameters
-    ----------
-    path : Path
-        Folder to make. One that holds a store is replaced, any other that is not empty is refused.
-    strings : StringPool
-        Behind the text codes of all tables.
-
-    Raises
-    ------
-    StashtraceError
-        If pyarrow is missing, or the folder cannot be made or holds something else.
+    ``path``: folder to make. One that holds a store is replaced, any other that is not empty is refused. ``strings``:
+    behind the text codes of all tables. Raises StashtraceError if pyarrow is missing, or the folder cannot be made or
+    holds something else.
     """
 
     def __init__(self, path: Path, strings: StringPool) -> None:

@@ -52,12 +52,8 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 def read_facts(path: Path) -> dict[str, Any]:
     """Content of the store's own file.
 
-    Raises
-    ------
-    FormatError
-        If it is damaged, or the export did not end.
-    UnsupportedVersionError
-        If a newer stashtrace wrote it.
+    Raises FormatError if it is damaged, or the export did not end. Raises UnsupportedVersionError if a newer stashtrace
+    wrote it.
     """
     file = path / STORE_FILE
     try:
@@ -118,10 +114,7 @@ def from_arrow(content: pyarrow.Table, schema: Schema, rank: Array, strings: Str
 
     A column that the file lacks gets its missing value, an unknown one is left out.
 
-    Raises
-    ------
-    pyarrow.ArrowException
-        If a column has another type, or a number that does not fit.
+    Raises pyarrow.ArrowException if a column has another type, or a number that does not fit.
     """
     columns: dict[str, Any] = {}
     given = dict(zip(content.column_names, content.columns, strict=True))

@@ -31,10 +31,7 @@ def tables_of(store: Path) -> list[Path]:
 def survey_store(store: Path, survey: Survey) -> None:
     """Note the hosts, files and secrets that a store names.
 
-    Raises
-    ------
-    FormatError
-        If a file is damaged.
+    Raises FormatError if a file is damaged.
     """
     for name in tables_of(store):
         table = _read(store / name)

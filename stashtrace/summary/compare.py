@@ -38,10 +38,7 @@ _FACT_WIDTH, _WORDS_AT_MOST = 48, 4
 def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[str]:
     """Say what differs between two jobs by what their recordings tell; also if nothing does.
 
-    Parameters
-    ----------
-    before, after : mapping of str to fact
-        As of :func:`stashtrace.analysis.compare.facts.job_facts`.
+    ``before``, ``after``: as of :func:`stashtrace.analysis.compare.facts.job_facts`.
     """
     found = differences(before, after)
     if not found:
@@ -89,12 +86,7 @@ def step_times_line(before: Side, after: Side) -> str:
 def verdict(table: Table, before: str, after: str) -> list[str]:
     """Say in sentences how the length of a step changed, and which kinds of time changed most.
 
-    Parameters
-    ----------
-    table : Table
-        Result of ``diff``.
-    before, after : str
-        Names of the two runs.
+    ``table``: result of ``diff``. ``before``, ``after``: names of the two runs.
     """
     step, *kinds = table.rows()
     kinds = [row for row in kinds if row["verdict"] != "no difference"]
@@ -208,12 +200,7 @@ def names_apart(paths: Sequence[str]) -> list[str]:
 def kernel_verdict(table: Table, before: str, after: str) -> list[str]:
     """Say in sentences how the work on devices changed, and which kernels changed most.
 
-    Parameters
-    ----------
-    table : Table
-        Result of ``kernel_diff``.
-    before, after : str
-        Names of the two runs.
+    ``table``: result of ``kernel_diff``. ``before``, ``after``: names of the two runs.
     """
     whole, *kernels = table.rows()
     kernels = [row for row in kernels if row["name"] != whole["name"]]

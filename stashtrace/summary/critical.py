@@ -32,29 +32,19 @@ _WORDS = {"other": "asleep or blocked", "python": "code of the loop", "handoff":
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A part of the path that the sentence names as one.
+    """A part of the path that the sentence names as one."""
 
-    Attributes
-    ----------
-    share_ratio : float
-        Of the time of the critical path in the counted steps. Long steps weigh more, as they do in what a change saves;
-        ``critical_share`` counts each step alike.
-    kind : str
-        StallKind in lower case; or ``unexplained``: gaps, and delays of no known kind; or that the rank began later.
-    is_transfer : bool
-    rank : int
-        -1 for transfers, and for several ranks.
-    ranks_count : int
-        How many ranks have some of it; 0 for transfers.
-    name : str
-        The operation, if it stands for the transfers of its kind.
-    """
-
+    #: Of the time of the critical path in the counted steps. Long steps weigh more, as they do in what a change saves;
+    #: ``critical_share`` counts each step alike.
     share_ratio: float
+    #: StallKind in lower case; or ``unexplained``: gaps, and delays of no known kind; or that the rank began later.
     kind: str
     is_transfer: bool
+    #: -1 for transfers, and for several ranks.
     rank: int = -1
+    #: How many ranks have some of it; 0 for transfers.
     ranks_count: int = 0
+    #: The operation, if it stands for the transfers of its kind.
     name: str = ""
 
     def __str__(self) -> str:

@@ -17,20 +17,10 @@ from stashtrace.summary.words.parts import findings_of
 def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> dict[str, Any]:
     """Return the content of ``analyze summary --format json``.
 
-    Parameters
-    ----------
-    tables : Summary
-    first : Table, optional
-        Rows of ``first_changes``.
-    path : str
-        Of the run, for the commands in ``do_first``.
-
-    Returns
-    -------
-    dict
-        ``headline``: one sentence. ``do_first``: rows of ``first_changes`` with their ``text``. ``budgets``: rows of
-        that table. ``findings``: rows of ``findings`` in reading order, each with ``text``, the sentence of the claim,
-        ``evidence_text``, the sentences below it, and ``evidence``, its rows.
+    ``first``: rows of ``first_changes``. ``path``: of the run, for the commands in ``do_first``. Returns ``headline``:
+    one sentence. ``do_first``: rows of ``first_changes`` with their ``text``. ``budgets``: rows of that table.
+    ``findings``: rows of ``findings`` in reading order, each with ``text``, the sentence of the claim,
+    ``evidence_text``, the sentences below it, and ``evidence``, its rows.
     """
     found = findings_of(tables.findings, tables.evidence)
     alone = sum(f.row["kind"] == "steps" for f in found) == 1

@@ -32,28 +32,18 @@ _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "cou
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that records both jobs by turns, to decide an inconclusive comparison.
+    """A command that records both jobs by turns, to decide an inconclusive comparison."""
 
-    Attributes
-    ----------
-    text : str
-        For a shell.
-    folder : str
-        Folder that the version before has to be put into first; empty if it is in one of its own.
-    """
-
+    #: For a shell.
     text: str
+    #: Folder that the version before has to be put into first; empty if it is in one of its own.
     folder: str = ""
 
 
 def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
     """Return the answer for a terminal: what differs, the verdicts, the numbers behind them.
 
-    Parameters
-    ----------
-    gate : Gate
-    command : Command, optional
-        What would decide, where something is to be decided and it can be said.
+    ``command``: what would decide, where something is to be decided and it can be said.
     """
     lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
     lines += sentences(gate)
@@ -83,11 +73,7 @@ def condition_sentence(gate: Gate, judged: Judged) -> str:
 def sentence(judged: Judged, step_ns: float) -> str:
     """Return the verdict on one condition.
 
-    Parameters
-    ----------
-    judged : Judged
-    step_ns : float
-        The step before, of which growth is a part.
+    ``step_ns``: the step before, of which growth is a part.
     """
     change, condition = judged.change, judged.condition
     is_step = condition.kind == STEP
@@ -170,11 +156,7 @@ def runs_text(gate: Gate) -> str:
 def markdown(gate: Gate, command: Command | None = None) -> str:
     """Return the answer as Markdown, for the summary of a step or a comment on a pull request.
 
-    Parameters
-    ----------
-    gate : Gate
-    command : Command, optional
-        As of :func:`gate_lines`.
+    ``command``: as of :func:`gate_lines`.
     """
     lines = [f"### stashtrace check: {gate.verdict}", ""]
     lines += [f"- {markdown_text(text)}" for text in sentences(gate)]
@@ -194,11 +176,7 @@ def markdown(gate: Gate, command: Command | None = None) -> str:
 def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
     """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs.
 
-    Parameters
-    ----------
-    gate : Gate
-    command : Command, optional
-        As of :func:`gate_lines`.
+    ``command``: as of :func:`gate_lines`.
     """
     return {
         "verdict": gate.verdict,
@@ -327,11 +305,7 @@ def _is_known(change: Change) -> bool:
 def _percent(ns: float, step_ns: float, to: Callable[[float], float] = round) -> str:
     """Part of the step before with its sign, in percent with a decimal.
 
-    Parameters
-    ----------
-    ns, step_ns : float
-    to : callable
-        ``math.floor`` for a lower bound and ``math.ceil`` for an upper one, so that rounding claims nothing.
+    ``to``: ``math.floor`` for a lower bound and ``math.ceil`` for an upper one, so that rounding claims nothing.
 
     Examples
     --------

@@ -30,10 +30,7 @@ _TICKS = 12
 def plot_table(table: Table) -> Figure:
     """Draw a table for which there is a picture.
 
-    Raises
-    ------
-    UsageError
-        If there is none, or matplotlib is not installed.
+    Raises UsageError if there is none, or matplotlib is not installed.
     """
     if table.schema.name not in (STALLS.name, STALL_TOTALS.name):
         raise UsageError(
@@ -46,16 +43,9 @@ def plot_table(table: Table) -> Figure:
 def plot_stalls(table: Table) -> Figure:
     """Draw where the time of a step goes.
 
-    Parameters
-    ----------
-    table : Table
-        ``stalls`` by step, rank or run. Of stalls by step, bars are means over the steps that the table has; time
-        outside of steps is left out, and a map of ranks and steps follows if there are several steps.
-
-    Raises
-    ------
-    UsageError
-        If the table has no step, or matplotlib is not installed.
+    ``table``: ``stalls`` by step, rank or run. Of stalls by step, bars are means over the steps that the table has;
+    time outside of steps is left out, and a map of ranks and steps follows if there are several steps. Raises
+    UsageError if the table has no step, or matplotlib is not installed.
     """
     require_matplotlib("plot()")
     by_step = table.schema.name == STALLS.name

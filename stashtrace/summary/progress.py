@@ -34,21 +34,14 @@ def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest steps of a rank.
+    """The newest steps of a rank."""
 
-    Attributes
-    ----------
-    made_count, newest_count : int
-        Steps that the rank has made, and how many of them are the newest ones.
-    step_ns : int
-        Mean length of the newest.
-    shares : dict of str to float
-        Share of each kind of time in them.
-    """
-
+    #: Steps that the rank has made, and how many of them are the newest ones.
     made_count: int
     newest_count: int
+    #: Mean length of the newest.
     step_ns: int
+    #: Share of each kind of time in them.
     shares: dict[str, float]
 
 

@@ -53,16 +53,9 @@ class _Budget:
 def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None) -> str:
     """Return the summary of a run as text.
 
-    Parameters
-    ----------
-    trace : Trace
-        One run.
-    look : Look, optional
-        What the screen can show; by default 80 columns of UTF-8 without colour.
-    shown : str
-        The run directory as a person would type it; by default the path of the trace.
-    first : Table, optional
-        What to change first: rows of the analysis ``first_changes``. Without, the summary does not say.
+    ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
+    the run directory as a person would type it; by default the path of the trace. ``first``: what to change first: rows
+    of the analysis ``first_changes``. Without, the summary does not say.
     """
     return render(summarize(trace), look or Look(), shown or trace.path or "DIR", first)
 

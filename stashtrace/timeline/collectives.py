@@ -52,17 +52,11 @@ _ON_HOST = -2
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Parents of the operations of a rank: its root, or the group of the device that ran them.
+    """Parents of the operations of a rank: its root, or the group of the device that ran them."""
 
-    Attributes
-    ----------
-    root : int
-        Track of the rank.
-    devices : dict
-        (process_id, device_index) -> track of the group.
-    """
-
+    #: Track of the rank.
     root: int
+    #: (process_id, device_index) -> track of the group.
     devices: Mapping[tuple[int, int], int]
 
 

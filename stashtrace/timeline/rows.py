@@ -48,10 +48,7 @@ class TraceRows:
     def ranks(self, wanted: Iterable[int] | None) -> list[int]:
         """Return the ranks to write, ascending, the unranked processes last.
 
-        Raises
-        ------
-        UsageError
-            If the trace has no such rank.
+        Raises UsageError if the trace has no such rank.
         """
         present = self.trace.ranks.tolist()
         if wanted is None:
@@ -200,14 +197,9 @@ class RankRows:
     ) -> dict[int, Line]:
         """Return a line for each thread, by track.
 
-        Parameters
-        ----------
-        first : int
-            Place of the layer; threads follow in the order in which they are shown.
-        title, about : str
-            Name and explanation, in which ``{}`` stands for the thread's label and its description.
-        step_title : str, optional
-            Name of the step thread's line, if it differs.
+        ``first``: place of the layer; threads follow in the order in which they are shown. ``title``, ``about``: name
+        and explanation, in which ``{}`` stands for the thread's label and its description. ``step_title``: name of the
+        step thread's line, if it differs.
         """
         return {
             t.track_id: Line(

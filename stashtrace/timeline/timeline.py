@@ -56,27 +56,12 @@ def export_perfetto(
 ) -> Exported:
     """Write the timeline for https://ui.perfetto.dev.
 
-    Parameters
-    ----------
-    trace : Trace
-    path : Path
-        File to write: gzip unless the name ends in ``.pftrace``.
-    ranks : iterable of int, optional
-        Only these ranks.
-    steps : (int, int), optional
-        Only steps ``first <= step < last``, with everything of all ranks that overlaps them.
-    window_ns : (int, int), optional
-        Only this part, in ns from the begin of the trace.
-    budget_slices : int
-        Above this number, I/O calls and work on devices are summed per line and time bin, and the tracks say so.
-
-    Raises
-    ------
-    MissingDataError
-        If the trace has no times, or no steps to cut by.
-    UsageError
-        If a rank or a step is not in the trace, the window is after its end, or steps and window have no time in
-        common.
+    ``path``: file to write: gzip unless the name ends in ``.pftrace``. ``ranks``: only these ranks. ``steps``: only
+    steps ``first <= step < last``, with everything of all ranks that overlaps them. ``window_ns``: only this part, in
+    ns from the begin of the trace. ``budget_slices``: above this number, I/O calls and work on devices are summed per
+    line and time bin, and the tracks say so. Raises MissingDataError if the trace has no times, or no steps to cut by.
+    Raises UsageError if a rank or a step is not in the trace, the window is after its end, or steps and window have no
+    time in common.
     """
     _require_times(trace)
     overlay = Budget(trace)

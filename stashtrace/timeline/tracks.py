@@ -96,33 +96,23 @@ _UNKNOWN = Line("unknown", 1 << 30, "What this ran on was not recorded.")
 
 @dataclass(slots=True)
 class Piece:
-    """Slices with the same arguments.
+    """Slices with the same arguments."""
 
-    Attributes
-    ----------
-    key : int array
-        Line of each slice.
-    begin_ns, end_ns : int array
-        Half-open intervals.
-    name : int array
-        Codes in ``names``.
-    ints, doubles, texts : dict
-        Arguments by name; ``NO_VALUE``, NaN and negative codes leave one out.
-    flows : list of (rows, ids)
-        Arrows: slices with the same id are joined in the order of time.
-    correlation : (codes, texts), optional
-        Correlation ids, by which viewers colour slices.
-    """
-
+    #: Line of each slice.
     key: npt.NDArray[Any]
+    #: Half-open intervals.
     begin_ns: Ints
     end_ns: Ints
+    #: Codes in ``names``.
     name: Ints
     names: Texts
+    #: Arguments by name; ``NO_VALUE``, NaN and negative codes leave one out.
     ints: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     doubles: dict[str, Doubles] = field(default_factory=dict)
     texts: dict[str, tuple[npt.NDArray[Any], Texts]] = field(default_factory=dict)
+    #: Arrows: slices with the same id are joined in the order of time.
     flows: list[tuple[Ints, Ints]] = field(default_factory=list)
+    #: Correlation ids, by which viewers colour slices.
     correlation: tuple[Ints, Texts] | None = None
 
     @classmethod

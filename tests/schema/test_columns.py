@@ -39,7 +39,7 @@ def test_a_schema_knows_its_moments_and_keys() -> None:
         Column("parent_call_id", "i8", "", "-1 if none", missing=-1, of="calls.call_id"),
         *INTERVAL,
         TRACK_ID,
-        ("length_ns", "i8", "ns", "how long"),
+        Column("length_ns", "i8", "ns", "how long"),
     )
     assert table.moments == ("begin_ns", "end_ns")
     assert table.keys == {"call_id": "calls.call_id", "parent_call_id": "calls.call_id", "track_id": "tracks.track_id"}

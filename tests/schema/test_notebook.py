@@ -12,7 +12,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.events import COUNTERS, TABLES
 from stashtrace.schema.notebook import Words
 from stashtrace.schema.strings import StringPool
@@ -64,7 +64,7 @@ def test_small_tables(count: int) -> None:
 
 
 def test_names_of_strangers_are_text() -> None:
-    odd = schema("odd", HOSTILE, ("name", "U200", HOSTILE, HOSTILE), (HOSTILE, "i8", "", ""))
+    odd = schema("odd", HOSTILE, Column("name", "U200", HOSTILE, HOSTILE), Column(HOSTILE, "i8", "", ""))
     element = parsed(Table(odd, {"name": [HOSTILE], HOSTILE: [1]})._repr_html_())
     shown = HOSTILE.replace("\x1b", "\\u001b").replace("\u202e", "\\u202e").replace("\n", "\\u000a")
     assert shown in texts(element, "th")[0]
@@ -75,7 +75,7 @@ def test_names_of_strangers_are_text() -> None:
 
 
 def test_a_long_text_is_cut_and_many_columns_are_named() -> None:
-    wide = schema("wide", "x", *((f"c{number}", "U500", "", "") for number in range(30)))
+    wide = schema("wide", "x", *(Column(f"c{number}", "U500", "", "") for number in range(30)))
     element = parsed(Table(wide, {name: ["a" * 500] for name in wide.names})._repr_html_())
     assert max(map(len, texts(element, "td"))) == 60
     assert len(texts(element, "th")) == 20

@@ -19,11 +19,11 @@ pytest.importorskip("pyarrow")
 MIXED = schema(
     "mixed",
     "A column of each kind",
-    ("size_bytes", "i8", "bytes", "how much"),
+    Column("size_bytes", "i8", "bytes", "how much"),
     Column("path_code", "i8", "", "of the file", role="path"),
     Column("op_code", "i2", "", "", of=IoOp, missing=-1),
-    ("kind", "U8", "", "what"),
-    ("is_late", "?", "", "whether"),
+    Column("kind", "U8", "", "what"),
+    Column("is_late", "?", "", "whether"),
 )
 
 
@@ -90,7 +90,7 @@ def test_every_table_of_a_trace_has_its_columns_without_rows_too(name: str) -> N
 
 
 def test_a_name_that_is_taken_keeps_its_ending() -> None:
-    both = schema("both", "x", ("op", "U4", "", ""), Column("op_code", "i8", "", "", of=IoOp))
+    both = schema("both", "x", Column("op", "U4", "", ""), Column("op_code", "i8", "", "", of=IoOp))
     assert query_names(both) == {"op": "op", "op_code": "op_code"}
 
 

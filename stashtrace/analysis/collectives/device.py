@@ -25,30 +25,20 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DeviceCollectives:
-    """Columns beside ``trace.collectives``, row by row.
+    """Columns beside ``trace.collectives``, row by row."""
 
-    Attributes
-    ----------
-    begin_ns, end_ns
-        First and last moment on the device, queueing behind earlier work left out; -1 if untimed.
-    enter_ns
-        When this rank could begin to move bytes.
-    given
-        True where the operation was given to a device.
-    timed
-        True where its device times are known.
-    network_ns
-        A send or receive of it was in flight, -1 if unknown.
-    matched
-        Who waited for whom, by device clocks.
-    """
-
+    #: First and last moment on the device, queueing behind earlier work left out; -1 if untimed.
     begin_ns: Int64
     end_ns: Int64
+    #: When this rank could begin to move bytes.
     enter_ns: Int64
+    #: True where the operation was given to a device.
     given: npt.NDArray[np.bool_]
+    #: True where its device times are known.
     timed: npt.NDArray[np.bool_]
+    #: A send or receive of it was in flight, -1 if unknown.
     network_ns: Int64
+    #: Who waited for whom, by device clocks.
     matched: Matched
 
     def over(self, host: Matched) -> Matched:

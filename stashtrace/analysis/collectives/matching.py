@@ -29,35 +29,25 @@ _CLOCK_SLACK_NS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Columns beside ``trace.collectives``, row by row.
+    """Columns beside ``trace.collectives``, row by row."""
 
-    Attributes
-    ----------
-    end_ns
-        End on this rank; estimated from later ends where it was not seen, ``NEVER`` if nothing speaks for an end.
-    last_enter_ns, last_rank
-        When and who the last rank was that this row had to wait for; own call and -1 if it waits for nobody,
-        ``NEVER`` if that rank never entered.
-    partial
-        True if it ended and somebody unseen, or not known to belong to it, may have entered later: a member's row is
-        missing, how many members there are is not known, what the operation waits for is not (``OTHER``, a root or
-        a peer that nobody names), or the rows of an imported trace that were put together do not end together.
-    link
-        INSIDE, ACROSS or MIXED, of the row's group.
-    by_clock
-        False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
-        shortest duration of all ranks, and ``last_rank`` the rank that has it.
-    ordered
-        False if a rank with another clock entered so soon before the last one that the clocks cannot tell which of
-        them was last; true where ``by_clock`` is not, since durations tell then.
-    """
-
+    #: End on this rank; estimated from later ends where it was not seen, ``NEVER`` if nothing speaks for an end.
     end_ns: Int64
+    #: When and who the last rank was that this row had to wait for; own call and -1 if it waits for nobody, ``NEVER``
+    #: if that rank never entered.
     last_enter_ns: Int64
     last_rank: Int64
+    #: True if it ended and somebody unseen, or not known to belong to it, may have entered later: a member's row is
+    #: missing, how many members there are is not known, what the operation waits for is not (``OTHER``, a root or a
+    #: peer that nobody names), or the rows of an imported trace that were put together do not end together.
     partial: npt.NDArray[np.bool_]
+    #: INSIDE, ACROSS or MIXED, of the row's group.
     link: Int64
+    #: False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
+    #: shortest duration of all ranks, and ``last_rank`` the rank that has it.
     by_clock: npt.NDArray[np.bool_]
+    #: False if a rank with another clock entered so soon before the last one that the clocks cannot tell which of them
+    #: was last; true where ``by_clock`` is not, since durations tell then.
     ordered: npt.NDArray[np.bool_]
 
 

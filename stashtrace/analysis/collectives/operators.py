@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
@@ -15,14 +16,14 @@ from stashtrace.schema.trace import Trace
 OPERATORS = schema(
     "operators",
     "What execution traces say of each operator, and of each kind of collective of a group",
-    Column("rank", "i8", "", "global rank, -1 if unknown", role="rank", missing=-1),
-    ("name", "U16", "", "operator; of a collective, CollectiveOp in lower case"),
-    ("group", "U16", "", "process group of the collective, empty otherwise"),
-    Column("group_size", "i8", "", "ranks of that group, -1 if unknown", missing=-1),
-    ("calls_count", "i8", "", "nodes"),
-    ("input_bytes", "i8", "bytes", "tensors given, all calls added"),
-    ("output_bytes", "i8", "bytes", "tensors returned, all calls added"),
-    Column("first_node_id", "i8", "", "execution_nodes.node_id of the first", role="id"),
+    col.rank("rank", "global rank, -1 if unknown", missing=-1),
+    col.word("name", "operator; of a collective, CollectiveOp in lower case"),
+    col.word("group", "process group of the collective, empty otherwise"),
+    col.number("group_size", "ranks of that group, -1 if unknown", missing=-1),
+    col.number("calls_count", "nodes"),
+    col.nbytes("input_bytes", "tensors given, all calls added"),
+    col.nbytes("output_bytes", "tensors returned, all calls added"),
+    col.identity("first_node_id", "execution_nodes.node_id of the first"),
 )
 
 

@@ -43,35 +43,22 @@ KEPT = ("network_low_ns", "network_point_ns", "network_high_ns", "network_estima
 
 @dataclass(frozen=True, slots=True)
 class NetworkCuts:
-    """Columns beside ``trace.collectives``, row by row.
+    """Columns beside ``trace.collectives``, row by row."""
 
-    Attributes
-    ----------
-    low_ns, point_ns, high_ns
-        When the network's part is over: not before, as the budget takes it, at the latest; -1 where nobody knows.
-    estimated
-        True where proxies did not say it.
-    """
-
+    #: When the network's part is over: not before, as the budget takes it, at the latest; -1 where nobody knows.
     low_ns: Int64
     point_ns: Int64
     high_ns: Int64
+    #: True where proxies did not say it.
     estimated: npt.NDArray[np.bool_]
 
 
 def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, network_ns: Int64) -> NetworkCuts:
     """Cut the transfers of groups that span hosts and share some.
 
-    Parameters
-    ----------
-    trace : Trace
-        Its collectives are the rows of all columns.
-    link : int64 array
-        Of each row's group.
-    enter_ns, end_ns : int64 array
-        When the last rank that a row waits for, and itself, had entered; when it ended, ``NEVER`` if unknown.
-    network_ns : int64 array
-        How long its proxies had bytes in flight, -1 if none was seen.
+    ``trace``: its collectives are the rows of all columns. ``link``: of each row's group. ``enter_ns``, ``end_ns``:
+    when the last rank that a row waits for, and itself, had entered; when it ended, ``NEVER`` if unknown.
+    ``network_ns``: how long its proxies had bytes in flight, -1 if none was seen.
     """
     count = len(link)
     if len(trace.matched_collectives):

@@ -10,6 +10,7 @@ from stashtrace.analysis.collectives.matching import match, process_values
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
@@ -20,16 +21,16 @@ COLLECTIVE_TIMES = schema(
     "collective_times",
     "One row per rank and collective: waiting for the last rank, then moving bytes",
     RANK,
-    Column("step", "i8", "", "ordinal of the step it was called in, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group", 2),
-    ("sequence", "i8", "", "number within the group", 4),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("bytes", "i8", "bytes", "payload of this rank's input"),
+    col.number("step", "ordinal of the step it was called in, -1 outside", missing=-1),
+    col.word("communicator", "name of the group", detail=2),
+    col.number("sequence", "number within the group", detail=4),
+    col.word("op", "CollectiveOp in lower case"),
+    Column("bytes", "i8", "bytes", "payload of this rank's input"),
     *INTERVAL,
-    ("wait_ns", "i8", "ns", "from the own call to the call of the last rank"),
-    ("transfer_ns", "i8", "ns", "from there to the end, queueing included"),
-    Column("last_rank", "i8", "", "the rank that was waited for, -1 if none", role="rank", missing=-1),
-    ("method", "U16", "", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer", 7),
+    col.ns("wait_ns", "from the own call to the call of the last rank"),
+    col.ns("transfer_ns", "from there to the end, queueing included"),
+    col.rank("last_rank", "the rank that was waited for, -1 if none", missing=-1),
+    col.word("method", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer", detail=7),
 )
 
 

@@ -32,11 +32,7 @@ _LONGEST_NS, _MOST_RANKS = 30 * 86_400 * 10**9, 1 << 24
 def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
     """Return the content of a baseline file.
 
-    Parameters
-    ----------
-    runs : sequence of StepsOfRun
-    version : str
-        Of stashtrace.
+    ``version``: of stashtrace.
     """
     content = {_VERSION: SCHEMA_VERSION, _WRITER: version, "runs": [_written(run.condensed()) for run in runs]}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
@@ -45,21 +41,9 @@ def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
 def read_baseline(text: str, path: str, name: str, again: str = "") -> tuple[StepsOfRun, ...]:
     """Return the runs of a baseline.
 
-    Parameters
-    ----------
-    text : str
-        Content of the file.
-    path : str
-        Where it is, for messages.
-    name : str
-        What to call the runs.
-    again : str
-        How it is saved again, for hints.
-
-    Raises
-    ------
-    FormatError
-        If the file is damaged, no baseline, or of another version of the format.
+    ``text``: content of the file. ``path``: where it is, for messages. ``name``: what to call the runs. ``again``: how
+    it is saved again, for hints. Raises FormatError if the file is damaged, no baseline, or of another version of the
+    format.
     """
     file = CheckedFile(path, "baseline", "baseline", again)
     content = file.json(text)

@@ -41,17 +41,11 @@ LEAST_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The runs before a change, or after it.
+    """The runs before a change, or after it."""
 
-    Attributes
-    ----------
-    name : str
-        What sentences call it.
-    runs : tuple of StepsOfRun
-        At least one, in the order in which they were made.
-    """
-
+    #: What sentences call it.
     name: str
+    #: At least one, in the order in which they were made.
     runs: tuple[StepsOfRun, ...]
 
     @property
@@ -112,32 +106,22 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A time of a step, before and after.
+    """A time of a step, before and after."""
 
-    Attributes
-    ----------
-    kind : str
-        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
-    before_ns, after_ns : float
-        Statistic over the steps of the mean over ranks; mean over runs.
-    low_ns, high_ns : float
-        95 % bounds of ``after_ns - before_ns``; infinite where nothing is known of the spread.
-    steps_ns : float
-        What the steps, or the means of the runs, contribute on either side to the distance of these bounds.
-    allowance_ns : float
-        What the run-to-run allowance contributes; 0 where the runs tell their spread themselves.
-    source : {"steps", "runs", "rounds"}
-        Where the interval comes from: the steps of one or two runs a side, the means of several runs, or the
-        differences of runs that were made by turns.
-    """
-
+    #: ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     kind: str
+    #: Statistic over the steps of the mean over ranks; mean over runs.
     before_ns: float
     after_ns: float
+    #: 95 % bounds of ``after_ns - before_ns``; infinite where nothing is known of the spread.
     low_ns: float
     high_ns: float
+    #: What the steps, or the means of the runs, contribute on either side to the distance of these bounds.
     steps_ns: float
+    #: What the run-to-run allowance contributes; 0 where the runs tell their spread themselves.
     allowance_ns: float
+    #: {"steps", "runs", "rounds"}; Where the interval comes from: the steps of one or two runs a side, the means of
+    #: several runs, or the differences of runs that were made by turns.
     source: Source
 
     @property
@@ -162,18 +146,10 @@ def change_of(
 ) -> Change:
     """Compare one kind of time.
 
-    Parameters
-    ----------
-    before, after : Side
-    kind : str
-        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
-    statistic : {"mean", "median"}
-        Over the steps of a run.
-    allowance_ratio : float
-        Run-to-run allowance between two single runs, as part of the step before.
-    by_turns : bool
-        The runs of both sides were made by turns, one of each a round, and stand in that order: what slows the machine
-        down for a while slows both runs of a round, and cancels.
+    ``kind``: ``step``, a kind of stall, or a column of the summary, which sums its kinds. ``statistic``: over the steps
+    of a run. ``allowance_ratio``: run-to-run allowance between two single runs, as part of the step before.
+    ``by_turns``: the runs of both sides were made by turns, one of each a round, and stand in that order: what slows
+    the machine down for a while slows both runs of a round, and cancels.
     """
     if not occurs((before, after), kind):  # what takes no time in either job does not vary
         return Change(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "steps")

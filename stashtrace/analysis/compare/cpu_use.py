@@ -21,42 +21,28 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Use of the CPUs during the compared steps of a run, mean over its ranks.
+    """Use of the CPUs during the compared steps of a run, mean over its ranks."""
 
-    Attributes
-    ----------
-    wait_ns : float
-        Time of a step for which threads of the rank and of its workers could run but had no CPU; threads that wait at
-        the same time count each.
-    others_count : float
-        CPUs of the host that programs outside the recording used.
-    stolen_ratio : float
-        Part of the CPU time that the programs of the host asked for, which its hypervisor gave to other guests.
-    """
-
+    #: Time of a step for which threads of the rank and of its workers could run but had no CPU; threads that wait at
+    #: the same time count each.
     wait_ns: float
+    #: CPUs of the host that programs outside the recording used.
     others_count: float
+    #: Part of the CPU time that the programs of the host asked for, which its hypervisor gave to other guests.
     stolen_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class OtherWork:
-    """What other work on the machine can have added to a step of the second job, beyond what it added to the first.
+    """What other work on the machine can have added to a step of the second job, beyond what it added to the first."""
 
-    Attributes
-    ----------
-    added_ns : float
-        At most this; negative where the first job had more of it, and then at least this.
-    before_count, after_count : float
-        CPUs that programs outside the job used; -1 where a recording does not tell, and ``added_ns`` is all that the
-        waits for a CPU grew by, whoever made them.
-    before_stolen, after_stolen : float
-        Parts of the CPU time that the hypervisor took; -1 where a recording does not tell.
-    """
-
+    #: At most this; negative where the first job had more of it, and then at least this.
     added_ns: float = 0.0
+    #: CPUs that programs outside the job used; -1 where a recording does not tell, and ``added_ns`` is all that the
+    #: waits for a CPU grew by, whoever made them.
     before_count: float = -1.0
     after_count: float = -1.0
+    #: Parts of the CPU time that the hypervisor took; -1 where a recording does not tell.
     before_stolen: float = -1.0
     after_stolen: float = -1.0
 
@@ -103,11 +89,7 @@ def worker_wait_ns(trace: Trace, counted: Table) -> float | None:
 def added_by_others(before: CpuUse, after: CpuUse, before_ns: float, after_ns: float) -> OtherWork:
     """Return what other work can have added to a step of the second job.
 
-    Parameters
-    ----------
-    before, after : CpuUse
-    before_ns, after_ns : float
-        Length of a step.
+    ``before_ns``, ``after_ns``: length of a step.
     """
 
     def taken(more: float) -> float:

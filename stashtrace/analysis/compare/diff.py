@@ -11,7 +11,7 @@ from stashtrace.analysis.compare.change import RUNS_THAT_TELL, Side, change_of, 
 from stashtrace.analysis.compare.resampling import Statistic
 from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
 from stashtrace.analysis.intervals import Int64
-from stashtrace.schema.columns import Column
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -19,29 +19,27 @@ from stashtrace.schema.trace import Trace
 DIFF = _schema(
     "diff",
     "Two jobs by stall kind: a typical step before and after",
-    ("kind", "U16", "", "step for the wall time, else StallKind in lower case"),
-    ("before_ns", "i8", "ns", "median over steps, mean over ranks and runs"),
-    ("after_ns", "i8", "ns", "the same of the second job"),
-    ("change_ns", "i8", "ns", "after minus before"),
-    ("spread_before_ns", "i8", "ns", "median absolute deviation over steps, times 1.4826"),
-    ("spread_after_ns", "i8", "ns", "the same of the second job"),
-    ("noise_ns", "i8", "ns", "changes up to this are not a difference"),
-    ("verdict", "U16", "", "faster, slower or no difference"),
-    ("statistic", "U16", "", "median; mean where the kind occurs in less than half of the steps of both jobs"),
-    ("before_steps_count", "i8", "", "steps compared"),
-    ("after_steps_count", "i8", "", "steps compared"),
-    ("low_ns", "i8", "ns", "lower 95 % bound of the change, by the steps or, from three runs on a side, by the runs"),
-    ("high_ns", "i8", "ns", "upper 95 % bound of the change"),
-    Column(
+    col.word("kind", "step for the wall time, else StallKind in lower case"),
+    col.ns("before_ns", "median over steps, mean over ranks and runs"),
+    col.ns("after_ns", "the same of the second job"),
+    col.ns("change_ns", "after minus before"),
+    col.ns("spread_before_ns", "median absolute deviation over steps, times 1.4826"),
+    col.ns("spread_after_ns", "the same of the second job"),
+    col.ns("noise_ns", "changes up to this are not a difference"),
+    col.word("verdict", "faster, slower or no difference"),
+    col.word("statistic", "median; mean where the kind occurs in less than half of the steps of both jobs"),
+    col.number("before_steps_count", "steps compared"),
+    col.number("after_steps_count", "steps compared"),
+    col.ns("low_ns", "lower 95 % bound of the change, by the steps or, from three runs on a side, by the runs"),
+    col.ns("high_ns", "upper 95 % bound of the change"),
+    col.ns(
         "detectable_ns",
-        "i8",
-        "ns",
         "smallest true change that would get a verdict in four of five such comparisons; -1 if a run has a single step:"
         " no spread is known, and the bounds are 0",
         missing=-1,
     ),
-    ("before_runs_count", "i8", "", "runs compared"),
-    ("after_runs_count", "i8", "", "runs compared"),
+    col.number("before_runs_count", "runs compared"),
+    col.number("after_runs_count", "runs compared"),
 )
 
 #: MAD of a normal distribution times this is its standard deviation.
@@ -62,20 +60,12 @@ def diff(before: Trace, after: Trace) -> Table:
     runs: differences from run to run (placement, neighbours) are not in the interval. :func:`diff_of_sides` takes
     several runs a side.
 
-    Parameters
-    ----------
-    before, after : Trace
-        Both need steps.
+    ``before``, ``after``: both need steps. Raises MissingDataError if one of them has no steps.
 
     Columns
     -------
     kind, before_ns, after_ns, change_ns, spread_before_ns, spread_after_ns, noise_ns, verdict, statistic,
     before_steps_count, after_steps_count, low_ns, high_ns, detectable_ns, before_runs_count, after_runs_count
-
-    Raises
-    ------
-    MissingDataError
-        If one of them has no steps.
     """
     return diff_of_sides(Side("before", (steps_of_run(before),)), Side("after", (steps_of_run(after),)))
 
@@ -84,10 +74,6 @@ def diff_of_sides(before: Side, after: Side) -> Table:
     """Compare a typical step of two jobs of one run or more; columns and verdicts as in :func:`diff`.
 
     With three runs on a side, the interval and the noise are those of the runs, not of their steps.
-
-    Parameters
-    ----------
-    before, after : Side
     """
     kinds = kinds_of((before, after))
     floor_ns = _WORTH_NAMING * before.value(STEP, "median")

@@ -21,20 +21,13 @@ Fact = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A fact that is compared.
+    """A fact that is compared."""
 
-    Attributes
-    ----------
-    name : str
-        In baselines and JSON, and for ``--allow``.
-    words : str
-        What a person calls it.
-    decides : bool
-        Whether jobs that differ in it do different work, or on other hardware, so that no change explains a growth.
-    """
-
+    #: In baselines and JSON, and for ``--allow``.
     name: str
+    #: What a person calls it.
     words: str
+    #: Whether jobs that differ in it do different work, or on other hardware, so that no change explains a growth.
     decides: bool = False
 
 
@@ -84,13 +77,8 @@ class Difference:
 def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str] = ()) -> dict[str, Fact]:
     """Return what a recording says of its job, by the names of :data:`FIELDS`; None for what it does not say.
 
-    Parameters
-    ----------
-    trace : Trace
-    counted : Table, optional
-        The steps that are compared; without them nothing is said of steps and batches.
-    methods : sequence of str
-        How the time of the steps was attributed.
+    ``counted``: the steps that are compared; without them nothing is said of steps and batches. ``methods``: how the
+    time of the steps was attributed.
     """
     told = _Metadata(trace)
     processes, devices = trace.processes, trace.devices

@@ -41,27 +41,18 @@ _CONDITION = re.compile(r"\s*([a-z0-9_]+)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Growth of a kind that is allowed.
+    """Growth of a kind that is allowed."""
 
-    Attributes
-    ----------
-    kind : str
-        ``step``, a kind of stall, or a column of the summary, which sums its kinds.
-    percent : float
-        Of the step before.
-    """
-
+    #: ``step``, a kind of stall, or a column of the summary, which sums its kinds.
     kind: str
+    #: Of the step before.
     percent: float
 
     @classmethod
     def of(cls, text: str) -> Condition:
         """Read ``KIND+N%``.
 
-        Raises
-        ------
-        UsageError
-            If it is not of that form, or there is no such kind or column.
+        Raises UsageError if it is not of that form, or there is no such kind or column.
 
         Examples
         --------
@@ -81,35 +72,23 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A condition with its verdict.
-
-    Attributes
-    ----------
-    condition : Condition
-    change : Change
-    limit_ns : float
-        Growth that is allowed.
-    verdict : {"worse", "not worse", "inconclusive"}
-        Worse if even the lower bound of the growth is above the limit, not worse if the upper bound is not.
-        Inconclusive also if it would not be the same without what other work on the machine can have added, or if a
-        run has too few steps.
-    needs : Needs
-        Of an inconclusive one.
-    other_work : OtherWork, optional
-        What other work can have added, where that alone makes a verdict inconclusive.
-    few_steps : int
-        Steps of the shortest run, where they are too few for a verdict, else 0.
-    rank, rank_growth_ns : int, float
-        Rank whose mean grew most, and by how much; -1 and 0 where the ranks are not known on both sides.
-    """
+    """A condition with its verdict."""
 
     condition: Condition
     change: Change
+    #: Growth that is allowed.
     limit_ns: float
+    #: {"worse", "not worse", "inconclusive"}; Worse if even the lower bound of the growth is above the limit, not worse
+    #: if the upper bound is not. Inconclusive also if it would not be the same without what other work on the machine
+    #: can have added, or if a run has too few steps.
     verdict: Verdict
+    #: Of an inconclusive one.
     needs: Needs = NO_NEEDS
+    #: What other work can have added, where that alone makes a verdict inconclusive.
     other_work: OtherWork | None = None
+    #: Steps of the shortest run, where they are too few for a verdict, else 0.
     few_steps: int = 0
+    #: int, float; Rank whose mean grew most, and by how much; -1 and 0 where the ranks are not known on both sides.
     rank: int = -1
     rank_growth_ns: float = 0.0
 
@@ -121,32 +100,21 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a comparison of two jobs found.
-
-    Attributes
-    ----------
-    before, after : Side
-    differs : tuple of Difference
-        Fields of the jobs.
-    refused : tuple of Difference
-        Those that make them incomparable.
-    judged : tuple of Judged
-        One per condition; none if the jobs are not comparable.
-    changes : tuple of Change
-        The step and every kind.
-    allowance_ratio : float
-        Run-to-run allowance that was asked for, as part of the step before.
-    is_same : bool
-        Each run after the change is also one of those before it: their growth says nothing.
-    """
+    """What a comparison of two jobs found."""
 
     before: Side
     after: Side
+    #: Fields of the jobs.
     differs: tuple[Difference, ...]
+    #: Those that make them incomparable.
     refused: tuple[Difference, ...]
+    #: One per condition; none if the jobs are not comparable.
     judged: tuple[Judged, ...] = ()
+    #: The step and every kind.
     changes: tuple[Change, ...] = ()
+    #: Run-to-run allowance that was asked for, as part of the step before.
     allowance_ratio: float = RUN_TO_RUN_RATIO
+    #: Each run after the change is also one of those before it: their growth says nothing.
     is_same: bool = False
 
     @property
@@ -176,14 +144,8 @@ def judge(
 ) -> Gate:
     """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
 
-    Parameters
-    ----------
-    before, after : Side
-    conditions : sequence of Condition
-    allowed : sequence of str
-        Fields of :data:`stashtrace.analysis.compare.facts.DECIDING` that may differ.
-    allowance_ratio, by_turns
-        As in :func:`stashtrace.analysis.compare.change.change_of`.
+    ``allowed``: fields of :data:`stashtrace.analysis.compare.facts.DECIDING` that may differ. ``allowance_ratio``,
+    ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`.
     """
     differs = tuple(differences(before.facts, after.facts))
     refused = tuple(

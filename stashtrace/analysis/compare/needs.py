@@ -31,23 +31,15 @@ _PRIOR_DEGREES = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``told_ns``.
+    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``told_ns``."""
 
-    Attributes
-    ----------
-    steps_count : int
-        Steps of each run, on both sides; 0 if more steps would not decide.
-    runs_count : int
-        Runs a side, made by turns, each as long as now; 0 if more runs would not.
-    told_ns : float
-        Growth that is told from the limit.
-    hidden : bool
-        Steps and runs spread by too much for any reasonable number of them.
-    """
-
+    #: Steps of each run, on both sides; 0 if more steps would not decide.
     steps_count: int = 0
+    #: Runs a side, made by turns, each as long as now; 0 if more runs would not.
     runs_count: int = 0
+    #: Growth that is told from the limit.
     told_ns: float = 0.0
+    #: Steps and runs spread by too much for any reasonable number of them.
     hidden: bool = False
 
 
@@ -57,18 +49,9 @@ NO_NEEDS = Needs()
 def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns: float, run_ns: float) -> Needs:
     """Return what would decide an inconclusive condition.
 
-    Parameters
-    ----------
-    before, after : Side
-    change : Change
-        Of the kind that the condition is about.
-    limit_ns : float
-        Growth that is allowed.
-    step_ns : float
-        The step before.
-    run_ns : float
-        By how much the means of equal runs differ beyond what their steps show, where too few runs tell it: their
-        distance in 95 of 100 cases.
+    ``change``: of the kind that the condition is about. ``limit_ns``: growth that is allowed. ``step_ns``: the step
+    before. ``run_ns``: by how much the means of equal runs differ beyond what their steps show, where too few runs tell
+    it: their distance in 95 of 100 cases.
     """
     if not math.isfinite(change.steps_ns):
         return NO_NEEDS

@@ -45,10 +45,7 @@ def student(degrees: int) -> float:
 def block_steps(values: npt.ArrayLike) -> int:
     """Return the length of a block, in steps.
 
-    Parameters
-    ----------
-    values : float array
-        One value per step, in their order.
+    ``values``: one value per step, in their order.
 
     Examples
     --------
@@ -88,16 +85,8 @@ def standard_error(values: npt.ArrayLike, statistic: Statistic = "mean") -> tupl
     The error of a mean is that of all circular block resamples together, which has a closed form; that of a median is
     drawn, always with the same seed. Both are widened for the number of blocks, as the spread of few is understated.
 
-    Parameters
-    ----------
-    values : float array
-        One value per step, in their order.
-    statistic : {"mean", "median"}
-
-    Returns
-    -------
-    float, int
-        In the unit of the values; infinite, with no degree of freedom, for fewer than two steps.
+    ``values``: one value per step, in their order. Returns in the unit of the values; infinite, with no degree of
+    freedom, for fewer than two steps.
     """
     steps = np.asarray(values, dtype=np.float64)
     if len(steps) < 2:

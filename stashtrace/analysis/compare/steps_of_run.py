@@ -35,44 +35,29 @@ def parts_of(kind: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRun:
-    """The steps that the step time of a run is made of, each the mean over its ranks.
+    """The steps that the step time of a run is made of, each the mean over its ranks."""
 
-    Attributes
-    ----------
-    name : str
-        What a person calls the run: its path, or the name of its baseline.
-    times_ns : dict of str to int64 array
-        ``step`` and kinds that occur -> time in each step, in the order of the steps.
-    steps_count : int
-        Steps that these values come from.
-    ranks_ns : dict of int to dict of str to float
-        Rank -> mean of each of them over its steps.
-    facts : dict
-        See :func:`stashtrace.analysis.compare.facts.job_facts`.
-    cpu_wait_ns : float, optional
-        Mean time of a step for which a step thread could run but had no CPU; None if unknown.
-    recording : str
-        Id that the recorder gave the run, the path of files of other tools, or empty.
-    worker_wait_ns : float, optional
-        The same of the workers of a rank, while they made batches.
-    cpus : CpuUse, optional
-        Who used the CPUs; None where the machine was not sampled.
-    launch : tuple of str
-        Command that was recorded; empty if it is not known.
-    directory : str
-        In which it ran; empty if that is not known.
-    """
-
+    #: What a person calls the run: its path, or the name of its baseline.
     name: str
+    #: ``step`` and kinds that occur -> time in each step, in the order of the steps.
     times_ns: Mapping[str, Int64]
+    #: Steps that these values come from.
     steps_count: int
+    #: Rank -> mean of each of them over its steps.
     ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    #: See :func:`stashtrace.analysis.compare.facts.job_facts`.
     facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Mean time of a step for which a step thread could run but had no CPU; None if unknown.
     cpu_wait_ns: float | None = None
+    #: Id that the recorder gave the run, the path of files of other tools, or empty.
     recording: str = ""
+    #: The same of the workers of a rank, while they made batches.
     worker_wait_ns: float | None = None
+    #: Who used the CPUs; None where the machine was not sampled.
     cpus: CpuUse | None = None
+    #: Command that was recorded; empty if it is not known.
     launch: tuple[str, ...] = ()
+    #: In which it ran; empty if that is not known.
     directory: str = ""
 
     def of(self, kind: str) -> Int64:
@@ -122,17 +107,8 @@ def is_same_recording(one: StepsOfRun, other: StepsOfRun) -> bool:
 def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
     """Return the steps of a trace for a comparison.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps.
-    name : str
-        What to call the run; its path if left out.
-
-    Raises
-    ------
-    MissingDataError
-        If no rank has a step.
+    ``trace``: needs steps. ``name``: what to call the run; its path if left out. Raises MissingDataError if no rank has
+    a step.
     """
     steps = find_steps(trace)
     counted = step_time_steps(steps)

@@ -90,22 +90,15 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Sums of each (name, work) in each sample: a step of a rank, or a rank.
-
-    Attributes
-    ----------
-    keys : list of (str, str)
-    sums_ns, counts : int64 arrays, samples x keys
-    owner : int64 array
-        Device of each sample.
-    alone_ns : float array
-        Standard error of the mean sum from the spread of single calls; used where no device has several samples.
-    """
+    """Sums of each (name, work) in each sample: a step of a rank, or a rank."""
 
     keys: list[tuple[str, str]]
+    #: int64 arrays, samples x keys.
     sums_ns: Int64
     counts: Int64
+    #: Device of each sample.
     owner: Int64
+    #: Standard error of the mean sum from the spread of single calls; used where no device has several samples.
     alone_ns: Floats
 
 
@@ -118,20 +111,12 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
     show whether each call takes longer or there are more calls. Steps of one run are not independent runs: the error
     does not include differences from run to run.
 
-    Parameters
-    ----------
-    before, after : Trace
-        Both need kernels.
+    ``before``, ``after``: both need kernels. Raises MissingDataError if one of them has no kernels.
 
     Columns
     -------
     name, work, before_ns, after_ns, change_ns, before_calls_count, after_calls_count, before_mean_ns, after_mean_ns,
     noise_ns, verdict
-
-    Raises
-    ------
-    MissingDataError
-        If one of them has no kernels.
     """
     by_step = _has_steps(before) and _has_steps(after)
     old, new = _run(before, by_step), _run(after, by_step)

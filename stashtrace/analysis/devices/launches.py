@@ -102,20 +102,13 @@ def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class FullQueue:
-    """Calls that wait for a place in the queue of a stream.
+    """Calls that wait for a place in the queue of a stream."""
 
-    Attributes
-    ----------
-    ahead_count : int
-        A launch waits for the end of the work that was launched so many launches before it.
-    held : int array
-        Launches whose calls were held up, as places in the order of launches.
-    usual_ns : int
-        What a call takes that is not held.
-    """
-
+    #: A launch waits for the end of the work that was launched so many launches before it.
     ahead_count: int
+    #: Launches whose calls were held up, as places in the order of launches.
     held: Int64
+    #: What a call takes that is not held.
     usual_ns: int
 
 

@@ -30,21 +30,15 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows of ``kernels`` of one device of one process, without markers of synchronisation.
-
-    Attributes
-    ----------
-    rows : int64 array
-        Row numbers, as in the table.
-    waits : TimeSet
-        When the process waited for a batch; only up to the last step if that is left out.
-    """
+    """Rows of ``kernels`` of one device of one process, without markers of synchronisation."""
 
     trace: Trace
     rank: int
     process_id: int
     device_index: int
+    #: Row numbers, as in the table.
     rows: Int64
+    #: When the process waited for a batch; only up to the last step if that is left out.
     waits: TimeSet
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
@@ -76,20 +70,9 @@ class Windows:
 def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> list[DeviceRows]:
     """Return the work of every device, by rank, process and device.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs kernels.
-    orphans : {"keep", "drop"}
-        What to do with work whose launch is unknown.
-    last_step : {"keep", "drop"}
-        ``drop`` leaves out work that was launched in the last step of each rank, or later; orphans count by their
-        begin. A rank with a single step keeps it.
-
-    Raises
-    ------
-    MissingDataError
-        If there is no work left; or no step, with ``last_step="drop"``.
+    ``trace``: needs kernels. ``orphans``: what to do with work whose launch is unknown. ``last_step``: ``drop`` leaves
+    out work that was launched in the last step of each rank, or later; orphans count by their begin. A rank with a
+    single step keeps it. Raises MissingDataError if there is no work left; or no step, with ``last_step="drop"``.
     """
     one_of("orphans", orphans, "keep", "drop")
     one_of("last_step", last_step, "keep", "drop")
@@ -130,10 +113,7 @@ def one_of(option: str, value: str, *known: str) -> None:
 def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> list[Windows]:
     """Return the windows of each device: all its work, or the steps of its rank on the device's clock.
 
-    Raises
-    ------
-    MissingDataError
-        If steps are asked for and no rank has any.
+    Raises MissingDataError if steps are asked for and no rank has any.
     """
     one_of("by", by, "rank", "step")
     if by == "rank":

@@ -45,20 +45,9 @@ _WHOLE_RATIO = 0.95
 def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: float) -> dict[int, dict[str, int]]:
     """Return the nanoseconds of ``other`` by the call that blocked the step thread, for ranks where ``other`` matters.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps.
-    stalls, steps : Table
-        Rows of ``stalls``, and counted rows of ``steps``.
-    least_ratio : float
-        Ranks whose ``other`` is a smaller share of their steps are left out.
-
-    Returns
-    -------
-    dict
-        Rank -> ``asleep``, ``gil``, ``join``, ``poll``, ``lock``, ``file``, ``socket``, ``pipe`` or ``io`` -> time in
-        the steps.
+    ``trace``: needs steps. ``stalls``, ``steps``: rows of ``stalls``, and counted rows of ``steps``. ``least_ratio``:
+    ranks whose ``other`` is a smaller share of their steps are left out. Returns rank -> ``asleep``, ``gil``, ``join``,
+    ``poll``, ``lock``, ``file``, ``socket``, ``pipe`` or ``io`` -> time in the steps.
     """
     others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
     other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
@@ -113,16 +102,7 @@ def file_calls(
 ) -> list[Evidence]:
     """Return the files whose calls by the step thread took most of a time, each with the call that took longest there.
 
-    Parameters
-    ----------
-    trace : Trace
-    thread : StepThread
-    time : TimeSet
-        Time to explain.
-    steps_count : int
-        Steps that it lies in.
-    reads : bool
-        Whether only calls that read count.
+    ``time``: time to explain. ``steps_count``: steps that it lies in. ``reads``: whether only calls that read count.
     """
     table = calls_on_files(TraceIndex(trace), thread)
     if reads:

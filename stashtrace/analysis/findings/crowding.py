@@ -37,24 +37,16 @@ _IDLE_RATIO = 0.3
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """Threads of the job that could run on a host, on average over the counted steps.
+    """Threads of the job that could run on a host, on average over the counted steps."""
 
-    Attributes
-    ----------
-    whole, workers : float
-        Of all processes, and of loader workers.
-    busy_count : int
-        Threads of the rank that could run for a good part of the time.
-    ranks_count : int
-        Processes of the host.
-    workers_count : int
-        Of the host; workers that were started again with each epoch count once.
-    """
-
+    #: Of all processes, and of loader workers.
     whole: float
     workers: float
+    #: Threads of the rank that could run for a good part of the time.
     busy_count: int
+    #: Processes of the host.
     ranks_count: int
+    #: Of the host; workers that were started again with each epoch count once.
     workers_count: int
 
 

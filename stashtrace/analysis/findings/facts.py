@@ -41,58 +41,38 @@ _OTHER_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank's counted steps.
-
-    Attributes
-    ----------
-    rank : int
-    host : str
-    steps_count : int
-    step_ns : int
-        Mean wall time of a step, so that the means of its kinds add up to it.
-    middle_step_ns : int
-        Median wall time of a step.
-    wall_ns : int
-        All counted steps together.
-    kinds, low, high : dict of str to int
-        Nanoseconds per kind over the counted steps, and the bounds.
-    contention_ratio : float
-        Share of the steps that the step thread was runnable and not running.
-    blocked_ns : dict of str to int
-        Time of ``other`` by the call that blocked the step thread (``blocking.blocked_calls``).
-    held_ns : int
-        Time for which compute streams waited while the host ran functions of the job.
-    opaque_ns : int
-        Time inside graph launches of which nothing is known.
-    untimed_ns : int
-        Estimated time of collectives without device times.
-    host_timed : bool
-        The rank has a device, but its steps are timed by the host.
-    exact : dict of set of str to (int, int)
-        Known bounds of the sum of the kinds of a summary column.
-    method : str
-        Source of the stalls: kernels, brackets or host; mixed if several.
-    on_file : OnFile, optional
-        What its loop does with one file, where that is a cause of its own (``one_file``).
-    """
+    """One rank's counted steps."""
 
     rank: int
     host: str
     steps_count: int
+    #: Mean wall time of a step, so that the means of its kinds add up to it.
     step_ns: int
+    #: Median wall time of a step.
     middle_step_ns: int
+    #: All counted steps together.
     wall_ns: int
+    #: Nanoseconds per kind over the counted steps, and the bounds.
     kinds: dict[str, int]
     low: dict[str, int]
     high: dict[str, int]
+    #: Share of the steps that the step thread was runnable and not running.
     contention_ratio: float = 0.0
+    #: Time for which compute streams waited while the host ran functions of the job.
     held_ns: int = 0
+    #: Time inside graph launches of which nothing is known.
     opaque_ns: int = 0
+    #: Estimated time of collectives without device times.
     untimed_ns: int = 0
+    #: The rank has a device, but its steps are timed by the host.
     host_timed: bool = False
+    #: Source of the stalls: kernels, brackets or host; mixed if several.
     method: str = ""
+    #: Known bounds of the sum of the kinds of a summary column.
     exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
+    #: Time of ``other`` by the call that blocked the step thread (``blocking.blocked_calls``).
     blocked_ns: dict[str, int] = field(default_factory=dict)
+    #: What its loop does with one file, where that is a cause of its own (``one_file``).
     on_file: OnFile | None = None
 
     @property

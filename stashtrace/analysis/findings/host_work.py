@@ -31,18 +31,12 @@ _WORTH_NAMING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """Time in which a device waited for a host that was in no blocking call and had not launched the next work.
+    """Time in which a device waited for a host that was in no blocking call and had not launched the next work."""
 
-    Attributes
-    ----------
-    time_ns, after_calls_ns : int
-        All of it in the counted steps, and the part that follows on a blocking call that drained the device.
-    rows : list of Evidence
-        What the host did then: annotations, files, garbage collection, phases.
-    """
-
+    #: All of it in the counted steps, and the part that follows on a blocking call that drained the device.
     time_ns: int
     after_calls_ns: int
+    #: What the host did then: annotations, files, garbage collection, phases.
     rows: list[Evidence]
 
 

@@ -35,34 +35,22 @@ _STARVED_RATIO = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a rank's batches were made during its counted steps; times are means per batch.
+    """How a rank's batches were made during its counted steps; times are means per batch."""
 
-    Attributes
-    ----------
-    batches : Table
-        Rows of ``batches``, phase FETCH.
-    workers : int
-        Workers at a time; 0 where the step thread makes its own batches.
-    batch_ns : float
-    parts_ns : dict of str to float
-        By ``PARTS``; they sum to ``batch_ns``. Empty where the thread's clocks are unknown.
-    faults_count : float
-        Page faults per batch that waited for storage.
-    needs : float
-        Batches that a step consumes: several with gradient accumulation.
-    by_worker_ns : dict of int to float
-        The same mean for the batches of each worker.
-    median_ns, longest_ns : float
-        Of the batches.
-    """
-
+    #: Rows of ``batches``, phase FETCH.
     batches: Table
+    #: Workers at a time; 0 where the step thread makes its own batches.
     workers: int
     batch_ns: float
+    #: By ``PARTS``; they sum to ``batch_ns``. Empty where the thread's clocks are unknown.
     parts_ns: dict[str, float]
+    #: Page faults per batch that waited for storage.
     faults_count: float
+    #: Batches that a step consumes: several with gradient accumulation.
     needs: float
+    #: The same mean for the batches of each worker.
     by_worker_ns: dict[int, float] = field(default_factory=dict)
+    #: Of the batches.
     median_ns: float = 0.0
     longest_ns: float = 0.0
 

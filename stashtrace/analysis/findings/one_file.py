@@ -31,14 +31,8 @@ def files_of_ranks(trace: Trace, steps: Table, kinds: Mapping[int, Mapping[str, 
     It is if the calls on it make up most of a kind of time that is worth a verdict, and either take clearly more than
     their part of that kind, or are mostly time in which the thread ran.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps.
-    steps : Table
-        Counted rows of ``steps``.
-    kinds : mapping of int to mapping of str to int
-        Rank -> nanoseconds by kind over these steps.
+    ``trace``: needs steps. ``steps``: counted rows of ``steps``. ``kinds``: rank -> nanoseconds by kind over these
+    steps.
     """
     index, found = TraceIndex(trace), dict[int, OnFile]()
     for thread, own in ranks_and_steps(index.origin, steps):

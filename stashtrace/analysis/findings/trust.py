@@ -39,23 +39,15 @@ WAKE_MOST_NS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Sources of the numbers, and the cost of the tracing.
-
-    Attributes
-    ----------
-    measured, inferred, invisible : tuple of str
-    own_cost_ratio : float
-        Cost relative to the CPU time of the job (its processes and the children that they waited for), by the tracer's
-        own clocks and counts; -1 if not measured.
-    own_cost_most_ratio : float
-        The same with bounds for what these do not show: caches and switches between threads; -1 if not measured.
-    hosts : dict of str to HostCpu
-    """
+    """Sources of the numbers, and the cost of the tracing."""
 
     measured: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     invisible: tuple[str, ...] = ()
+    #: Cost relative to the CPU time of the job (its processes and the children that they waited for), by the tracer's
+    #: own clocks and counts; -1 if not measured.
     own_cost_ratio: float = -1.0
+    #: The same with bounds for what these do not show: caches and switches between threads; -1 if not measured.
     own_cost_most_ratio: float = -1.0
     hosts: dict[str, HostCpu] = field(default_factory=dict)
 

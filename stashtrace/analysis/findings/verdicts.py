@@ -58,11 +58,7 @@ def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
     Validation and inference beside training have claims of their own with the name of their kind, weighted by their
     part of the time.
 
-    Parameters
-    ----------
-    facts : RunFacts
-    beside : sequence of Claim
-        Verdicts about something else than a stall, for their place in the order.
+    ``beside``: verdicts about something else than a stall, for their place in the order.
     """
     if not facts.ranks:
         return []

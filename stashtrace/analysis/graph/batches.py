@@ -133,31 +133,21 @@ def add_batches(
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Batches that the workers of one iterator made, and the waits of the thread that took them.
+    """Batches that the workers of one iterator made, and the waits of the thread that took them."""
 
-    Attributes
-    ----------
-    rows : int array
-        Indices of the batches among those of the rank.
-    number, begin, end : int array
-        Of each batch.
-    takes : Table
-        Waits of the thread in order.
-    had : int array
-        When the thread had the batch of each wait.
-    made : int array
-        Batch that each wait got: the last one of its number that had begun by then; -1 if unknown.
-    asked : int array
-        Wait after which the worker of each batch was asked for it, -1 if there is none.
-    """
-
+    #: Indices of the batches among those of the rank.
     rows: Int64
+    #: Of each batch.
     number: Int64
     begin: Int64
     end: Int64
+    #: Waits of the thread in order.
     takes: Table
+    #: When the thread had the batch of each wait.
     had: Int64
+    #: Batch that each wait got: the last one of its number that had begun by then; -1 if unknown.
     made: Int64
+    #: Wait after which the worker of each batch was asked for it, -1 if there is none.
     asked: Int64
 
     @classmethod

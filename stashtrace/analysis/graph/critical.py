@@ -36,43 +36,29 @@ class Part(IntEnum):
 
 @dataclass(frozen=True)
 class Course:
-    """A graph at fixed times, with one more node: the end of the run, which waits for the last node of each rank.
-
-    Attributes
-    ----------
-    graph : Graph
-    plan : Plan
-        Order of the nodes with the end.
-    source, target : int32 array
-        Of edges: those of the graph, then one from each rank's last node to the end.
-    lag_ns : int array
-        Of edges, at these times: an edge that contradicts them, as clock errors make, has the lag that was left.
-    ready_ns : int array
-        When everything that each node waits for was done; its gap begins.
-    begin_ns, end_ns : int array
-        Of the nodes' work.
-    binding : int32 array
-        The edge that each node waited for last, -1 if it waited for none.
-    """
+    """A graph at fixed times, with one more node: the end of the run, which waits for the last node of each rank."""
 
     graph: Graph
+    #: Order of the nodes with the end.
     plan: native.Plan
+    #: Of edges: those of the graph, then one from each rank's last node to the end.
     source: Int32
     target: Int32
+    #: Of edges, at these times: an edge that contradicts them, as clock errors make, has the lag that was left.
     lag_ns: Int64
+    #: When everything that each node waits for was done; its gap begins.
     ready_ns: Int64
+    #: Of the nodes' work.
     begin_ns: Int64
     end_ns: Int64
+    #: The edge that each node waited for last, -1 if it waited for none.
     binding: Int32
 
     @classmethod
     def of(cls, graph: Graph, replayed: Replayed | None = None) -> Course:
         """Take times as measured, or those of a replay.
 
-        Raises
-        ------
-        MissingDataError
-            If no step of the graph ends.
+        Raises MissingDataError if no step of the graph ends.
         """
         if not len(graph.ends):
             raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last step")
@@ -155,23 +141,15 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The critical path in pieces. Each begins where the one before ends, none is empty.
-
-    Attributes
-    ----------
-    begin_ns, end_ns : int array
-    node : int array
-        Node whose time it is.
-    part : int array
-        :class:`Part` of the node's time.
-    edge : int array
-        Edge of a lag; else -1.
-    """
+    """The critical path in pieces. Each begins where the one before ends, none is empty."""
 
     begin_ns: Int64
     end_ns: Int64
+    #: Node whose time it is.
     node: Int64
+    #: :class:`Part` of the node's time.
     part: Int64
+    #: Edge of a lag; else -1.
     edge: Int64
 
     @classmethod
@@ -257,26 +235,17 @@ _LEAST_DEVICE_ERROR_NS = 1
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Clocks behind the times of each node, and their errors: within these, two paths tie.
+    """Clocks behind the times of each node, and their errors: within these, two paths tie."""
 
-    Attributes
-    ----------
-    host : int array
-        Number of the host's clock; negative if several clocks are behind the node.
-    host_error_ns : int array
-        Half-width of the interval that holds the offset of that clock; of several clocks, the widest.
-    device_error_ns : int array
-        Error that a device's clock adds; 0 for nodes that a host timed.
-    process_id : int array
-        -1 for transfers.
-    reading_ns : int
-        Error of a reading of one clock.
-    """
-
+    #: Number of the host's clock; negative if several clocks are behind the node.
     host: Int64
+    #: Half-width of the interval that holds the offset of that clock; of several clocks, the widest.
     host_error_ns: Int64
+    #: Error that a device's clock adds; 0 for nodes that a host timed.
     device_error_ns: Int64
+    #: -1 for transfers.
     process_id: Int64
+    #: Error of a reading of one clock.
     reading_ns: int
 
     @property

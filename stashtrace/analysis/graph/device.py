@@ -57,29 +57,20 @@ _CLOCKS_AGREE_NS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Work of a rank's streams by stream and begin. A collective that is a transfer is two moments: join and leave.
+    """Work of a rank's streams by stream and begin. A collective that is a transfer is two moments: join and leave."""
 
-    Attributes
-    ----------
-    kernel : int array
-        Row of ``kernels``.
-    collective : int array
-        Row of the sorted ``collectives`` whose transfer it joins or leaves, -1 for other work.
-    launch_ns : int array
-        -1 if unknown.
-    leaves : bool array
-        Moments at which the stream leaves a collective.
-    first : bool array
-        First pieces of their streams.
-    """
-
+    #: Row of ``kernels``.
     kernel: Int64
+    #: Row of the sorted ``collectives`` whose transfer it joins or leaves, -1 for other work.
     collective: Int64
     stream: Int64
     begin_ns: Int64
     end_ns: Int64
+    #: -1 if unknown.
     launch_ns: Int64
+    #: Moments at which the stream leaves a collective.
     leaves: Bools
+    #: First pieces of their streams.
     first: Bools
 
     def __len__(self) -> int:
@@ -88,44 +79,29 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceWaits:
-    """Calls in which the host waited for its device.
+    """Calls in which the host waited for its device."""
 
-    Attributes
-    ----------
-    called_ns, begin_ns, end_ns : int array
-        When the call began, since when nothing else was launched, and when the call returned.
-    piece : int array
-        Work that had ended last by then.
-    for_all : bool array
-        Calls that wait for all streams of the device.
-    """
-
+    #: When the call began, since when nothing else was launched, and when the call returned.
     called_ns: Int64
     begin_ns: Int64
     end_ns: Int64
+    #: Work that had ended last by then.
     piece: Int64
+    #: Calls that wait for all streams of the device.
     for_all: Bools
 
 
 @dataclass(frozen=True, slots=True)
 class _Queue:
-    """Launches on a stream whose queue was full, in their order.
-
-    Attributes
-    ----------
-    launch_ns, return_ns : int array
-    source : int array
-        Work whose end makes the place for each launch, -1 for the first launches.
-    held : bool array
-        Launches that waited for their place in the recording.
-    usual_ns : int
-        What a launch takes that is not held.
-    """
+    """Launches on a stream whose queue was full, in their order."""
 
     launch_ns: Int64
     return_ns: Int64
+    #: Work whose end makes the place for each launch, -1 for the first launches.
     source: Int64
+    #: Launches that waited for their place in the recording.
     held: Bools
+    #: What a launch takes that is not held.
     usual_ns: int
 
 
@@ -134,10 +110,7 @@ def add_rank(
 ) -> None:
     """Add the nodes of a rank's streams, host and workers, and their edges.
 
-    Parameters
-    ----------
-    origin_ns : int
-        When the first rank began its first step.
+    ``origin_ns``: when the first rank began its first step.
     """
     rank = _Rank(index, thread, steps, _pieces(index, thread, transfers), parts)
     rank.add_host(origin_ns)
@@ -368,13 +341,7 @@ class _Rank:
     def _last_launched(self, rows: Int64, moments: Int64, until_ns: Int64) -> Iterator[Int64]:
         """Yield for each stream the last node that was launched before each moment.
 
-        Parameters
-        ----------
-        rows : int array
-            Pieces that count.
-        moments : int array
-        until_ns : int array
-            When the piece must have ended; else -1 is yielded in its place.
+        ``rows``: pieces that count. ``until_ns``: when the piece must have ended; else -1 is yielded in its place.
         """
         pieces = self.pieces
         streams = RowsBy(pieces.stream[rows])

@@ -41,14 +41,8 @@ def facts_of(
 ) -> Facts:
     """Gather the facts of a graph that was just built.
 
-    Parameters
-    ----------
-    index : TraceIndex
-    ranks : sequence of (StepThread, Table)
-        Ranks with their steps.
-    graph : Graph
-    reads : bool
-        Estimate from all reads how long those that waited would have taken from memory.
+    ``ranks``: ranks with their steps. ``reads``: estimate from all reads how long those that waited would have taken
+    from memory.
     """
     count = len(graph)
     fetches = index.batches_of_phase(BatchPhase.FETCH)
@@ -144,16 +138,8 @@ def _serve(index: TraceIndex, thread: StepThread, steps: Table, loaders: GroupBy
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:
     """Divide the CPU and run-queue time of each batch among the nodes in which a step thread made it.
 
-    Parameters
-    ----------
-    graph : Graph
-    nodes : int array
-    batches : Table
-        The batch of each node.
-    of : GroupBy
-        Nodes by batch.
-    cpu_ns, queued_ns : int array
-        Of all nodes; filled here for these.
+    ``batches``: the batch of each node. ``of``: nodes by batch. ``cpu_ns``, ``queued_ns``: of all nodes; filled here
+    for these.
     """
     known = batches["cpu_ns"] >= 0
     # A thread that is blocked in storage is on no CPU.

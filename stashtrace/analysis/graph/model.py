@@ -75,73 +75,52 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Graph:
-    """Columns of nodes and edges.
+    """Columns of nodes and edges."""
 
-    Attributes
-    ----------
-    rank, step : int array
-        Of nodes; -1 for transfers and outside of steps.
-    resource, kind : int array
-        :class:`Resource` of each node, and the ``StallKind`` of its time in the budget.
-    process_id : int array
-        -1 for transfers.
-    begin_ns, end_ns : int array
-        As measured.
-    gap_ns : int array
-        Time before the node that no edge explains. Replays keep it.
-    fetch_ns : int array
-        Part of a batch in which its worker was blocked in storage.
-    moved_bytes : int array
-        Payload of a transfer; -1 for other nodes, and where it is not known.
-    row : int array
-        Row that the node was made of. A transfer has its first row of the sorted ``collectives``, a batch its row among
-        the fetches, work of a stream its row of ``kernels``, a save in the background its row of ``phases``; else -1.
-    doubtful : bool array
-        Transfers that may hold a wait, since a member that was not recorded may have entered later; and time of devices
-        timed by events that the host may have paced. Empty if there is none.
-    source, target, edge_kind : int array
-        Of edges.
-    lag_ns : int array
-        Fixed time between the end of the source and the earliest begin of the target.
-    ends : int array
-        Node that ends each step of each rank. The step is ``ends_step`` of ``ends_rank``, and it ends ``ends_lag_ns``
-        after the node.
-    ends_counted : bool array
-        Steps that are not warm-up.
-    ends_begin_ns : int array
-        When these steps began, as measured; empty if unknown.
-    ends_before : int array
-        Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
-    facts : Facts or None
-        What the nodes are part of; None if it was not gathered.
-    stage_of : dict of int to int
-        Place in its pipeline by rank; empty if the job has none, or it was not looked for.
-    """
-
+    #: Of nodes; -1 for transfers and outside of steps.
     rank: Int64
     step: Int64
+    #: :class:`Resource` of each node, and the ``StallKind`` of its time in the budget.
     resource: Int64
     kind: Int64
+    #: -1 for transfers.
     process_id: Int64
+    #: As measured.
     begin_ns: Int64
     end_ns: Int64
+    #: Time before the node that no edge explains. Replays keep it.
     gap_ns: Int64
+    #: Part of a batch in which its worker was blocked in storage.
     fetch_ns: Int64
+    #: Payload of a transfer; -1 for other nodes, and where it is not known.
     moved_bytes: Int64
+    #: Row that the node was made of. A transfer has its first row of the sorted ``collectives``, a batch its row among
+    #: the fetches, work of a stream its row of ``kernels``, a save in the background its row of ``phases``; else -1.
     row: Int64
+    #: Of edges.
     source: Int32
     target: Int32
     edge_kind: Int8
+    #: Fixed time between the end of the source and the earliest begin of the target.
     lag_ns: Int64
+    #: Node that ends each step of each rank. The step is ``ends_step`` of ``ends_rank``, and it ends ``ends_lag_ns``
+    #: after the node.
     ends: Int32
     ends_rank: Int64
     ends_step: Int64
     ends_lag_ns: Int64
+    #: Steps that are not warm-up.
     ends_counted: npt.NDArray[np.bool_]
+    #: Transfers that may hold a wait, since a member that was not recorded may have entered later; and time of devices
+    #: timed by events that the host may have paced. Empty if there is none.
     doubtful: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    #: When these steps began, as measured; empty if unknown.
     ends_begin_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    #: Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
     ends_before: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    #: What the nodes are part of; None if it was not gathered.
     facts: Facts | None = None
+    #: Place in its pipeline by rank; empty if the job has none, or it was not looked for.
     stage_of: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -253,55 +232,39 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Columns of nodes; -1 where a column does not apply or is unknown.
+    """Columns of nodes; -1 where a column does not apply or is unknown."""
 
-    Attributes
-    ----------
-    loader, batch : int array
-        For batches that workers made, and for work of a step thread that makes a batch itself: number of the iterator,
-        and the loader's number of the batch. Work in ``starts`` has its iterator, too.
-    starts : bool array
-        Work of a step thread that starts the workers of an iterator, or waits for them to end.
-    serves : int array
-        By number of the iterator: place in ``epochs.SERVES`` of what its batches are for, -1 if unknown.
-    cpu_ns, queued_ns : int array
-        For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
-    op, members, hosts : int array
-        For transfers: ``CollectiveOp``, ranks of the group, and number of their hosts.
-    is_ring : bool array
-        For transfers: the backend moves them around a ring.
-    queue : int array
-        For transfers: number of the group, whose operations run one after the other.
-    host_of : dict of int to str
-        Host by rank.
-    cpus : dict of str to float
-        By host, CPUs that are left for the work of the graph: without those of other processes, of threads that move
-        messages and batches, and of the recorder.
-    beside : dict of str to float
-        By host, CPUs that the processes of the job used for anything but nodes: with shorter steps they use more.
-    memory_low_ns, memory_high_ns : float array
-        For batches: bounds of the time that their reads that waited for storage would have taken from memory; 0 and
-        infinity if unknown.
-    samples : float array
-        By row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
-    """
-
+    #: For batches that workers made, and for work of a step thread that makes a batch itself: number of the iterator,
+    #: and the loader's number of the batch. Work in ``starts`` has its iterator, too.
     loader: Int64
     batch: Int64
+    #: Work of a step thread that starts the workers of an iterator, or waits for them to end.
     starts: np.ndarray
+    #: By number of the iterator: place in ``epochs.SERVES`` of what its batches are for, -1 if unknown.
     serves: Int64
+    #: For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
     cpu_ns: Int64
     queued_ns: Int64
+    #: For transfers: ``CollectiveOp``, ranks of the group, and number of their hosts.
     op: Int64
     members: Int64
     hosts: Int64
+    #: For transfers: the backend moves them around a ring.
     is_ring: np.ndarray
+    #: For transfers: number of the group, whose operations run one after the other.
     queue: Int64
+    #: Host by rank.
     host_of: dict[int, str]
+    #: By host, CPUs that are left for the work of the graph: without those of other processes, of threads that move
+    #: messages and batches, and of the recorder.
     cpus: dict[str, float]
+    #: By host, CPUs that the processes of the job used for anything but nodes: with shorter steps they use more.
     beside: dict[str, float]
+    #: For batches: bounds of the time that their reads that waited for storage would have taken from memory; 0 and
+    #: infinity if unknown.
     memory_low_ns: np.ndarray
     memory_high_ns: np.ndarray
+    #: By row of ``ends``: samples that the rank trained on in that step; 0 where its loaders do not say.
     samples: np.ndarray
 
     def with_times_of(self, nodes: Int64) -> Facts:
@@ -313,10 +276,7 @@ class Facts:
     def with_copies(self, nodes: Int64) -> Facts:
         """Return the facts of a graph with copies of some nodes behind its own.
 
-        Parameters
-        ----------
-        nodes : int array
-            Node that each new one is a copy of.
+        ``nodes``: node that each new one is a copy of.
         """
         names = (
             *("loader", "batch", "starts", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),

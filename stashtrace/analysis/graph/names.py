@@ -44,23 +44,14 @@ _DELAYS = {int(EdgeKind.LAUNCH): StallKind.LAUNCH, int(EdgeKind.SYNC): StallKind
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Pieces with their kinds and names.
-
-    Attributes
-    ----------
-    pieces : Pieces
-    occupies : bool array
-        Pieces that are work of their node, not gaps or lags of no node.
-    kind : int array
-        ``StallKind``.
-    name : int array
-        Index in ``texts``.
-    texts : sequence of str
-    """
+    """Pieces with their kinds and names."""
 
     pieces: Pieces
+    #: Pieces that are work of their node, not gaps or lags of no node.
     occupies: npt.NDArray[np.bool_]
+    #: ``StallKind``.
     kind: Int64
+    #: Index in ``texts``.
     name: Int64
     texts: Sequence[str]
 
@@ -68,12 +59,7 @@ class Named:
 def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     """Cut pieces where the functions of a thread begin and end, and name each piece.
 
-    Parameters
-    ----------
-    index : TraceIndex
-        Of the trace that the graph was built from.
-    graph : Graph
-    pieces : Pieces
+    ``index``: of the trace that the graph was built from.
     """
     labels = list(_labels(index, graph, pieces))
     cuts = [
@@ -159,28 +145,18 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Named, disjoint intervals of the nodes of one process on one resource.
-
-    Attributes
-    ----------
-    resource : Resource
-    process : int
-    begin, end, text : int array
-        Sorted intervals, and the index of each name in ``texts``.
-    texts : sequence of str
-    otherwise : str
-        Name outside of the intervals.
-    track : int
-        Track of a step thread; -1 for others.
-    """
+    """Named, disjoint intervals of the nodes of one process on one resource."""
 
     resource: Resource
     process: int
+    #: Sorted intervals, and the index of each name in ``texts``.
     begin: Int64
     end: Int64
     text: Int64
     texts: Sequence[str]
+    #: Name outside of the intervals.
     otherwise: str = ""
+    #: Track of a step thread; -1 for others.
     track: int = -1
 
     @property

@@ -59,17 +59,8 @@ class Parts:
     def end_steps(self, nodes: Int64, rank: int, steps: Table, lag_ns: Int64 | int = 0, before: int = -1) -> None:
         """Note which node ends each of a rank's steps.
 
-        Parameters
-        ----------
-        nodes : int array
-            By step; -1 where no node ends the step.
-        rank : int
-        steps : Table
-            The rank's steps.
-        lag_ns : int array or int
-            Time from the end of the node to the end of the step.
-        before : int
-            Node whose end is the begin of the first step.
+        ``nodes``: by step; -1 where no node ends the step. ``steps``: the rank's steps. ``lag_ns``: time from the end
+        of the node to the end of the step. ``before``: node whose end is the begin of the first step.
         """
         counted = np.isin(steps["step"], counted_steps(steps, kinds=kinds_that_count(steps))["step"])
         self.add_ends(nodes, rank, steps["step"], lag_ns, counted, steps["begin_ns"], before)
@@ -82,10 +73,7 @@ class Parts:
     def graph(self) -> Graph:
         """Return the graph. Time before a node that no edge explains is its gap.
 
-        Raises
-        ------
-        MissingDataError
-            If no step of any rank ends with a node.
+        Raises MissingDataError if no step of any rank ends with a node.
         """
         if not self.ends["ends"]:
             raise MissingDataError("no step of a rank holds work", hint="see `stashtrace analyze steps`")

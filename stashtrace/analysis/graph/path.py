@@ -22,50 +22,35 @@ from stashtrace.analysis.graph.model import Graph, Resource
 from stashtrace.analysis.graph.names import named, storage_ns
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.schema.columns import INTERVAL, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import INTERVAL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-_RANK = Column("rank", "i8", "", "global rank; -1 for transfers, which are all members'", role="rank", missing=-1)
-_RESOURCE = ("resource", "U16", "", "what it occupied: step_thread, worker, transfer, ...; empty: nothing, as in gaps")
-_KIND = ("kind", "U16", "", "StallKind in lower case; of gaps and delays other, launch or sync")
-_NAME = (
-    "name",
-    "U16",
-    "",
-    "function or phase, blocking call, worker, operation and its number in the step; gap; else the edge",
+_RANK = col.rank("rank", "global rank; -1 for transfers, which are all members'", missing=-1)
+_RESOURCE = col.word("resource", "what it occupied: step_thread, worker, transfer, ...; empty: nothing, as in gaps")
+_KIND = col.word("kind", "StallKind in lower case; of gaps and delays other, launch or sync")
+_NAME = col.word(
+    "name", "function or phase, blocking call, worker, operation and its number in the step; gap; else the edge"
 )
 CRITICAL_PATH = schema(
     "critical_path",
     "The critical path over all ranks, first stretch first; each begins where the one before ends",
-    ("order", "i8", "", "number of the stretch, from 0"),
-    ("step", "i8", "", "the job's step: from the moment that its last rank ended the one before to that of this one"),
+    col.number("order", "number of the stretch, from 0"),
+    col.number("step", "the job's step: from the moment that its last rank ended the one before to that of this one"),
     _RANK,
     _RESOURCE,
     _KIND,
     _NAME,
     *INTERVAL,
-    ("held_ns", "i8", "ns", "time for which it holds the path; those of a step sum to the length of the step"),
-    ("fetch_ns", "i8", "ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
-    ("ambiguous", "i8", "", "1 if another path is as long within the error of the clocks"),
-    Column(
-        "rival_rank",
-        "i8",
-        "",
-        "then: rank of that work, -1 if it is a transfer or there is none",
-        role="rank",
-        missing=-1,
-    ),
-    ("rival_kind", "U16", "", "then: its kind; empty if there is none"),
-    Column(
-        "rival_slack_ns",
-        "i8",
-        "ns",
-        "then: by how much that path is shorter as measured, -1 if there is none",
-        missing=-1,
-    ),
+    col.ns("held_ns", "time for which it holds the path; those of a step sum to the length of the step"),
+    col.ns("fetch_ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
+    col.number("ambiguous", "1 if another path is as long within the error of the clocks"),
+    col.rank("rival_rank", "then: rank of that work, -1 if it is a transfer or there is none", missing=-1),
+    col.word("rival_kind", "then: its kind; empty if there is none"),
+    col.ns("rival_slack_ns", "then: by how much that path is shorter as measured, -1 if there is none", missing=-1),
 )
 CRITICAL_SHARE = schema(
     "critical_share",
@@ -74,30 +59,26 @@ CRITICAL_SHARE = schema(
     _RESOURCE,
     _KIND,
     _NAME,
-    ("share_ratio", "f8", "", "mean over the counted steps of its part of the step; all rows sum to 1"),
-    ("spread_ratio", "f8", "", "standard deviation of that part from step to step"),
-    ("ambiguous_ratio", "f8", "", "the part of share_ratio in which another path is as long, as in critical_path"),
-    ("held_ns", "i8", "ns", "time for which it holds the path in all counted steps"),
-    ("path_steps_count", "i8", "", "counted steps in which it is on the path"),
-    ("steps_count", "i8", "", "counted steps"),
+    col.real("share_ratio", "mean over the counted steps of its part of the step; all rows sum to 1"),
+    col.real("spread_ratio", "standard deviation of that part from step to step"),
+    col.real("ambiguous_ratio", "the part of share_ratio in which another path is as long, as in critical_path"),
+    col.ns("held_ns", "time for which it holds the path in all counted steps"),
+    col.number("path_steps_count", "counted steps in which it is on the path"),
+    col.number("steps_count", "counted steps"),
 )
 SLACK = schema(
     "slack",
     "By how much each piece of work could end later and the run end no later",
     _RANK,
-    ("step", "i8", "", "ordinal; of batches and transfers, the job's step in which they begin"),
+    col.number("step", "ordinal; of batches and transfers, the job's step in which they begin"),
     _RESOURCE,
     _KIND,
-    Column("process_id", "i8", "", "-1 for transfers", 6, missing=-1, of="processes.process_id"),
+    col.refers("process_id", "processes.process_id", "-1 for transfers", missing=-1, detail=6),
     *INTERVAL,
-    Column(
-        "slack_ns",
-        "i8",
-        "ns",
-        "0 on the critical path, -1 if nothing that the end of the run waits for waits for it",
-        missing=-1,
+    col.ns(
+        "slack_ns", "0 on the critical path, -1 if nothing that the end of the run waits for waits for it", missing=-1
     ),
-    ("critical", "i8", "", "1 if it is on the critical path"),
+    col.number("critical", "1 if it is on the critical path"),
 )
 
 
@@ -108,27 +89,18 @@ _IDENTITY = ("rank", "resource", "kind", "name")
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The critical path of a run.
+    """The critical path of a run."""
 
-    Attributes
-    ----------
-    stretches : Table
-        ``critical_path``.
-    counted_steps : int array
-        Steps that shares are made of.
-    """
-
+    #: ``critical_path``.
     stretches: Table
+    #: Steps that shares are made of.
     counted_steps: Int64
 
     @classmethod
     def of(cls, trace: Trace, graph: Graph) -> CriticalPath:
         """Find the path of a graph that was built from this trace, at the measured times.
 
-        Raises
-        ------
-        MissingDataError
-            If no step of it ends.
+        Raises MissingDataError if no step of it ends.
         """
         course = Course.of(graph)
         return cls(_stretches(TraceIndex(trace), course), course.counted_steps)

@@ -42,20 +42,13 @@ _TALKS = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 @dataclass(frozen=True)
 class PipelineGraph(Graph):
-    """Graph of a run whose work has names.
+    """Graph of a run whose work has names."""
 
-    Attributes
-    ----------
-    operation : int array
-        By node, index in ``operations``; -1 for a node that is not an operation.
-    operations : tuple of str
-        Names of operations that every rank, step and micro-batch repeats.
-    replica_of : dict of int to int
-        Data-parallel number by rank.
-    """
-
+    #: By node, index in ``operations``; -1 for a node that is not an operation.
     operation: Int64 = field(default_factory=lambda: int64([]))
+    #: Names of operations that every rank, step and micro-batch repeats.
     operations: tuple[str, ...] = ()
+    #: Data-parallel number by rank.
     replica_of: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -67,19 +60,11 @@ def is_pipeline(trace: Trace) -> bool:
 def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> PipelineGraph:
     """Build the graph of all steps of all ranks; no step is warm-up.
 
-    Parameters
-    ----------
-    index : TraceIndex
-        Of a trace with operations.
-    overlapped_messages : bool
-        Follow the simulator of the study: a receive may begin when the receive before it and its micro-batch have
-        ended, whatever its rank computes then, and no message waits for another one of its kernel.
-
-    Raises
-    ------
-    MissingDataError
-        If no rank has a step, or the messages that a rank receives are not as many as the micro-batches it computes
-        (interleaved stages, lost rows): then it is unknown which computation waited for which message.
+    ``index``: of a trace with operations. ``overlapped_messages``: follow the simulator of the study: a receive may
+    begin when the receive before it and its micro-batch have ended, whatever its rank computes then, and no message
+    waits for another one of its kernel. Raises MissingDataError if no rank has a step, or the messages that a rank
+    receives are not as many as the micro-batches it computes (interleaved stages, lost rows): then it is unknown which
+    computation waited for which message.
     """
     parts = Parts()
     work = _work(index)
@@ -99,25 +84,18 @@ def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> P
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Operations of all ranks, by rank and begin.
-
-    Attributes
-    ----------
-    operation : int array
-        Index in ``names``.
-    collective : int array
-        Row of ``index.trace.collectives``, -1 for computation.
-    talks : bool array
-        Sends and receives.
-    """
+    """Operations of all ranks, by rank and begin."""
 
     names: tuple[str, ...]
     rank: Int64
     process: Int64
     begin: Int64
     end: Int64
+    #: Index in ``names``.
     operation: Int64
+    #: Row of ``index.trace.collectives``, -1 for computation.
     collective: Int64
+    #: Sends and receives.
     talks: Bools
 
 
@@ -240,25 +218,18 @@ def _in_one_kernel(work: _Work, rows: Int64) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The items that the compute stream of a rank went through in order.
-
-    Attributes
-    ----------
-    operation, step, begin, end : int array
-        Of each item; ``step`` is an index of :class:`_Steps`.
-    first, last : int array
-        Node that begins the item and node that ends it; of a collective its entry and its leg.
-    work_nodes, work_operations : int array
-        All nodes of the rank that are an operation, and the operation.
-    """
+    """The items that the compute stream of a rank went through in order."""
 
     rank: int
+    #: Of each item; ``step`` is an index of :class:`_Steps`.
     operation: Int64
     step: Int64
     begin: Int64
     end: Int64
+    #: Node that begins the item and node that ends it; of a collective its entry and its leg.
     first: Int64
     last: Int64
+    #: All nodes of the rank that are an operation, and the operation.
     work_nodes: Int64
     work_operations: Int64
 

@@ -33,25 +33,17 @@ _LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Saves of a rank in the background of its step thread, by begin.
+    """Saves of a rank in the background of its step thread, by begin."""
 
-    Attributes
-    ----------
-    row : int array
-        Of ``phases``.
-    begin_ns, end_ns, track : int array
-    wait_begin_ns, wait_end_ns : int array
-        When the step thread waited for a save.
-    waited : int array
-        Index of the save that ended each of these waits.
-    """
-
+    #: Of ``phases``.
     row: Int64
     begin_ns: Int64
     end_ns: Int64
     track: Int64
+    #: When the step thread waited for a save.
     wait_begin_ns: Int64
     wait_end_ns: Int64
+    #: Index of the save that ended each of these waits.
     waited: Int64
 
     @classmethod

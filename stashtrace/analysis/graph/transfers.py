@@ -23,17 +23,11 @@ IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers by row of ``index.trace.collectives``.
+    """Transfers by row of ``index.trace.collectives``."""
 
-    Attributes
-    ----------
-    node : int array
-        Node of each row's transfer, -1 if there is none.
-    end_ns, own_end_ns : int array
-        When the node ends, with the first member that was done; and when the row's own member was done.
-    """
-
+    #: Node of each row's transfer, -1 if there is none.
     node: Int64
+    #: When the node ends, with the first member that was done; and when the row's own member was done.
     end_ns: Int64
     own_end_ns: Int64
 

@@ -32,32 +32,21 @@ _POINTS = 20
 
 @dataclass(frozen=True, slots=True)
 class HostUses:
-    """Accesses of the processes of one host, in order of time.
+    """Accesses of the processes of one host, in order of time."""
 
-    Attributes
-    ----------
-    host : str
-        Its name.
-    moved_bytes : int64 array
-        Bytes of each access.
-    distance_bytes : int64 array
-        Size of the blocks used since the last access to this block, itself included; -1 for the first.
-    kept_bytes : int64 array
-        Size of the blocks first read up to this block's first access, itself included.
-    important_bytes : int64 array or None
-        Size of the block and of all more important ones.
-    data_bytes : int
-        Size of all blocks.
-    sampled_ratio : float
-        Share of blocks in the sample; sizes here are those of the sample.
-    """
-
+    #: Its name.
     host: str
+    #: Bytes of each access.
     moved_bytes: Int64
+    #: Size of the blocks used since the last access to this block, itself included; -1 for the first.
     distance_bytes: Int64
+    #: Size of the blocks first read up to this block's first access, itself included.
     kept_bytes: Int64
+    #: int64 array or None; Size of the block and of all more important ones.
     important_bytes: Int64 | None
+    #: Size of all blocks.
     data_bytes: int
+    #: Share of blocks in the sample; sizes here are those of the sample.
     sampled_ratio: float
 
 
@@ -263,28 +252,19 @@ class _Reads(NamedTuple):
 
 @dataclass(slots=True)
 class Accesses:
-    """One row per access.
+    """One row per access."""
 
-    Attributes
-    ----------
-    begin_ns, host_code : int64 array
-        Time and host of the access.
-    key : int64 array
-        File and block.
-    low_bytes, high_bytes : int64 array
-        Touched part of the block.
-    moved_bytes : int64 array
-        Bytes read.
-    sampled_ratio : float
-        Share of blocks in the sample.
-    """
-
+    #: Time and host of the access.
     begin_ns: Int64
     host_code: Int64
+    #: File and block.
     key: Int64
+    #: Touched part of the block.
     low_bytes: Int64
     high_bytes: Int64
+    #: Bytes read.
     moved_bytes: Int64
+    #: Share of blocks in the sample.
     sampled_ratio: float = 1.0
 
 
@@ -396,10 +376,7 @@ Importance = Mapping[str, float] | str | os.PathLike[str]
 def weights_of(importance: Importance) -> dict[str, float]:
     """Return the weights by absolute path, from a mapping or from a file with a line ``path,weight`` per sample.
 
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or a line has another form.
+    Raises UsageError if the file cannot be read, or a line has another form.
     """
     if isinstance(importance, Mapping):
         return {os.path.abspath(path): float(weight) for path, weight in importance.items()}
@@ -432,10 +409,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
 def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
     """Return the weights by string code of the path; minus infinity for paths without a weight.
 
-    Raises
-    ------
-    MissingDataError
-        If no path of the run has a weight.
+    Raises MissingDataError if no path of the run has a weight.
     """
     weights = weights_of(importance)
     weight_of = np.full(len(trace.strings), -np.inf)
@@ -482,12 +456,8 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
     An LRU cache serves a use if and only if it has this size: it evicts the least recently used item, so its contents
     are always the longest run of most recently used items that fits.
 
-    Parameters
-    ----------
-    previous : int64 array
-        As :func:`previous_uses` returns it.
-    size : int64 array
-        Size of the item of each use; the same for all uses of an item.
+    ``previous``: as :func:`previous_uses` returns it. ``size``: size of the item of each use; the same for all uses of
+    an item.
 
     Notes
     -----

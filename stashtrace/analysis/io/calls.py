@@ -102,23 +102,15 @@ def process_of_track(trace: Trace) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Calls compared with the previous one of the same reader on the same file; parallel to ``rows``.
+    """Calls compared with the previous one of the same reader on the same file; parallel to ``rows``."""
 
-    Attributes
-    ----------
-    rows : int64 array
-        Rows of the piece, by reader and file, then in order.
-    path : int64 array
-        ``path_code``.
-    first : bool array
-        True for the first call of the reader on the file.
-    sequential, consecutive : bool array
-        As in Darshan: begins after the last byte of the previous call, or right after it. An open sets that byte to 0.
-    """
-
+    #: Rows of the piece, by reader and file, then in order.
     rows: Int64
+    #: ``path_code``.
     path: Int64
+    #: True for the first call of the reader on the file.
     first: Bools
+    #: As in Darshan: begins after the last byte of the previous call, or right after it. An open sets that byte to 0.
     sequential: Bools
     consecutive: Bools
 
@@ -126,10 +118,7 @@ class Followed:
 class Follower:
     """Follows the pieces of a process; stores where the last call on each file ended.
 
-    Parameters
-    ----------
-    count : int
-        Number of path codes.
+    ``count``: number of path codes.
     """
 
     def __init__(self, count: int) -> None:

@@ -69,22 +69,15 @@ _SUMS = (
 
 @dataclass(slots=True)
 class FileCounters:
-    """Sums by path code.
-
-    Attributes
-    ----------
-    sums : dict of int64 array
-        See ``_SUMS``; ``*_ns`` of reads, writes and metadata count time once in which threads of a process overlap.
-    read_bins, write_bins : int64 array
-        Calls by path code and Darshan's bin.
-    seen : bool array
-        True for files with any call.
-    """
+    """Sums by path code."""
 
     count: int
+    #: See ``_SUMS``; ``*_ns`` of reads, writes and metadata count time once in which threads of a process overlap.
     sums: dict[str, Int64] = field(default_factory=dict)
+    #: Calls by path code and Darshan's bin.
     read_bins: Int64 = field(init=False)
     write_bins: Int64 = field(init=False)
+    #: True for files with any call.
     seen: Bools = field(init=False)
     _sizes: list[tuple[Int64, Int64]] = field(default_factory=list)
     _sizes_count: int = 0
@@ -123,10 +116,7 @@ class FileCounters:
 def count_files(trace: Trace) -> FileCounters:
     """Return the counters of every file.
 
-    Raises
-    ------
-    MissingDataError
-        If no call was recorded.
+    Raises MissingDataError if no call was recorded.
     """
     counters = FileCounters(len(trace.strings))
     for _, pieces in process_pieces(trace):

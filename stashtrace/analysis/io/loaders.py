@@ -23,7 +23,8 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import IO_WAITED
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -33,15 +34,15 @@ from stashtrace.schema.trace import Trace
 LOADER_RATES = schema(
     "loader_rates",
     "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
-    Column("rank", "i8", "", "global rank, -1 for what all ranks share", role="rank", missing=-1),
-    ("quantity", "U16", "", "its name; the unit ends it"),
-    ("mean", "f8", "", "mean, in that unit; of a rate: all bytes by all time"),
-    ("median", "f8", "", "median of the samples"),
-    ("low", "f8", "", "lower quartile of the samples"),
-    ("high", "f8", "", "upper quartile of the samples"),
-    ("error", "f8", "", "standard error of the mean, 0 if it has none"),
-    ("samples_count", "i8", "", "steps, batches or files that it is taken from"),
-    ("origin", "U16", "", "what was measured"),
+    col.rank("rank", "global rank, -1 for what all ranks share", missing=-1),
+    col.word("quantity", "its name; the unit ends it"),
+    col.real("mean", "mean, in that unit; of a rate: all bytes by all time"),
+    col.real("median", "median of the samples"),
+    col.real("low", "lower quartile of the samples"),
+    col.real("high", "upper quartile of the samples"),
+    col.real("error", "standard error of the mean, 0 if it has none"),
+    col.number("samples_count", "steps, batches or files that it is taken from"),
+    col.word("origin", "what was measured"),
 )
 
 #: Quantities of one rank, then those that all ranks share.

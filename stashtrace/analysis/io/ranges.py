@@ -29,10 +29,7 @@ _LARGEST_BYTES = 1 << 50
 class DistinctBytes:
     """The union of ranges of files, in bounded memory.
 
-    Parameters
-    ----------
-    limit : int
-        Number of ranges that are kept separate.
+    ``limit``: number of ranges that are kept separate.
 
     Examples
     --------
@@ -101,23 +98,15 @@ class DistinctBytes:
 
 @dataclass(frozen=True, slots=True)
 class FileReads:
-    """Reads of each file, by path code; reads with unknown offsets are left out.
+    """Reads of each file, by path code; reads with unknown offsets are left out."""
 
-    Attributes
-    ----------
-    read_bytes : int64 array
-        Bytes of the reads.
-    distinct_bytes : int64 array
-        Bytes of the file that were read, each counted once.
-    needed_bytes : int64 array
-        Bytes of the reads if each rank had read each of its bytes once in each of its passes over the data.
-    passes_count : int64 array
-        Largest number of passes of a rank.
-    """
-
+    #: Bytes of the reads.
     read_bytes: Int64
+    #: Bytes of the file that were read, each counted once.
     distinct_bytes: Int64
+    #: Bytes of the reads if each rank had read each of its bytes once in each of its passes over the data.
     needed_bytes: Int64
+    #: Largest number of passes of a rank.
     passes_count: Int64
 
 
@@ -184,12 +173,7 @@ def loader_passes(trace: Trace) -> dict[int, int]:
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
     """Return for each call the row of the batch that its thread was making when the call began; -1 if none.
 
-    Parameters
-    ----------
-    made : Table
-        ``batches`` by ``track_id``, then ``begin_ns``.
-    track, begin : int64 array
-        Of the calls.
+    ``made``: ``batches`` by ``track_id``, then ``begin_ns``. ``track``, ``begin``: of the calls.
     """
     batch = np.full(len(track), -1, dtype=np.int64)
     for thread in np.intersect1d(made["track_id"], track).tolist():  # threads that make batches, never many

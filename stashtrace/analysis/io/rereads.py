@@ -31,16 +31,8 @@ def memory_bounds_ns(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the least and largest time that the waiting reads of each batch would have taken from memory.
 
-    Parameters
-    ----------
-    index : TraceIndex
-    process, begin, end : int array
-        Of batches that workers made. A process makes one batch at a time.
-
-    Returns
-    -------
-    low, high : float array
-        In ns, of each batch; 0 and infinity where there are no similar reads.
+    ``process``, ``begin``, ``end``: of batches that workers made. A process makes one batch at a time. Returns in ns,
+    of each batch; 0 and infinity where there are no similar reads.
     """
     calls, batch = _waiting_reads(index, process, begin, end)
     if not len(calls):

@@ -30,31 +30,22 @@ _EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """One entry per chosen instance.
+    """One entry per chosen instance."""
 
-    Attributes
-    ----------
-    cause, cause_ns
-        Column of ``CAUSES`` and its surplus of time; -1 if unknown.
-    late_by_ns
-        Entry of the late rank minus the median entry of the ranks that it is compared with; -1 if unknown.
-    late_rank, begin_ns, end_ns
-        The late rank and its window.
-    other, other_begin_ns, other_end_ns
-        A rank near the median of that cause, and its window; -1 if there is none.
-    times
-        Times of the compared ranks.
-    """
-
+    #: Column of ``CAUSES`` and its surplus of time; -1 if unknown.
     cause: Int64
     cause_ns: Int64
+    #: Entry of the late rank minus the median entry of the ranks that it is compared with; -1 if unknown.
     late_by_ns: Int64
+    #: The late rank and its window.
     late_rank: Int64
     begin_ns: Int64
     end_ns: Int64
+    #: A rank near the median of that cause, and its window; -1 if there is none.
     other: Int64
     other_begin_ns: Int64
     other_end_ns: Int64
+    #: Times of the compared ranks.
     times: dict[int, RankTimes]
 
     @classmethod

@@ -16,7 +16,8 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.late.causes import CAUSES
 from stashtrace.analysis.late.roots import UNKNOWN, Floats, roots_of
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, steps
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -24,12 +25,12 @@ from stashtrace.schema.trace import Trace
 STRAGGLER_ROOTS = schema(
     "straggler_roots",
     "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
-    Column("rank", "i8", "", "global rank that waited", role="rank"),
-    Column("step", "i8", "", "ordinal, -1 outside the steps", missing=-1),
-    Column("root_rank", "i8", "", "rank whose work made the wait, -1 if unknown", role="rank", missing=-1),
-    ("stall_ns", "i8", "ns", "straggler time whose chain ends at root_rank"),
-    ("direct_ns", "i8", "ns", "straggler time that root_rank was waited for directly"),
-    ("cause_kind", "U16", "", "what root_rank did longer in most of it, as in late; unknown if nothing was longer"),
+    col.rank("rank", "global rank that waited"),
+    col.number("step", "ordinal, -1 outside the steps", missing=-1),
+    col.rank("root_rank", "rank whose work made the wait, -1 if unknown", missing=-1),
+    col.ns("stall_ns", "straggler time whose chain ends at root_rank"),
+    col.ns("direct_ns", "straggler time that root_rank was waited for directly"),
+    col.word("cause_kind", "what root_rank did longer in most of it, as in late; unknown if nothing was longer"),
 )
 
 

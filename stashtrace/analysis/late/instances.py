@@ -31,44 +31,32 @@ CLOCK, DURATION, UNORDERED, PARTIAL, HUNG = range(len(METHODS))
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """Rows by instance, then rank; and one entry per instance, by group, then sequence.
+    """Rows by instance, then rank; and one entry per instance, by group, then sequence."""
 
-    Attributes
-    ----------
-    row
-        Row of ``index.trace.collectives``.
-    each
-        The rows grouped by instance.
-    rank, enter_ns, end_ns, wait_ns, cost_ns
-        Of each row. If a rank waits in several operations at a moment, the cost counts it only for the oldest.
-    late_row
-        Row (of these) of the late rank, -1 if it has none.
-    late_rank
-        -1 if no late rank is known.
-    level_ns
-        Of each row: when all had entered, on this rank's clock; ``NEVER`` if a rank never did.
-    anchor
-        Last earlier instance of the same group that all had entered before any rank entered this one, -1 if none.
-    by_clock
-        True if moments of its ranks can be compared; else only lengths of time can.
-    """
-
+    #: Row of ``index.trace.collectives``.
     row: Int64
+    #: The rows grouped by instance.
     each: GroupBy
+    #: Of each row. If a rank waits in several operations at a moment, the cost counts it only for the oldest.
     rank: Int64
     enter_ns: Int64
     end_ns: Int64
     wait_ns: Int64
     cost_ns: Int64
+    #: Of each row: when all had entered, on this rank's clock; ``NEVER`` if a rank never did.
     level_ns: Int64
     group_hash: npt.NDArray[np.uint64]
+    #: -1 if no late rank is known.
     late_rank: Int64
+    #: Row (of these) of the late rank, -1 if it has none.
     late_row: Int64
     last_enter_ns: Int64
     longest_wait_ns: Int64
     total_wait_ns: Int64
     method: Int64
+    #: Last earlier instance of the same group that all had entered before any rank entered this one, -1 if none.
     anchor: Int64
+    #: True if moments of its ranks can be compared; else only lengths of time can.
     by_clock: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:

@@ -38,6 +38,7 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
@@ -48,82 +49,66 @@ from stashtrace.units import ranks_text
 LATE = schema(
     "late",
     "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
-    Column("step", "i8", "", "ordinal of the step of the late rank, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group", 2),
-    (
-        "group_kind",
-        "U16",
-        "",
-        "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members",
-        5,
+    col.number("step", "ordinal of the step of the late rank, -1 outside", missing=-1),
+    col.word("communicator", "name of the group", detail=2),
+    col.word(
+        "group_kind", "dp, tp, pp, ep, cp or fsdp by its name; else all, block, stride or some by its members", detail=5
     ),
-    ("sequence", "i8", "", "number within the group", 4),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("bytes", "i8", "bytes", "payload of one rank's input"),
-    Column("begin_ns", "i8", "ns", "the first rank entered", role="moment"),
-    Column("late_rank", "i8", "", "the rank that was waited for, -1 if unknown", role="rank", missing=-1),
-    ("waiting_ranks", "U16", "", "ranks that waited for it, runs folded", 1),
-    ("wait_ns", "i8", "ns", "longest wait for the last arrival, without launch_skew_ns"),
-    ("total_wait_ns", "i8", "ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
-    Column(
+    col.number("sequence", "number within the group", detail=4),
+    col.word("op", "CollectiveOp in lower case"),
+    Column("bytes", "i8", "bytes", "payload of one rank's input"),
+    col.moment("begin_ns", "the first rank entered"),
+    col.rank("late_rank", "the rank that was waited for, -1 if unknown", missing=-1),
+    col.word("waiting_ranks", "ranks that waited for it, runs folded", detail=1),
+    col.ns("wait_ns", "longest wait for the last arrival, without launch_skew_ns"),
+    col.ns("total_wait_ns", "waits of all ranks added up; where one waits in several at once, the oldest counts"),
+    col.ns(
         "launch_skew_ns",
-        "i8",
-        "ns",
         "then: the late rank had called, its idle device had not begun; -1 if unknown",
-        7,
         missing=-1,
+        detail=7,
     ),
-    Column(
-        "expected_ns",
-        "i8",
-        "ns",
-        "then: the transfer at the rate this link is capable of, -1 if unknown",
-        6,
-        missing=-1,
+    col.ns(
+        "expected_ns", "then: the transfer at the rate this link is capable of, -1 if unknown", missing=-1, detail=6
     ),
-    Column("excess_ns", "i8", "ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", 5, missing=-1),
-    ("expected_by", "U16", "", "calibration, run (its best tenth of the same operation and size) or none", 6),
-    ("link", "U16", "", "host of the group, or the hosts that it joins"),
-    (
-        "cause_kind",
-        "U16",
-        "",
-        "what the late rank did longer than the median of the others; before: it began later; or unknown",
+    col.ns("excess_ns", "then: the transfer beyond that, 0 if it was faster, -1 if unknown", missing=-1, detail=5),
+    col.word("expected_by", "calibration, run (its best tenth of the same operation and size) or none", detail=6),
+    col.word("link", "host of the group, or the hosts that it joins"),
+    col.word(
+        "cause_kind", "what the late rank did longer than the median of the others; before: it began later; or unknown"
     ),
-    Column("cause_ns", "i8", "ns", "by how much longer, -1 if unknown", missing=-1),
-    Column(
-        "late_by_ns", "i8", "ns", "entry of the late rank after the median of the others, -1 if unknown", missing=-1
+    col.ns("cause_ns", "by how much longer, -1 if unknown", missing=-1),
+    col.ns("late_by_ns", "entry of the late rank after the median of the others, -1 if unknown", missing=-1),
+    col.refers(
+        "cause_process_id", "processes.process_id", "the process that did it, -1 if unknown", missing=-1, detail=3
     ),
-    Column(
-        "cause_process_id", "i8", "", "the process that did it, -1 if unknown", 3, missing=-1, of="processes.process_id"
+    col.identity("cause_worker_id", "DataLoader worker that did it, -1 if none", missing=-1, detail=2),
+    col.word("cause_name", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
+    col.ns("named_ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", missing=-1, detail=2),
+    col.word(
+        "method", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung", detail=7
     ),
-    Column("cause_worker_id", "i8", "", "DataLoader worker that did it, -1 if none", 2, role="id", missing=-1),
-    ("cause_name", "U16", "", "file, kernel, phase, call or rank behind the cause; empty if unknown"),
-    Column("named_ns", "i8", "ns", "time in that: of a kernel or phase, the surplus; -1 if unknown", 2, missing=-1),
-    ("method", "U16", "", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung", 7),
 )
 LATE_RANKS = schema(
     "late_ranks",
     "Who is late again and again, per rank and process group",
-    ("communicator", "U16", "", "name of the group", 2),
-    ("group_kind", "U16", "", "as in late", 5),
+    col.word("communicator", "name of the group", detail=2),
+    col.word("group_kind", "as in late", detail=5),
     RANK,
-    ("last_count", "i8", "", "collectives of the group that it entered last"),
-    ("collectives_count", "i8", "", "collectives of the group that somebody waited in and whose last rank is known"),
-    ("steps_last_count", "i8", "", "steps in which it cost the others of the group most"),
-    ("steps_count", "i8", "", "steps that cost at least a tenth of the mean one; without steps, collectives"),
-    ("share_ratio", "f8", "", "the first by the second"),
-    ("total_wait_ns", "i8", "ns", "waits of the others for it, as in late"),
-    ("behind_second_ns", "i8", "ns", "it alone was missing: its entry after the second latest one, time counted once"),
-    ("cause_kind", "U16", "", "the cause behind most of that, as in late"),
-    ("cause_share_ratio", "f8", "", "its share of total_wait_ns"),
-    Column("first_step_index", "i8", "", "first step in which it was last, -1 outside", missing=-1),
-    Column("last_step_index", "i8", "", "last such step, -1 outside", missing=-1),
-    ("chance_ratio", "f8", "", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
-    (
+    col.number("last_count", "collectives of the group that it entered last"),
+    col.number("collectives_count", "collectives of the group that somebody waited in and whose last rank is known"),
+    col.number("steps_last_count", "steps in which it cost the others of the group most"),
+    col.number("steps_count", "steps that cost at least a tenth of the mean one; without steps, collectives"),
+    col.real("share_ratio", "the first by the second"),
+    col.ns("total_wait_ns", "waits of the others for it, as in late"),
+    col.ns("behind_second_ns", "it alone was missing: its entry after the second latest one, time counted once"),
+    col.word("cause_kind", "the cause behind most of that, as in late"),
+    col.real("cause_share_ratio", "its share of total_wait_ns"),
+    col.number("first_step_index", "first step in which it was last, -1 outside", missing=-1),
+    col.number("last_step_index", "last such step, -1 outside", missing=-1),
+    col.real("chance_ratio", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
+    col.word(
         "verdict",
-        "U16",
-        "",
         "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else once (one step counts),"
         " few (too few steps to tell) or alternates",
     ),

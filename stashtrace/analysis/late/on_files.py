@@ -64,28 +64,18 @@ class FileCalls:
 
 @dataclass(frozen=True, slots=True)
 class OnFile:
-    """What a step thread does with one file, or with all its files where none of them takes most of the time.
+    """What a step thread does with one file, or with all its files where none of them takes most of the time."""
 
-    Attributes
-    ----------
-    time : TimeSet
-        When it was in calls on it, outside of batch waits, collectives and checkpoints.
-    parts_ns : dict of StallKind to int
-        This time by the kind that the budget gives to it.
-    way : str
-        ``reads`` or ``writes`` if most of it is, else ``calls``.
-    name : str
-        Path; the one with most time of several.
-    files_count : int
-    calls_ns : dict of str to int
-        Name of a call -> time in it, the longest first.
-    """
-
+    #: When it was in calls on it, outside of batch waits, collectives and checkpoints.
     time: TimeSet
+    #: This time by the kind that the budget gives to it.
     parts_ns: dict[StallKind, int]
+    #: ``reads`` or ``writes`` if most of it is, else ``calls``.
     way: str
+    #: Path; the one with most time of several.
     name: str
     files_count: int
+    #: Name of a call -> time in it, the longest first.
     calls_ns: dict[str, int]
 
 
@@ -172,19 +162,12 @@ def on_file(index: TraceIndex, thread: StepThread, steps: Table) -> OnFile | Non
 
 @dataclass(frozen=True, slots=True)
 class LongerOnFile:
-    """By how much longer a rank than the median of its peers is in calls on files, a step.
-
-    Attributes
-    ----------
-    longer_ns : float
-    parts_ns : dict of str to float
-        The same by kind of time.
-    on : OnFile
-        What it does.
-    """
+    """By how much longer a rank than the median of its peers is in calls on files, a step."""
 
     longer_ns: float
+    #: The same by kind of time.
     parts_ns: dict[str, float]
+    #: What it does.
     on: OnFile
 
 

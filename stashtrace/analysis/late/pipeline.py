@@ -18,7 +18,8 @@ from stashtrace.analysis.stalls.collectives import in_flight_heads
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
@@ -27,18 +28,18 @@ from stashtrace.schema.trace import Trace
 PIPELINE = schema(
     "pipeline",
     "What each pipeline stage waited for its neighbours, per step",
-    Column("step", "i8", "", "ordinal, -1 outside", missing=-1),
-    ("communicator", "U16", "", "name of the group", 2),
-    ("stage_index", "i8", "", "stage of the rank, the first of several; if unknown, its place within the group"),
+    col.number("step", "ordinal, -1 outside", missing=-1),
+    col.word("communicator", "name of the group", detail=2),
+    col.number("stage_index", "stage of the rank, the first of several; if unknown, its place within the group"),
     RANK,
-    ("receives_count", "i8", "", "receives that were called"),
-    ("sends_count", "i8", "", "sends that were called"),
-    ("wait_ns", "i8", "ns", "receives were pending and their data had not been sent, overlaps counted once"),
-    Column("bubble_ns", "i8", "ns", "of this, the rank did nothing else; -1 if unknown", missing=-1),
-    ("transfer_ns", "i8", "ns", "receives from the call of their send, or the own one, to the end"),
-    Column("step_ns", "i8", "ns", "length of the step, -1 if unknown", missing=-1),
-    Column("bubble_ratio", "f8", "", "bubble_ns by step_ns, -1 if unknown", missing=-1),
-    Column("from_rank", "i8", "", "the rank whose data was waited for longest, -1 if none", role="rank", missing=-1),
+    col.number("receives_count", "receives that were called"),
+    col.number("sends_count", "sends that were called"),
+    col.ns("wait_ns", "receives were pending and their data had not been sent, overlaps counted once"),
+    col.ns("bubble_ns", "of this, the rank did nothing else; -1 if unknown", missing=-1),
+    col.ns("transfer_ns", "receives from the call of their send, or the own one, to the end"),
+    col.ns("step_ns", "length of the step, -1 if unknown", missing=-1),
+    col.real("bubble_ratio", "bubble_ns by step_ns, -1 if unknown", missing=-1),
+    col.rank("from_rank", "the rank whose data was waited for longest, -1 if none", missing=-1),
 )
 
 

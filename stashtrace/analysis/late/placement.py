@@ -26,19 +26,12 @@ Messages = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The ranks of one pipeline in the order of its stages.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-    each_way : float
-        Messages in a step between two neighbours, in each direction.
-    back : float
-        Messages in a step from the last rank to the first; 0 in a chain, and unknown (0) with two ranks.
-    """
+    """The ranks of one pipeline in the order of its stages."""
 
     ranks: tuple[int, ...]
+    #: Messages in a step between two neighbours, in each direction.
     each_way: float
+    #: Messages in a step from the last rank to the first; 0 in a chain, and unknown (0) with two ranks.
     back: float = 0.0
 
 
@@ -47,12 +40,7 @@ def lines_of(often: Messages, begins: Mapping[int, bool]) -> list[Line]:
 
     Forward messages must have their backward ones: a rank that only hands data on is no stage that is trained.
 
-    Parameters
-    ----------
-    often : mapping
-        Messages in a step by sender and receiver.
-    begins : mapping of int to bool
-        Whether a rank begins its steps by sending.
+    ``often``: messages in a step by sender and receiver. ``begins``: whether a rank begins its steps by sending.
     """
     near: dict[int, set[int]] = {}
     for (a, b), count in often.items():
@@ -123,20 +111,11 @@ def _each_way(ordered: list[int], often: Messages) -> float:
 def stages_of_messages(line: Line, computed: float, fills_once: bool) -> tuple[int, int] | None:
     """Return micro-batches in a step and stages of each rank; both are 0 if there are several, nobody knows how many.
 
-    Parameters
-    ----------
-    line : Line
-    computed : float
-        Backward computations of a rank in a step, one for each micro-batch and stage; 0 if unknown.
-    fills_once : bool
-        Of two ranks, the first takes in all micro-batches before any comes back, or the usual two. Where it holds
-        several stages, it takes in more when the first ones have gone through its first stage. Two micro-batches that
-        go through several stages of two ranks look as more that go through one of each.
-
-    Returns
-    -------
-    tuple of int, or None
-        None if the messages are no whole numbers of micro-batches.
+    ``computed``: backward computations of a rank in a step, one for each micro-batch and stage; 0 if unknown.
+    ``fills_once``: of two ranks, the first takes in all micro-batches before any comes back, or the usual two. Where it
+    holds several stages, it takes in more when the first ones have gone through its first stage. Two micro-batches that
+    go through several stages of two ranks look as more that go through one of each. Returns none if the messages are no
+    whole numbers of micro-batches.
     """
     if line.back > 0:
         part = _whole_ratio(line.each_way, computed)

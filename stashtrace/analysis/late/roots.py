@@ -43,24 +43,16 @@ _SMALL_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Waits, and the parts that they fall into by the wait at which their chain ends.
-
-    Attributes
-    ----------
-    waits : Waits
-    longer_ns : float array
-        By wait and kind of time (``CAUSES``): what its late rank did longer than the waiting rank since both were
-        level; 0 where it did less. ``before`` is how much later its records begin.
-    source, root : int array
-        Of each part: the wait that it is part of, and the wait whose late rank passes nothing on.
-    part_ns : float array
-        The parts of a wait add up to it.
-    """
+    """Waits, and the parts that they fall into by the wait at which their chain ends."""
 
     waits: Waits
+    #: By wait and kind of time (``CAUSES``): what its late rank did longer than the waiting rank since both were level;
+    #: 0 where it did less. ``before`` is how much later its records begin.
     longer_ns: Floats
+    #: Of each part: the wait that it is part of, and the wait whose late rank passes nothing on.
     source: Int64
     root: Int64
+    #: The parts of a wait add up to it.
     part_ns: Floats
 
     @property
@@ -83,10 +75,7 @@ class Roots:
 def roots_of(trace: Trace) -> Roots:
     """Follow the waits of all ranks.
 
-    Raises
-    ------
-    MissingDataError
-        If no rank has steps.
+    Raises MissingDataError if no rank has steps.
     """
     index = TraceIndex(trace)
     waits, threads = waits_of(trace)

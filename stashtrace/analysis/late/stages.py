@@ -32,23 +32,15 @@ _TWO_AHEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stages of all pipelines of a job.
+    """Stages of all pipelines of a job."""
 
-    Attributes
-    ----------
-    of_rank : mapping of int to int
-        Place of each rank in its pipeline, from 0: the number of its stage, or of the first one if it holds several.
-    microbatches : int
-        That go through a stage in a step; 0 if unknown.
-    each : int
-        Stages of each rank; 0 if there are several, nobody knows how many.
-    most_passes : float
-        At most so many times a rank computes the forward of a micro-batch in a step.
-    """
-
+    #: Place of each rank in its pipeline, from 0: the number of its stage, or of the first one if it holds several.
     of_rank: Mapping[int, int]
+    #: That go through a stage in a step; 0 if unknown.
     microbatches: int
+    #: Stages of each rank; 0 if there are several, nobody knows how many.
     each: int = 1
+    #: At most so many times a rank computes the forward of a micro-batch in a step.
     most_passes: float = 0.0
 
     @property
@@ -78,17 +70,8 @@ class Stages:
 def stages_of(trace: Trace, steps: Table) -> Stages | None:
     """Find the stages of a job: those that its ranks state, else by which ranks send to each other in both ways.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps.
-    steps : Table
-        Rows of ``steps``; messages are counted in these.
-
-    Returns
-    -------
-    Stages or None
-        None if the job has no pipeline, or none whose messages say how many micro-batches it has.
+    ``trace``: needs steps. ``steps``: rows of ``steps``; messages are counted in these. Returns none if the job has no
+    pipeline, or none whose messages say how many micro-batches it has.
     """
     sent = _Sent.of(trace, steps)
     if not len(sent.rank):

@@ -11,6 +11,7 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
@@ -21,13 +22,11 @@ STRAGGLERS = schema(
     "stragglers",
     "Who is late, and what it costs the others",
     RANK,
-    ("last_count", "i8", "", "collectives that this rank entered last, without messages"),
-    ("caused_wait_ns", "i8", "ns", "straggler time of the others while they waited for this rank, also for messages"),
-    ("wait_ns", "i8", "ns", "straggler time of this rank"),
-    (
+    col.number("last_count", "collectives that this rank entered last, without messages"),
+    col.ns("caused_wait_ns", "straggler time of the others while they waited for this rank, also for messages"),
+    col.ns("wait_ns", "straggler time of this rank"),
+    col.ns(
         "behind_second_ns",
-        "i8",
-        "ns",
         "this rank alone was missing: entry after the second latest, in steps, time once, without messages",
     ),
 )
@@ -36,12 +35,12 @@ LAST_RANKS = schema(
     "Who entered a collective last, one row per rank that took part",
     RANK,
     Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
-    ("sequence", "i8", "", "number within the group", 4),
-    Column("last_rank", "i8", "", "the rank that was waited for", role="rank"),
-    Column("step", "i8", "", "step in which this rank entered, -1 outside", missing=-1),
-    Column("last_enter_ns", "i8", "ns", "entry of the last rank, -1 if it never entered", role="moment", missing=-1),
-    Column("wait_ns", "i8", "ns", "from the own entry to that, -1 if it never entered", missing=-1),
-    ("partial", "i8", "", "1 if a member's row is missing"),
+    col.number("sequence", "number within the group", detail=4),
+    col.rank("last_rank", "the rank that was waited for"),
+    col.number("step", "step in which this rank entered, -1 outside", missing=-1),
+    col.moment("last_enter_ns", "entry of the last rank, -1 if it never entered", missing=-1),
+    col.ns("wait_ns", "from the own entry to that, -1 if it never entered", missing=-1),
+    col.number("partial", "1 if a member's row is missing"),
 )
 
 

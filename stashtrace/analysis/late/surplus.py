@@ -35,21 +35,9 @@ EXPLAINS_RATIO = 0.25
 def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[str, float]:
     """Return by how much a rank does each kind of time longer than the median of its peers, as a mean over its steps.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps of the rank.
-    steps : Table
-        The steps to compare, rows of ``steps``.
-    rank : int
-        Global rank.
-    peers : sequence of int
-        Ranks to compare with, of which at most 15 are taken, spread evenly. A step without one of them is left out.
-
-    Returns
-    -------
-    dict
-        Kind (names of ``late``'s ``cause_kind``) -> ns a step; empty if the ranks have no step in common.
+    ``trace``: needs steps of the rank. ``steps``: the steps to compare, rows of ``steps``. ``rank``: global rank.
+    ``peers``: ranks to compare with, of which at most 15 are taken, spread evenly. A step without one of them is left
+    out. Returns kind (names of ``late``'s ``cause_kind``) -> ns a step; empty if the ranks have no step in common.
     """
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}

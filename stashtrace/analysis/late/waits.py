@@ -31,30 +31,21 @@ _SEARCHED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Straggler time, one entry for each step, awaited rank and moment since when it was late; by rank, then by begin.
+    """Straggler time, one entry for each step, awaited rank and moment since when it was late; by rank, then begin."""
 
-    Attributes
-    ----------
-    rank, late
-        Who waited, and for whom; ``late`` is -1 if unknown.
-    begin, end
-        First and last moment; ``length`` is the straggler time between them.
-    step
-        -1 outside of steps.
-    row
-        Row of ``index.trace.collectives`` that the rank waited in for longest, -1 if unknown.
-    level, late_level
-        Last moment before the rank entered the operation at which neither was ahead of the other. If there is none,
-        the begins of their first steps, which may differ.
-    """
-
+    #: Who waited, and for whom; ``late`` is -1 if unknown.
     rank: Int64
     late: Int64
+    #: First and last moment; ``length`` is the straggler time between them.
     begin: Int64
     end: Int64
     length: Int64
+    #: -1 outside of steps.
     step: Int64
+    #: Row of ``index.trace.collectives`` that the rank waited in for longest, -1 if unknown.
     row: Int64
+    #: Last moment before the rank entered the operation at which neither was ahead of the other. If there is none, the
+    #: begins of their first steps, which may differ.
     level: Int64
     late_level: Int64
 
@@ -69,10 +60,7 @@ class Waits:
 def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
     """Return the waits of all ranks, and the thread of each rank that steps or calls collectives.
 
-    Raises
-    ------
-    MissingDataError
-        If no rank has steps.
+    Raises MissingDataError if no rank has steps.
     """
     index = TraceIndex(trace)
     threads: dict[int, StepThread] = {}

@@ -13,7 +13,8 @@ from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -22,24 +23,18 @@ BANDWIDTH = schema(
     "bandwidth",
     "Bandwidth of collectives by size, as NCCL's own tests define it; needs collectives with begin and end",
     RANK_OR_ALL,
-    ("communicator", "U16", "", "name of the group", 2),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("group_size", "i8", "", "ranks of the group"),
-    Column(
-        "size_class_bytes",
-        "i8",
-        "bytes",
-        "sizes from this power of two to the next, -1 if sizes are unknown",
-        missing=-1,
-    ),
-    ("calls_count", "i8", "", "rows of collectives summed up, one per rank and operation"),
-    ("total_bytes", "i8", "bytes", "what NCCL calls the size, all calls added"),
-    ("duration_ns", "i8", "ns", "from the begin on a rank to its end, median; waiting for late ranks included"),
-    ("transfer_ns", "i8", "ns", "from the entry of the last rank to the end, median"),
-    ("algorithm_bytes_per_s", "f8", "", "algbw: size by duration, over all calls, 0 if unknown"),
-    ("bus_bytes_per_s", "f8", "", "busbw: bytes over the busiest link by duration, 0 if unknown"),
-    ("transfer_bus_bytes_per_s", "f8", "", "busbw without the waiting: by transfer, 0 if unknown"),
-    ("best_bus_bytes_per_s", "f8", "", "busbw of the best call, by transfer, 0 if unknown"),
+    col.word("communicator", "name of the group", detail=2),
+    col.word("op", "CollectiveOp in lower case"),
+    col.number("group_size", "ranks of the group"),
+    col.nbytes("size_class_bytes", "sizes from this power of two to the next, -1 if sizes are unknown", missing=-1),
+    col.number("calls_count", "rows of collectives summed up, one per rank and operation"),
+    col.nbytes("total_bytes", "what NCCL calls the size, all calls added"),
+    col.ns("duration_ns", "from the begin on a rank to its end, median; waiting for late ranks included"),
+    col.ns("transfer_ns", "from the entry of the last rank to the end, median"),
+    col.real("algorithm_bytes_per_s", "algbw: size by duration, over all calls, 0 if unknown"),
+    col.real("bus_bytes_per_s", "busbw: bytes over the busiest link by duration, 0 if unknown"),
+    col.real("transfer_bus_bytes_per_s", "busbw without the waiting: by transfer, 0 if unknown"),
+    col.real("best_bus_bytes_per_s", "busbw of the best call, by transfer, 0 if unknown"),
 )
 
 Floats = npt.NDArray[np.float64]

@@ -19,6 +19,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
@@ -29,16 +30,15 @@ TRANSFER_CERTAINTY = schema(
     "transfer_certainty",
     "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
     RANK,
-    (
+    col.word(
         "reason",
-        "U24",
-        "",
         "certain; ranks_missing, members_unknown, operation_unknown, matched_by_order, untimed or no_operation: part of"
         " it may be waiting for other ranks",
+        width=24,
     ),
-    ("link_ns", "i8", "ns", "network and interconnect time of the rank in its counted steps; the reasons sum to it"),
-    ("share_ratio", "f8", "", "of the link time of the rank"),
-    ("collectives_count", "i8", "", "operations with a transfer in the counted steps that have this reason"),
+    col.ns("link_ns", "network and interconnect time of the rank in its counted steps; the reasons sum to it"),
+    col.real("share_ratio", "of the link time of the rank"),
+    col.number("collectives_count", "operations with a transfer in the counted steps that have this reason"),
 )
 
 CERTAIN = "certain"

@@ -19,7 +19,8 @@ from stashtrace.calibration.file import Calibration, find_calibration, load_cali
 from stashtrace.calibration.fit import bus_bytes
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import ForeignCalibrationWarning
-from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
@@ -29,20 +30,18 @@ LINK_EFFICIENCY = schema(
     "link_efficiency",
     "Transfers of collectives by size, beside what a calibration says the link can do",
     RANK_OR_ALL,
-    Column("step", "i8", "", "ordinal of the step, -1 for all and outside steps", missing=-1),
-    ("communicator", "U16", "", "name of the group", 2),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("group_size", "i8", "", "ranks that took part"),
-    ("message_bytes", "i8", "bytes", "payload of one rank's input"),
-    ("calls_count", "i8", "", "rows of collectives summed up"),
-    ("transfer_ns", "i8", "ns", "median transfer, without waiting for the last rank"),
-    ("bus_bytes_per_s", "f8", "", "bytes over the busiest link by the median transfer, 0 if it took no time"),
-    Column("expected_ns", "i8", "ns", "what the calibration expects, -1 if it does not say", 6, missing=-1),
-    Column("error_ns", "i8", "ns", "standard error of that, -1 if it does not say", missing=-1),
-    Column(
-        "efficiency_ratio", "f8", "", "expected by measured: 1 as calibrated, less is slower, -1 if unknown", missing=-1
-    ),
-    ("method", "U16", "", "calibration, extrapolated, crosses_hosts, not_calibrated or none", 7),
+    col.number("step", "ordinal of the step, -1 for all and outside steps", missing=-1),
+    col.word("communicator", "name of the group", detail=2),
+    col.word("op", "CollectiveOp in lower case"),
+    col.number("group_size", "ranks that took part"),
+    col.nbytes("message_bytes", "payload of one rank's input"),
+    col.number("calls_count", "rows of collectives summed up"),
+    col.ns("transfer_ns", "median transfer, without waiting for the last rank"),
+    col.real("bus_bytes_per_s", "bytes over the busiest link by the median transfer, 0 if it took no time"),
+    col.ns("expected_ns", "what the calibration expects, -1 if it does not say", missing=-1, detail=6),
+    col.ns("error_ns", "standard error of that, -1 if it does not say", missing=-1),
+    col.real("efficiency_ratio", "expected by measured: 1 as calibrated, less is slower, -1 if unknown", missing=-1),
+    col.word("method", "calibration, extrapolated, crosses_hosts, not_calibrated or none", detail=7),
 )
 
 #: Source of the expected time, or why there is none; worst last, so that a group of rows takes the largest.
@@ -52,18 +51,12 @@ _CALIBRATED, _EXTRAPOLATED, _CROSSES, _UNCALIBRATED, _NONE = range(len(METHODS))
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTransfers:
-    """Columns beside ``trace.collectives``, row by row.
+    """Columns beside ``trace.collectives``, row by row."""
 
-    Attributes
-    ----------
-    expected_ns, error_ns : float array
-        Expected transfer time and its standard error, -1 where unknown.
-    method : int64 array
-        Index into :data:`METHODS`.
-    """
-
+    #: Expected transfer time and its standard error, -1 where unknown.
     expected_ns: Floats
     error_ns: Floats
+    #: Index into :data:`METHODS`.
     method: Int64
 
 
@@ -153,12 +146,7 @@ def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[st
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
     """Return how long the transfer of every collective should take.
 
-    Parameters
-    ----------
-    trace : Trace
-        Any.
-    calibration : Calibration, optional
-        As :func:`calibration_of` finds it.
+    ``trace``: any. ``calibration``: as :func:`calibration_of` finds it.
     """
     table = trace.collectives
     expected, error = np.full(len(table), -1.0), np.full(len(table), -1.0)

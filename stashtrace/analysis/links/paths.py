@@ -20,7 +20,8 @@ from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.devices.identity import counted_gpu
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
@@ -29,17 +30,17 @@ from stashtrace.schema.trace import Trace
 LINKS = schema(
     "links",
     "Which path carried the bytes of collectives, by regression of sampled counters",
-    ("communicator", "U16", "", "name of the group", 2),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    ("path", "U16", "", "nvlink or pcie of the devices; rdma PORT or net INTERFACE of the hosts"),
-    ("places_count", "i8", "", "devices or hosts whose counters were used"),
-    ("collectives_count", "i8", "", "rows of collectives while samples were taken, all places added"),
-    ("expected_bytes", "i8", "bytes", "what they had to move while samples were taken, all places added"),
-    ("seen_bytes", "i8", "bytes", "what the path moved while they ran, from whatever cause"),
-    Column("share_ratio", "f8", "", "bytes on the path for each expected byte, -1 if it cannot be said", missing=-1),
-    Column("error_ratio", "f8", "", "standard error of share_ratio, -1 if there is none", missing=-1),
-    ("windows_count", "i8", "", "windows between samples that held some of the bytes"),
-    ("confidence", "U16", "", "good, fair, weak, upper bound, not enough samples or not separable"),
+    col.word("communicator", "name of the group", detail=2),
+    col.word("op", "CollectiveOp in lower case"),
+    col.word("path", "nvlink or pcie of the devices; rdma PORT or net INTERFACE of the hosts"),
+    col.number("places_count", "devices or hosts whose counters were used"),
+    col.number("collectives_count", "rows of collectives while samples were taken, all places added"),
+    col.nbytes("expected_bytes", "what they had to move while samples were taken, all places added"),
+    col.nbytes("seen_bytes", "what the path moved while they ran, from whatever cause"),
+    col.real("share_ratio", "bytes on the path for each expected byte, -1 if it cannot be said", missing=-1),
+    col.real("error_ratio", "standard error of share_ratio, -1 if there is none", missing=-1),
+    col.number("windows_count", "windows between samples that held some of the bytes"),
+    col.word("confidence", "good, fair, weak, upper bound, not enough samples or not separable"),
 )
 
 #: Classes of a place that get a share of their own; those with fewer expected bytes share one, which is not reported.
@@ -330,25 +331,17 @@ def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Collectives with a known traffic, one entry each.
+    """Collectives with a known traffic, one entry each."""
 
-    Attributes
-    ----------
-    begin_ns, end_ns
-        Time in which bytes could move: from the last rank's entry to the end.
-    sent_bytes
-        Bytes that one rank has to send, and to receive, by the bus-bandwidth factor of the operation.
-    group, op
-        Group hash and CollectiveOp.
-    device, host
-        Place number in ``devices`` and ``hosts``; -1 if not known.
-    """
-
+    #: Time in which bytes could move: from the last rank's entry to the end.
     begin_ns: Int64
     end_ns: Int64
+    #: Bytes that one rank has to send, and to receive, by the bus-bandwidth factor of the operation.
     sent_bytes: Doubles
+    #: Group hash and CollectiveOp.
     group: npt.NDArray[np.uint64]
     op: Int64
+    #: Place number in ``devices`` and ``hosts``; -1 if not known.
     device: Int64
     host: Int64
     devices: list[str]

@@ -7,6 +7,7 @@ from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_table
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -16,13 +17,13 @@ AGREEMENT = schema(
     "agreement",
     "Steps whose kernels were recorded, attributed twice",
     RANK,
-    ("step", "i8", "", "ordinal"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("kernels_ns", "i8", "ns", "by kernels"),
-    ("brackets_ns", "i8", "ns", "by brackets"),
-    ("low_ns", "i8", "ns", "by brackets, not less than this"),
-    ("high_ns", "i8", "ns", "by brackets, not more than this"),
-    ("difference_ratio", "f8", "", "brackets minus kernels, of the step"),
+    col.number("step", "ordinal"),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("kernels_ns", "by kernels"),
+    col.ns("brackets_ns", "by brackets"),
+    col.ns("low_ns", "by brackets, not less than this"),
+    col.ns("high_ns", "by brackets, not more than this"),
+    col.real("difference_ratio", "brackets minus kernels, of the step"),
 )
 
 _Row = tuple[int, int, str, int, int, int, int, float]

@@ -37,23 +37,16 @@ _COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10
 
 @dataclass(frozen=True, slots=True)
 class BatchWaits:
-    """Waits of the step thread, sorted and disjoint, with the facts about each awaited batch.
-
-    Attributes
-    ----------
-    made_by
-        Process that makes the batch, -1 if unknown.
-    made_ns
-        When the batch was complete; ``NEVER`` if that was not recorded.
-    ran_ns
-        CPU and run-queue time of the step thread inside, 0 if unknown.
-    """
+    """Waits of the step thread, sorted and disjoint, with the facts about each awaited batch."""
 
     begin: Int64
     end: Int64
     worker_id: Int64
+    #: Process that makes the batch, -1 if unknown.
     made_by: Int64
+    #: When the batch was complete; ``NEVER`` if that was not recorded.
     made_ns: Int64
+    #: CPU and run-queue time of the step thread inside, 0 if unknown.
     ran_ns: Int64
 
     @property

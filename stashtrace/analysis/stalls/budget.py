@@ -28,100 +28,81 @@ from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
-from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Column, Schema, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Schema, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import GrowingTable, Table
 from stashtrace.schema.trace import Trace, kept_with_trace
 
 _CAUSE = (
-    Column(
-        "cause_rank", "i8", "", "straggler: the rank that was waited for longest, -1 otherwise", role="rank", missing=-1
-    ),
-    Column(
-        "cause_share_ratio",
-        "f8",
-        "",
-        "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1",
-        missing=-1,
+    col.rank("cause_rank", "straggler: the rank that was waited for longest, -1 otherwise", missing=-1),
+    col.real(
+        "cause_share_ratio", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1", missing=-1
     ),
 )
 STALLS = schema(
     "stalls",
     "Where the time of each counted step of each rank went; with the warm-up also step -1, outside of steps",
     RANK,
-    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind; the kinds of a step sum to its wall time"),
-    ("method", "U16", "", "kernels, brackets or host", 7),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
+    col.number("step", "ordinal; -1 for time outside steps", missing=-1),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("stall_ns", "time of this kind; the kinds of a step sum to its wall time"),
+    col.word("method", "kernels, brackets or host", detail=7),
+    col.ns("low_ns", "not less than this"),
+    col.ns("high_ns", "not more than this"),
     *_CAUSE,
 )
 STRAGGLER_CAUSES = schema(
     "straggler_causes",
     "Whom each counted step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
-    Column("rank", "i8", "", "global rank that waited", role="rank"),
-    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
-    Column("cause_rank", "i8", "", "rank that was waited for, -1 if unknown", role="rank", missing=-1),
-    ("stall_ns", "i8", "ns", "straggler time that waited for it"),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this; of -1 with what other kinds have and may be a wait"),
+    col.rank("rank", "global rank that waited"),
+    col.number("step", "ordinal; -1 for time outside steps", missing=-1),
+    col.rank("cause_rank", "rank that was waited for, -1 if unknown", missing=-1),
+    col.ns("stall_ns", "straggler time that waited for it"),
+    col.ns("low_ns", "not less than this"),
+    col.ns("high_ns", "not more than this; of -1 with what other kinds have and may be a wait"),
 )
 STALLS_COUNTED = schema(
     "stalls_counted",
     "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
     RANK,
-    ("step_kind", "U16", "", "steps.kind"),
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind"),
-    ("method", "U16", "", "kernels, brackets or host", 7),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
-    Column(
-        "cause_rank",
-        "i8",
-        "",
-        "straggler: the rank that this part waited for, -1 otherwise or if unknown",
-        role="rank",
-        missing=-1,
-    ),
-    ("steps_count", "i8", "", "counted steps of the rank and kind of step"),
+    col.word("step_kind", "steps.kind"),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("stall_ns", "time of this kind"),
+    col.word("method", "kernels, brackets or host", detail=7),
+    col.ns("low_ns", "not less than this"),
+    col.ns("high_ns", "not more than this"),
+    col.rank("cause_rank", "straggler: the rank that this part waited for, -1 otherwise or if unknown", missing=-1),
+    col.number("steps_count", "counted steps of the rank and kind of step"),
 )
 STALL_TOTALS = schema(
     "stall_totals",
     "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
     RANK_OR_ALL,
-    ("kind", "U16", "", "StallKind in lower case"),
-    ("stall_ns", "i8", "ns", "time of this kind in all counted steps"),
-    ("share_ratio", "f8", "", "of the wall time of these steps"),
-    ("method", "U16", "", "kernels, brackets or host; mixed if not the same in all steps", 7),
-    ("low_ns", "i8", "ns", "not less than this"),
-    ("high_ns", "i8", "ns", "not more than this"),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("stall_ns", "time of this kind in all counted steps"),
+    col.real("share_ratio", "of the wall time of these steps"),
+    col.word("method", "kernels, brackets or host; mixed if not the same in all steps", detail=7),
+    col.ns("low_ns", "not less than this"),
+    col.ns("high_ns", "not more than this"),
     *_CAUSE,
-    ("steps_count", "i8", "", "steps summed"),
+    col.number("steps_count", "steps summed"),
 )
 STALL_TOTALS_BY_STEP_KIND = Schema(
     "stall_totals_by_step_kind",
-    (STALL_TOTALS.columns[0], Column("step_kind", "U16", "", "steps.kind"), *STALL_TOTALS.columns[1:]),
+    (STALL_TOTALS.columns[0], col.word("step_kind", "steps.kind"), *STALL_TOTALS.columns[1:]),
     "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
 )
 STALL_INTERVALS = schema(
     "stall_intervals",
     "The attribution as intervals on the timeline; those of a rank neither overlap nor leave gaps",
     RANK,
-    Column("step", "i8", "", "ordinal; -1 for time outside steps", missing=-1),
-    ("kind", "U16", "", "StallKind in lower case"),
+    col.number("step", "ordinal; -1 for time outside steps", missing=-1),
+    col.word("kind", "StallKind in lower case"),
     *INTERVAL,
-    Column("track_id", "i8", "", "the step thread", 5, of="tracks.track_id"),
-    Column(
-        "cause_rank",
-        "i8",
-        "",
-        "straggler: the rank that was late as the interval began, -1 otherwise",
-        role="rank",
-        missing=-1,
-    ),
+    col.refers("track_id", "tracks.track_id", "the step thread", detail=5),
+    col.rank("cause_rank", "straggler: the rank that was late as the interval began, -1 otherwise", missing=-1),
 )
 
 #: Step number of the time outside steps.
@@ -209,19 +190,8 @@ def bounds_of_groups(
 
     Tighter than the sums of the kinds' own bounds: a doubt between fetch and prep does not affect their sum.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps.
-    steps : Table
-        Rows of ``steps``.
-    groups : mapping of str to sequence of str
-        Name -> stall kinds in lower case.
-
-    Returns
-    -------
-    dict
-        Rank -> name -> (lower, upper) bound in ns.
+    ``trace``: needs steps. ``steps``: rows of ``steps``. ``groups``: name -> stall kinds in lower case. Returns rank ->
+    name -> (lower, upper) bound in ns.
     """
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
@@ -347,26 +317,18 @@ def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Divided:
-    """Time of one rank by step and kind.
-
-    Attributes
-    ----------
-    step : int64 array
-        Number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
-    point, low, high : int64 arrays
-        Nanoseconds, a row for each step and a column for each number of a kind.
-    method : str array
-        Of each step.
-    causes : dict
-        Columns of straggler time by the awaited rank; ``row`` is the row of the matrices.
-    """
+    """Time of one rank by step and kind."""
 
     rank: int
+    #: Number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
     step: Int64
+    #: Nanoseconds, a row for each step and a column for each number of a kind.
     point: Int64
     low: Int64
     high: Int64
+    #: Of each step.
     method: npt.NDArray[np.str_]
+    #: Columns of straggler time by the awaited rank; ``row`` is the row of the matrices.
     causes: dict[str, Int64]
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:

@@ -31,31 +31,21 @@ BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Pieces of the step thread's time blocked on a collective, sorted and disjoint.
-
-    Attributes
-    ----------
-    row
-        Row of ``trace.collectives`` that has not ended, -1 if none is known to be in flight.
-    waited_row
-        Row that the thread waits for; differs from ``row`` if it is queued behind ``row``; -1 if unknown.
-    link
-        Link of the group.
-    launching
-        In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
-    presumed
-        No wait was recorded, but nothing after the call either: the thread is taken to hang in it.
-    on_device
-        The collective is in flight on the device, which may compute at the same time.
-    """
+    """Pieces of the step thread's time blocked on a collective, sorted and disjoint."""
 
     begin: Int64
     end: Int64
+    #: Row of ``trace.collectives`` that has not ended, -1 if none is known to be in flight.
     row: Int64
+    #: Row that the thread waits for; differs from ``row`` if it is queued behind ``row``; -1 if unknown.
     waited_row: Int64
+    #: Link of the group.
     link: Int64
+    #: In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
     launching: npt.NDArray[np.bool_]
+    #: No wait was recorded, but nothing after the call either: the thread is taken to hang in it.
     presumed: npt.NDArray[np.bool_]
+    #: The collective is in flight on the device, which may compute at the same time.
     on_device: npt.NDArray[np.bool_]
 
     @property

@@ -18,24 +18,16 @@ _PARTS = ("user", "system", "idle", "iowait", "steal")
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """Use of the CPUs of a host while they were sampled.
+    """Use of the CPUs of a host while they were sampled."""
 
-    Attributes
-    ----------
-    count : float
-        Number of CPUs of the host.
-    others_count : float
-        Mean number of CPUs used by processes outside the job and by other guests of the hypervisor.
-    busy_ratio, steal_ratio : float
-        Shares of all CPU time: used by any process, and taken by the hypervisor.
-    main_ns_per_s : dict of int to float
-        CPU time of the process of each rank, all of its threads, per second.
-    """
-
+    #: Number of CPUs of the host.
     count: float
+    #: Mean number of CPUs used by processes outside the job and by other guests of the hypervisor.
     others_count: float
+    #: Shares of all CPU time: used by any process, and taken by the hypervisor.
     busy_ratio: float
     steal_ratio: float
+    #: CPU time of the process of each rank, all of its threads, per second.
     main_ns_per_s: dict[int, float] = field(default_factory=dict)
 
 

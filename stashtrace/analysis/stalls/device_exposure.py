@@ -78,20 +78,9 @@ def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
 class DeviceView:
     """Brackets of one rank, and the times derived from them.
 
-    Attributes
-    ----------
-    process_id : int
-        Of the rank.
-    compute : list of int
-        Tracks of the streams that carry compute.
-    exposed : dict of int to Exposed
-        By compute stream.
-    life : dict of int to (int, int)
-        First and last event of each compute stream.
-    loaded : TimeSet
-        Time when the device surely had work: an event stood in a compute stream behind unfinished work.
-    error_ns : int
-        Error of the event clock.
+    ``process_id``: of the rank. ``compute``: tracks of the streams that carry compute. ``exposed``: by compute stream.
+    ``life``: first and last event of each compute stream. ``loaded``: time when the device surely had work: an event
+    stood in a compute stream behind unfinished work. ``error_ns``: error of the event clock.
     """
 
     def __init__(self, index: TraceIndex, thread: StepThread) -> None:

@@ -19,7 +19,8 @@ from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.calibration.fit import bus_bytes
-from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
@@ -38,24 +39,20 @@ EVIDENCE = schema(
     "evidence",
     "What speaks for the largest stalls, over the steps without warm-up",
     RANK,
-    ("kind", "U16", "", "stall that it explains: prep, fetch, straggler, h2d, sync, other, network or interconnect"),
-    (
+    col.word("kind", "stall that it explains: prep, fetch, straggler, h2d, sync, other, network or interconnect"),
+    col.word(
         "detail",
-        "U16",
-        "",
         "worker_time: of its workers; file: blocked in it; late_rank: what the rank did meanwhile;"
         " copy, blocking_call, host_function, collective: of its device",
     ),
-    (
+    col.word(
         "name",
-        "U16",
-        "",
         "decode, collate, blocked or idle; path; kind of time of the late rank; what was copied or called; stream",
     ),
-    Column("cause_rank", "i8", "", "late_rank: the rank that was waited for, -1 otherwise", role="rank", missing=-1),
-    ("amount_ns", "i8", "ns", "how long"),
-    ("share_ratio", "f8", "", "of the rank's rows with the same detail"),
-    ("rate_bytes_per_s", "f8", "", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),
+    col.rank("cause_rank", "late_rank: the rank that was waited for, -1 otherwise", missing=-1),
+    col.ns("amount_ns", "how long"),
+    col.real("share_ratio", "of the rank's rows with the same detail"),
+    col.real("rate_bytes_per_s", "file: bytes by blocked time; copy; collective: bus bandwidth; 0 otherwise"),
 )
 
 #: Files named per rank.

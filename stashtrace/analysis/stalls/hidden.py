@@ -19,7 +19,8 @@ from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.columns import RANK, Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import (
     Bracket,
@@ -38,20 +39,20 @@ HIDDEN = schema(
     "hidden",
     "What each step did beside its stalls; nothing of it is part of the budget",
     RANK,
-    ("step", "i8", "", "ordinal"),
-    ("wall_ns", "i8", "ns", "length of the step"),
-    ("hidden_communication_ns", "i8", "ns", "a collective in flight while the rank was not blocked on it"),
-    ("hidden_loading_ns", "i8", "ns", "a worker made a batch while the rank waited for none"),
-    ("hidden_checkpoint_ns", "i8", "ns", "another thread wrote a checkpoint while the step thread did something else"),
-    Column("cpu_contention_ns", "i8", "ns", "the step thread was runnable but not running, -1 if unknown", missing=-1),
-    Column("steal_ratio", "f8", "", "share of the host's CPU time taken by its hypervisor, -1 if unknown", missing=-1),
-    ("gc_ns", "i8", "ns", "Python garbage collection on the step thread, inside compute"),
-    ("queued_ns", "i8", "ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
-    ("hidden_copy_ns", "i8", "ns", "a copy between host and device while the device did something else"),
-    ("host_paced_ns", "i8", "ns", "device: no record proves it had work; the bound of launch, part of compute"),
-    ("graph_opaque_ns", "i8", "ns", "device: inside a graph launch of which nothing is known, part of compute"),
-    ("untimed_count", "i8", "", "collectives given to a device without device times"),
-    ("estimated_ns", "i8", "ns", "link time that an estimate divides between hosts and inside one"),
+    col.number("step", "ordinal"),
+    col.ns("wall_ns", "length of the step"),
+    col.ns("hidden_communication_ns", "a collective in flight while the rank was not blocked on it"),
+    col.ns("hidden_loading_ns", "a worker made a batch while the rank waited for none"),
+    col.ns("hidden_checkpoint_ns", "another thread wrote a checkpoint while the step thread did something else"),
+    col.ns("cpu_contention_ns", "the step thread was runnable but not running, -1 if unknown", missing=-1),
+    col.real("steal_ratio", "share of the host's CPU time taken by its hypervisor, -1 if unknown", missing=-1),
+    col.ns("gc_ns", "Python garbage collection on the step thread, inside compute"),
+    col.ns("queued_ns", "waited for a collective that stood behind an earlier one, inside the link's time"),
+    col.ns("hidden_copy_ns", "a copy between host and device while the device did something else"),
+    col.ns("host_paced_ns", "device: no record proves it had work; the bound of launch, part of compute"),
+    col.ns("graph_opaque_ns", "device: inside a graph launch of which nothing is known, part of compute"),
+    col.number("untimed_count", "collectives given to a device without device times"),
+    col.ns("estimated_ns", "link time that an estimate divides between hosts and inside one"),
 )
 
 _DIVIDED = (StallKind.NETWORK, StallKind.INTERCONNECT)

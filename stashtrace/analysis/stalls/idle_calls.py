@@ -17,6 +17,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceCall, StallKind
@@ -27,15 +28,15 @@ IDLE_CALLS = schema(
     "idle_calls",
     "Calls of the driver or runtime during which a device stood idle, over the counted steps; longest first",
     RANK,
-    ("call", "U48", "", "name of the function, as hipFree; DeviceCall in lower case where only that is known"),
+    col.word("call", "name of the function, as hipFree; DeviceCall in lower case where only that is known", width=48),
     Column("call_code", "i8", "", "", of=DeviceCall),
-    Column("track_id", "i8", "", "the thread that called, -1 if unknown", 5, missing=-1, of="tracks.track_id"),
-    ("calls_count", "i8", "", "calls that touch the counted steps"),
-    ("inside_ns", "i8", "ns", "time that the thread stood in them, inside the counted steps"),
-    ("idle_ns", "i8", "ns", "of it, time that stalls gives to sync or launch"),
-    ("possible_ns", "i8", "ns", "of it, time that timing events cannot tell from such a stall"),
-    ("drained_ns", "i8", "ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
-    ("share_ratio", "f8", "", "idle_ns of the rank's sync and launch time"),
+    col.refers("track_id", "tracks.track_id", "the thread that called, -1 if unknown", missing=-1, detail=5),
+    col.number("calls_count", "calls that touch the counted steps"),
+    col.ns("inside_ns", "time that the thread stood in them, inside the counted steps"),
+    col.ns("idle_ns", "of it, time that stalls gives to sync or launch"),
+    col.ns("possible_ns", "of it, time that timing events cannot tell from such a stall"),
+    col.ns("drained_ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
+    col.real("share_ratio", "idle_ns of the rank's sync and launch time"),
 )
 
 _HOST_KINDS = (StallKind.SYNC, StallKind.LAUNCH)
@@ -47,21 +48,12 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     Calls that synchronise, copy, allocate, free, load modules or launch work count, whatever ``stalls`` made of them.
     Of one function and thread no instant counts twice; two threads can stand in calls at once.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps; a rank without a device has no rows.
-    warmup : bool
-        Whether the warm-up steps count.
+    ``trace``: needs steps; a rank without a device has no rows. ``warmup``: whether the warm-up steps count. Raises
+    MissingDataError if no rank has steps.
 
     Columns
     -------
     rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, drained_ns, share_ratio
-
-    Raises
-    ------
-    MissingDataError
-        If no rank has steps.
     """
     index = TraceIndex(trace)
     counted = counted_steps(index.steps, warmup=warmup)

@@ -65,29 +65,19 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class RankLayers:
-    """Layers that one method makes for one rank, in order: the first one that covers an instant has it.
+    """Layers that one method makes for one rank, in order: the first one that covers an instant has it."""
 
-    Attributes
-    ----------
-    method : str
-        ``host``, ``brackets`` or ``kernels``.
-    layers : list of Layer
-        Together they cover the life of the rank; time without a layer is ``other``.
-    late : Tagged
-        Straggler time with the awaited rank.
-    segments : tuple of (str, TimeSet)
-        Where another method than ``method`` made the layers.
-    beside : dict of str to TimeSet
-        Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
-        was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
-        had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next
-        work).
-    """
-
+    #: ``host``, ``brackets`` or ``kernels``.
     method: str
+    #: Together they cover the life of the rank; time without a layer is ``other``.
     layers: list[Layer]
+    #: Straggler time with the awaited rank.
     late: Tagged
+    #: Where another method than ``method`` made the layers.
     segments: tuple[tuple[str, TimeSet], ...] = ()
+    #: Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
+    #: was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
+    #: had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next work).
     beside: dict[str, TimeSet] = field(default_factory=dict)
 
     def painted(self) -> Tagged:

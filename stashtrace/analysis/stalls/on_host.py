@@ -37,28 +37,19 @@ _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Time of the step thread in and between its work, from its own records.
+    """Time of the step thread in and between its work, from its own records."""
 
-    Attributes
-    ----------
-    busy, annotated
-        Inside forward, backward or optimizer; inside annotations.
-    saving
-        Inside a checkpoint, or blocked in a later call on a file that a checkpoint wrote.
-    reading
-        Blocked in reads of files.
-    foreign, local
-        Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
-    on_device
-        Inside calls that wait for the device.
-    """
-
+    #: Inside forward, backward or optimizer; inside annotations.
     busy: TimeSet
     annotated: TimeSet
+    #: Inside a checkpoint, or blocked in a later call on a file that a checkpoint wrote.
     saving: TimeSet
+    #: Blocked in reads of files.
     reading: TimeSet
+    #: Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
     foreign: TimeSet
     local: TimeSet
+    #: Inside calls that wait for the device.
     on_device: TimeSet
 
 
@@ -241,19 +232,13 @@ _COMPUTE, _OTHER, _PYTHON = StallKind.COMPUTE, StallKind.OTHER, StallKind.PYTHON
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Stretches of the step thread between outermost phases, in order.
-
-    Attributes
-    ----------
-    ran_ns
-        Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
-    timed, queue_timed
-        True where CPU time, or run-queue time, is known on both sides.
-    """
+    """Stretches of the step thread between outermost phases, in order."""
 
     begin: Int64
     end: Int64
+    #: Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
     ran_ns: Int64
+    #: True where CPU time, or run-queue time, is known on both sides.
     timed: npt.NDArray[np.bool_]
     queue_timed: npt.NDArray[np.bool_]
 

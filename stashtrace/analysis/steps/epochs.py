@@ -13,6 +13,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
@@ -23,12 +24,12 @@ EPOCH_BEGINS = schema(
     "epoch_begins",
     "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
     RANK,
-    ("serves", "U16", "", "training, validation or inference"),
-    ("begins_count", "i8", "", "iterators that gave their first batch within the counted steps"),
-    ("wait_ns", "i8", "ns", "waits between epochs: iterators that ended and were made, and first batches"),
-    ("workers_end_ns", "i8", "ns", "of it: waits for the workers of an iterator to end"),
-    ("workers_count", "i8", "", "workers of such a loader, the most that made batches; 0 without workers"),
-    ("anew_count", "i8", "", "of the begins: iterators that started workers of their own"),
+    col.word("serves", "training, validation or inference"),
+    col.number("begins_count", "iterators that gave their first batch within the counted steps"),
+    col.ns("wait_ns", "waits between epochs: iterators that ended and were made, and first batches"),
+    col.ns("workers_end_ns", "of it: waits for the workers of an iterator to end"),
+    col.number("workers_count", "workers of such a loader, the most that made batches; 0 without workers"),
+    col.number("anew_count", "of the begins: iterators that started workers of their own"),
 )
 
 SERVES = ("training", *QUIET_KINDS)
@@ -45,18 +46,8 @@ def workers_count(worker_ids: Int64) -> int:
 def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     """Begins of epochs within the given steps of a rank: a row for the loaders that serve training, and so on.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs batches.
-    rank : int
-    steps : Table
-        From ``steps``; those that count.
-
-    Returns
-    -------
-    Table
-        Schema ``epoch_begins``; empty if no loader was begun within the steps.
+    ``trace``: needs batches. ``steps``: from ``steps``; those that count. Returns schema ``epoch_begins``; empty if no
+    loader was begun within the steps.
     """
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     batches = trace.batches.take(trace.batches["rank"] == rank)

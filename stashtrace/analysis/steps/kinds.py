@@ -10,6 +10,7 @@ from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Phase, PhaseFlag
@@ -20,14 +21,14 @@ STEP_KINDS = schema(
     "step_kinds",
     "How many steps of each kind a rank made and how long they took; a row of rank -1 for all ranks",
     RANK_OR_ALL,
-    ("kind", "U16", "", "steps.kind"),
-    ("steps_count", "i8", "", "counted steps; of all ranks, steps that any rank made"),
-    ("warmup_count", "i8", "", "steps left out as warm-up, or because the event budget left them without events"),
-    ("mean_ns", "i8", "ns", "mean of the counted steps; of all ranks, each step is the mean over its ranks"),
-    ("median_ns", "i8", "ns", "median of the counted steps; of all ranks, each step is the mean over its ranks"),
-    ("total_ns", "i8", "ns", "sum of the counted steps; of all ranks, the mean over the ranks that made any"),
-    ("sub_steps_count", "i8", "", "sub-steps of the counted steps: micro-batches, or updates of an iteration"),
-    ("rollout_ns", "i8", "ns", "iterations: mean time up to the first phase that trains, by the host; else 0"),
+    col.word("kind", "steps.kind"),
+    col.number("steps_count", "counted steps; of all ranks, steps that any rank made"),
+    col.number("warmup_count", "steps left out as warm-up, or because the event budget left them without events"),
+    col.ns("mean_ns", "mean of the counted steps; of all ranks, each step is the mean over its ranks"),
+    col.ns("median_ns", "median of the counted steps; of all ranks, each step is the mean over its ranks"),
+    col.ns("total_ns", "sum of the counted steps; of all ranks, the mean over the ranks that made any"),
+    col.number("sub_steps_count", "sub-steps of the counted steps: micro-batches, or updates of an iteration"),
+    col.ns("rollout_ns", "iterations: mean time up to the first phase that trains, by the host; else 0"),
 )
 
 #: In the order in which a summary speaks of them.

@@ -214,23 +214,15 @@ def _join_turns(new: Bools, names: Int64, waits: Int64) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _QuietRuns:
-    """Forwards without gradients before the first other phase of each segment, and how they differ from training.
+    """Forwards without gradients before the first other phase of each segment, and how they differ from training."""
 
-    Attributes
-    ----------
-    forwards : int64 array
-        Of each segment: up to each group of updates, and what follows the last.
-    over_a_loader : bool
-        A batch wait leads in each forward, or each few.
-    like_training : bool
-        The modules are in the same mode (``train`` or ``eval``) as where they are trained.
-    fed : bool
-        A batch wait leads in most of the training.
-    """
-
+    #: Of each segment: up to each group of updates, and what follows the last.
     forwards: Int64
+    #: A batch wait leads in each forward, or each few.
     over_a_loader: bool
+    #: The modules are in the same mode (``train`` or ``eval``) as where they are trained.
     like_training: bool
+    #: A batch wait leads in most of the training.
     fed: bool
 
 

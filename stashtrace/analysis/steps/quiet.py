@@ -52,12 +52,7 @@ def brief_steps(tokens: Tokens, steps: StepColumns, sub_steps: Int64) -> Bools:
 def join_quiet(ranks: Sequence[RankSteps], first_updates: Sequence[int]) -> list[RankSteps]:
     """Join the steps without gradients that are part of a training step to it.
 
-    Parameters
-    ----------
-    ranks : sequence of RankSteps
-        Of all ranks.
-    first_updates : sequence of int
-        Number of each rank's first update among all ranks.
+    ``ranks``: of all ranks. ``first_updates``: number of each rank's first update among all ranks.
     """
     runs = [_Runs.of(rank, first) for rank, first in zip(ranks, first_updates, strict=True)]
     training = [run for run in runs if run.updates]
@@ -90,22 +85,15 @@ def join_as(rank: RankSteps, kinds: npt.NDArray[np.str_]) -> RankSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Runs of steps without gradients of a rank: before each update, and behind the last.
+    """Runs of steps without gradients of a rank: before each update, and behind the last."""
 
-    Attributes
-    ----------
-    first, updates : int
-        Number of the first update among all ranks, and how many there are.
-    count, brief : int64 array
-        Steps of each run, and how many of them are brief.
-    begin, middle, end : int64 array
-        Of each run: begin, begin of the step that trains behind it, and end of that.
-    """
-
+    #: Number of the first update among all ranks, and how many there are.
     first: int
     updates: int
+    #: Steps of each run, and how many of them are brief.
     count: Int64
     brief: Int64
+    #: Of each run: begin, begin of the step that trains behind it, and end of that.
     begin: Int64
     middle: Int64
     end: Int64

@@ -14,33 +14,23 @@ from stashtrace.analysis.steps.threads import StepThread
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread.
-
-    Attributes
-    ----------
-    columns : StepColumns
-        Begin and end on the host, and kind.
-    ordinal : int64 array
-        Number of each step among all ranks, as far as it is known.
-    begin_ns, end_ns, clock_code
-        On the device, where the rank has one.
-    thinned : int64 array
-        1 where the event budget left a step without events.
-    brief : bool array
-        Steps without gradients whose forwards are far shorter than those of training: tokens, not batches.
-    numbered : bool
-        Whether the steps came with their numbers.
-    """
+    """Steps of a rank. All that is compared with host times (numbers, collectives) uses those of its step thread."""
 
     thread: StepThread
+    #: Begin and end on the host, and kind.
     columns: StepColumns
     sub_steps: Int64
+    #: Number of each step among all ranks, as far as it is known.
     ordinal: Int64
+    #: On the device, where the rank has one.
     begin_ns: Int64
     end_ns: Int64
     clock_code: int
+    #: 1 where the event budget left a step without events.
     thinned: Int64
+    #: Steps without gradients whose forwards are far shorter than those of training: tokens, not batches.
     brief: Bools
+    #: Whether the steps came with their numbers.
     numbered: bool = False
 
     def take(self, rows: Int64) -> RankSteps:

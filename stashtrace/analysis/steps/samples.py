@@ -47,18 +47,8 @@ def step_samples(
 ) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
 
-    Parameters
-    ----------
-    steps : Table
-        ``steps`` of a rank.
-    waits : Table
-        Batch waits of the rank that brought a batch.
-    told : dict of int to LoaderSamples
-
-    Returns
-    -------
-    float array, LoaderSamples
-        As many as there are steps, in their order; empty if a loader that fed one of them does not say.
+    ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. Returns as many as there
+    are steps, in their order; empty if a loader that fed one of them does not say.
     """
     order = np.argsort(steps["begin_ns"], kind="stable")
     begin, end = steps["begin_ns"][order], steps["end_ns"][order]
@@ -74,17 +64,11 @@ def step_samples(
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """Samples of a job; 0 for what its loaders do not say.
+    """Samples of a job; 0 for what its loaders do not say."""
 
-    Attributes
-    ----------
-    step_samples : int
-        Of one rank and step, all its micro-batches together.
-    epoch_samples : int
-        Of all ranks, until the loader of the training steps begins anew.
-    """
-
+    #: Of one rank and step, all its micro-batches together.
     step_samples: int = 0
+    #: Of all ranks, until the loader of the training steps begins anew.
     epoch_samples: int = 0
 
 

@@ -28,21 +28,14 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Step time of a run, or of one rank.
+    """Step time of a run, or of one rank."""
 
-    Attributes
-    ----------
-    mean_ns, median_ns : float
-        Over the steps.
-    steps_count : int
-        Steps that count.
-    left_out_count : int
-        Steps of the same kinds that do not.
-    """
-
+    #: Over the steps.
     mean_ns: float
     median_ns: float
+    #: Steps that count.
     steps_count: int
+    #: Steps of the same kinds that do not.
     left_out_count: int
 
 
@@ -82,12 +75,8 @@ def step_time_of(trace: Trace) -> StepTime | None:
 def step_time(steps: Table, counted: Table | None = None) -> StepTime:
     """Return the step time of a run.
 
-    Parameters
-    ----------
-    steps : Table
-        ``steps`` of all ranks.
-    counted : Table, optional
-        Those of them that count, where they are known: :func:`step_time_steps`.
+    ``steps``: ``steps`` of all ranks. ``counted``: those of them that count, where they are known:
+    :func:`step_time_steps`.
     """
     counted = step_time_steps(steps) if counted is None else counted
     lengths = step_lengths(counted)

@@ -125,14 +125,8 @@ def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
     """Number the steps of all ranks alike: the cross-rank half of :func:`steps`.
 
-    Parameters
-    ----------
-    ranks : sequence of RankSteps
-        From :func:`local_steps`, of the whole run.
-    collectives : Table
-        Of all ranks; needs rank, group_hash, sequence, op_code, call_ns.
-    first : int
-        Number of the first step.
+    ``ranks``: from :func:`local_steps`, of the whole run. ``collectives``: of all ranks; needs rank, group_hash,
+    sequence, op_code, call_ns. ``first``: number of the first step.
     """
     numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
     ranks = list(ranks) if numbered else _number_among_all(ranks, _first_updates(ranks, collectives))

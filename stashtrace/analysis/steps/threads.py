@@ -35,10 +35,7 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
     marks; then, with the most phases and batch waits; then, the one that the probes called the step thread. A
     rank that was started again has several processes: the same rule picks one.
 
-    Raises
-    ------
-    MissingDataError
-        If no rank has a single phase, batch wait or step mark, of host or device.
+    Raises MissingDataError if no rank has a single phase, batch wait or step mark, of host or device.
     """
     tracks, processes = trace.tracks, trace.processes
     phases, batches, spans, brackets = trace.phases, trace.batches, trace.spans, trace.device_brackets

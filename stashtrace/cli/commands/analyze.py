@@ -69,10 +69,7 @@ def parser() -> Parser:
 def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
     """Return the parser for an analysis of another package, and for each of its parameters the attribute of its value.
 
-    Raises
-    ------
-    PluginError
-        If the analysis cannot be loaded, or no options can be made of its signature.
+    Raises PluginError if the analysis cannot be loaded, or no options can be made of its signature.
     """
     from stashtrace.analysis.registry import find, plugins
     from stashtrace.cli.plugin_options import add_options, first_sentence
@@ -199,10 +196,7 @@ def main(argv: Sequence[str]) -> int:
 def _chosen(columns: Sequence[str], names: Sequence[str], analysis: str) -> list[str]:
     """Return the columns that were asked for, in the order in which they were.
 
-    Raises
-    ------
-    UsageError
-        If the table has no such column.
+    Raises UsageError if the table has no such column.
     """
     unknown = [name for name in names if name not in columns]
     if unknown:

@@ -71,10 +71,8 @@ def _fetch(url: str, place: Path, screen: Screen) -> None:
 def _target(paths: Sequence[str], out: str | None) -> Path:
     """Return the directory for the merged run.
 
-    Raises
-    ------
-    UsageError
-        If a directory that a URL would be fetched into holds something else, or the first path is an archive.
+    Raises UsageError if a directory that a URL would be fetched into holds something else, or the first path is an
+    archive.
     """
     if out is not None:
         return Path(out)

@@ -73,12 +73,8 @@ def main(argv: Sequence[str]) -> int:
 def _query_and_jobs(words: Sequence[str]) -> tuple[str, list[list[str]]]:
     """Return the query, which is the last word, and the jobs before it, each as the paths of its parts.
 
-    Raises
-    ------
-    UsageError
-        If there is no query.
-    MissingDataError
-        If a run does not exist, or none is named and there is none here.
+    Raises UsageError if there is no query. Raises MissingDataError if a run does not exist, or none is named and there
+    is none here.
     """
     from stashtrace.cli.loading import find_jobs
 

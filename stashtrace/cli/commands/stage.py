@@ -128,10 +128,7 @@ def main(argv: Sequence[str]) -> int:
 def _command(path: Path) -> tuple[list[str], str | None]:
     """Return the command of a run and the folder that it ran in.
 
-    Raises
-    ------
-    MissingDataError
-        If the command cannot be run again here.
+    Raises MissingDataError if the command cannot be run again here.
     """
     hint = "give the directory of a run that can be repeated here, or leave --check out"
     facts = read_run_file(path) if path.is_dir() else {}

@@ -79,10 +79,8 @@ def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) ->
 
     After the viewing the folder is gone.
 
-    Raises
-    ------
-    UsageError
-        If a path is a timeline file, which can be neither cut nor joined, or the run does not have that part.
+    Raises UsageError if a path is a timeline file, which can be neither cut nor joined, or the run does not have that
+    part.
     """
     for path in paths:
         if not path.is_file() or _holds_foreign_files(path):
@@ -101,10 +99,7 @@ def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) ->
 def _holds_foreign_files(path: Path) -> bool:
     """Return whether the path holds files of other tools, of which a timeline is made first.
 
-    Raises
-    ------
-    StashtraceError
-        If a file is none that can be shown.
+    Raises StashtraceError if a file is none that can be shown.
     """
     from stashtrace.importers.source import Source
     from stashtrace.loading.foreign_files import RefusedFileError, UnknownFileError, importer_of

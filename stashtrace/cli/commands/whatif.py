@@ -236,19 +236,9 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
 
     What the command prints goes to stderr: stdout is for the answer.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The job, as `stashtrace run` takes it.
-    bucket_mib : float
-    out : str
-        Run directory.
-
-    Raises
-    ------
-    CaptureError
-        If the command fails, its script chose the size of a model itself, torch did not take the size, or the command
-        makes no DistributedDataParallel.
+    ``command``: the job, as `stashtrace run` takes it. ``out``: run directory. Raises CaptureError if the command
+    fails, its script chose the size of a model itself, torch did not take the size, or the command makes no
+    DistributedDataParallel.
     """
     from stashtrace.cli.commands import run
 

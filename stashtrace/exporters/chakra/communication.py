@@ -23,40 +23,27 @@ ALL_RANKS = 0
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Attributes of the parts of collectives; columns are parallel to ``collectives``.
+    """Attributes of the parts of collectives; columns are parallel to ``collectives``."""
 
-    Attributes
-    ----------
-    collectives : Table
-        Sorted as ``TraceIndex`` does.
-    groups : dict of int to Group
-        Communicators that are used, by their hash.
-    numbers : dict of int to int
-        Their numbers; ``ALL_RANKS`` is that of the first one that all ranks are in.
-    names : dict of int to str
-        Their names in the job.
-    size_bytes : int array
-        Payload of each rank's input, -1 if unknown.
-    source, target, tag : int array
-        Of sends and receives: global ranks, -1 if unknown, and the number of the message between the two.
-    absent : list of int
-        Ranks without a file, up to the highest rank of any communicator.
-    incomplete_count : int
-        Collectives in which a member has no part.
-    unpaired_count : int
-        Sends and receives whose other side is not in the files.
-    """
-
+    #: Sorted as ``TraceIndex`` does.
     collectives: Table
+    #: Communicators that are used, by their hash.
     groups: dict[int, Group]
+    #: Their numbers; ``ALL_RANKS`` is that of the first one that all ranks are in.
     numbers: dict[int, int]
+    #: Their names in the job.
     names: dict[int, str]
+    #: Payload of each rank's input, -1 if unknown.
     size_bytes: Int64
+    #: Of sends and receives: global ranks, -1 if unknown, and the number of the message between the two.
     source: Int64
     target: Int64
     tag: Int64
+    #: Ranks without a file, up to the highest rank of any communicator.
     absent: list[int]
+    #: Collectives in which a member has no part.
     incomplete_count: int
+    #: Sends and receives whose other side is not in the files.
     unpaired_count: int
 
 

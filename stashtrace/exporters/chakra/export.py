@@ -57,24 +57,12 @@ def export_chakra(
     The folder gets ``workload.RANK.et`` of each rank and ``comm_groups.json``, the members of communicators of fewer
     than all ranks. The page ``docs/guides/chakra.md`` describes the nodes; ``work`` cuts the graph.
 
-    Parameters
-    ----------
-    trace : Trace
-        A trace with a graph.
-    path : Path
-        Folder to make; traces of an earlier export in it are replaced, a folder with other files is refused.
-    steps : (int, int), optional
-        Only steps with ``first <= step < last``.
-    loaders : {"waits", "nodes"}
-        ``waits`` keeps the waits for workers' batches as measured. ``nodes`` writes each batch as work on a CPU;
-        simulators that run one CPU node of a rank at a time serialise these.
-
-    Raises
-    ------
-    StashtraceError
-        If the package protobuf is missing, or the folder has other files or cannot be written.
-    MissingDataError
-        If the run has no graph, or only one of operations by name, or none of the wanted steps.
+    ``trace``: a trace with a graph. ``path``: folder to make; traces of an earlier export in it are replaced, a folder
+    with other files is refused. ``steps``: only steps with ``first <= step < last``. ``loaders``: ``waits`` keeps the
+    waits for workers' batches as measured. ``nodes`` writes each batch as work on a CPU; simulators that run one CPU
+    node of a rank at a time serialise these. Raises StashtraceError if the package protobuf is missing, or the folder
+    has other files or cannot be written. Raises MissingDataError if the run has no graph, or only one of operations by
+    name, or none of the wanted steps.
     """
     if loaders not in LOADERS:
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")

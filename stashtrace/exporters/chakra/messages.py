@@ -24,10 +24,7 @@ _NARROW = frozenset({"comm_src", "comm_dst", "comm_tag"})
 class Messages:
     """Message classes of the ``protobuf`` package, made once.
 
-    Raises
-    ------
-    StashtraceError
-        By :meth:`load`, if the package is missing or too old.
+    Raises StashtraceError: by :meth:`load`, if the package is missing or too old.
     """
 
     node: Any

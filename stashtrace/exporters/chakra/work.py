@@ -38,57 +38,38 @@ IDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Counts of what the files leave out of a run.
+    """Counts of what the files leave out of a run."""
 
-    Attributes
-    ----------
-    outside_count : int
-        Collectives before the first or after the last step.
-    unended_count : int
-        Collectives that never ended.
-    batches_count : int
-        Batches that workers made for the written steps; the waits for them are kept as measured.
-    cycle_edges_count : int
-        Edges cut because they closed a cycle, as errors of clocks make them.
-    foreign_edges_count : int
-        Edges between ranks that are not those of a collective.
-    """
-
+    #: Collectives before the first or after the last step.
     outside_count: int = 0
+    #: Collectives that never ended.
     unended_count: int = 0
+    #: Batches that workers made for the written steps; the waits for them are kept as measured.
     batches_count: int = 0
+    #: Edges cut because they closed a cycle, as errors of clocks make them.
     cycle_edges_count: int = 0
+    #: Edges between ranks that are not those of a collective.
     foreign_edges_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Columns of nodes, in any order.
-
-    Attributes
-    ----------
-    row : int array
-        Row of the sorted ``collectives`` for a part of a collective; else ``NO_ROW``.
-    transfer : int array
-        Node of the graph of which it is a part, -1 if none.
-    resource : int array
-        :class:`Resource`.
-    kind : int array
-        ``StallKind`` with most of the time; ``IDLE`` for nodes of idle time and parts of collectives.
-    step, process_id : int array
-        -1 for parts of collectives.
-    begin_ns, duration_ns, idle_ns : int array
-        As measured. The duration of a part of a collective is that of the transfer: from the last entry to the first
-        end. ``idle_ns`` is the part of a duration in which nothing known ran.
-    """
+    """Columns of nodes, in any order."""
 
     rank: Int64
+    #: Row of the sorted ``collectives`` for a part of a collective; else ``NO_ROW``.
     row: Int64
+    #: Node of the graph of which it is a part, -1 if none.
     transfer: Int64
+    #: :class:`Resource`.
     resource: Int64
+    #: ``StallKind`` with most of the time; ``IDLE`` for nodes of idle time and parts of collectives.
     kind: Int64
+    #: -1 for parts of collectives.
     step: Int64
     process_id: Int64
+    #: As measured. The duration of a part of a collective is that of the transfer: from the last entry to the first
+    #: end. ``idle_ns`` is the part of a duration in which nothing known ran.
     begin_ns: Int64
     duration_ns: Int64
     idle_ns: Int64
@@ -99,18 +80,12 @@ class _Nodes:
 
 @dataclass(frozen=True, slots=True)
 class RankWork(_Nodes):
-    """Nodes of all ranks, by rank; within a rank every node comes after the nodes that it waits for.
+    """Nodes of all ranks, by rank; within a rank every node comes after the nodes that it waits for."""
 
-    Attributes
-    ----------
-    needs, needs_first : int array
-        Places of the nodes that node ``i`` waits for: ``needs[needs_first[i]:needs_first[i + 1]]``, ascending.
-    dropped : Dropped
-        What was left out.
-    """
-
+    #: Places of the nodes that node ``i`` waits for: ``needs[needs_first[i]:needs_first[i + 1]]``, ascending.
     needs: Int64
     needs_first: Int64
+    #: What was left out.
     dropped: Dropped
 
 
@@ -134,16 +109,9 @@ def rank_work(
       for an earlier node of the source's thread.
     - Edges between different ranks, other than those through a transfer, cannot be expressed; they are counted.
 
-    Parameters
-    ----------
-    graph : Graph
-        Of all ranks.
-    collectives : Table
-        Sorted as ``TraceIndex`` does, so that ``graph.row`` are rows of it.
-    steps : (int, int), optional
-        Only steps with ``first <= step < last``. Earlier work that these wait for counts as done.
-    workers : bool
-        Whether batches that workers make are nodes; else the waits for them are idle time.
+    ``graph``: of all ranks. ``collectives``: sorted as ``TraceIndex`` does, so that ``graph.row`` are rows of it.
+    ``steps``: only steps with ``first <= step < last``. Earlier work that these wait for counts as done. ``workers``:
+    whether batches that workers make are nodes; else the waits for them are idle time.
     """
     transfer_of_row = _transfers_of_rows(graph, collectives)
     kept, dropped = _kept(graph, steps, workers)

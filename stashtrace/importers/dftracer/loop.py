@@ -109,17 +109,11 @@ def has_own_rows(category: str, name: str) -> bool:
 
 @dataclass(slots=True)
 class Loop:
-    """Rows to add for one process, and facts about them.
+    """Rows to add for one process, and facts about them."""
 
-    Attributes
-    ----------
-    trains : bool
-        The process waits for batches, has the body of a loop, or computes.
-    loads : bool
-        The process makes items and does not train: a worker of another process.
-    """
-
+    #: The process waits for batches, has the body of a loop, or computes.
     trains: bool = False
+    #: The process makes items and does not train: a worker of another process.
     loads: bool = False
     facts: dict[str, str] = field(default_factory=dict)
     batches: list[tuple[BatchPhase, dict[str, Any]]] = field(default_factory=list)

@@ -36,24 +36,16 @@ PER_STEP = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group as this file knows it.
-
-    Attributes
-    ----------
-    members : tuple of int
-        Global ranks; empty if unknown.
-    size : int
-        Number of members, -1 if unknown.
-    key : str
-        Identity of the group, the same on all its ranks.
-    guessed : bool
-        Whether the file names no group, and a stream stands for one.
-    """
+    """A process group as this file knows it."""
 
     name: str
+    #: Global ranks; empty if unknown.
     members: tuple[int, ...]
+    #: Number of members, -1 if unknown.
     size: int
+    #: Identity of the group, the same on all its ranks.
     key: str
+    #: Whether the file names no group, and a stream stands for one.
     guessed: bool = False
 
     @property

@@ -125,19 +125,10 @@ def extent_of(tables: Sequence[EventRows]) -> tuple[int, int]:
 class KinetoFile:
     """Content of one file.
 
-    Attributes
-    ----------
-    rows : dict of str to EventRows
-        By the names of ``TABLES``.
-    texts : list of str
-    top : dict
-        Top-level values beside the events, parsed; those that are no JSON are absent.
-    counts : dict of str to int
-        Counts of the scanner: events, kept, damaged, oversized, timeless, truncated (text or compression is cut).
-    categories : dict of str to int
-        Number of events with a duration by category, kept or not.
-    base_ns : int or None
-        From when the file's times count; None if it does not say.
+    ``rows``: by the names of ``TABLES``. ``top``: top-level values beside the events, parsed; those that are no JSON
+    are absent. ``counts``: counts of the scanner: events, kept, damaged, oversized, timeless, truncated (text or
+    compression is cut). ``categories``: number of events with a duration by category, kept or not. ``base_ns``: from
+    when the file's times count; None if it does not say.
     """
 
     def __init__(self, scanner: _native.importers.TraceEvents, cut: bool) -> None:
@@ -248,10 +239,7 @@ class KinetoFile:
 def read(source: Source) -> KinetoFile:
     """Read a file front to back.
 
-    Raises
-    ------
-    ImporterError
-        If it has no event.
+    Raises ImporterError if it has no event.
     """
     order = {name: at for at, name in enumerate(TABLES)}
     rules = [("X", cat, start, order[table]) for cats, starts, table in _RULES for cat in cats for start in starts]
@@ -359,14 +347,7 @@ _STREAM_BITS = 32
 
 
 class FileRows:
-    """One file with its process.
-
-    Attributes
-    ----------
-    file : KinetoFile
-    context : ImportContext
-    process_id : int
-    """
+    """One file with its process."""
 
     def __init__(self, file: KinetoFile, context: ImportContext, process_id: int) -> None:
         self.file = file

@@ -34,10 +34,7 @@ _IDS_PER_QUERY = 500
 class Database:
     """One export.
 
-    Attributes
-    ----------
-    damaged : list of str
-        Tables that could not be read to their end.
+    ``damaged``: tables that could not be read to their end.
     """
 
     def __init__(self, connection: sqlite3.Connection, on_rows: Callable[[int], None]) -> None:
@@ -135,15 +132,7 @@ class Database:
 def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
     """Open the database of a file.
 
-    Parameters
-    ----------
-    tables : sequence of str
-        Tables that will be read; progress counts their rows.
-
-    Raises
-    ------
-    ImporterError
-        If SQLite cannot read it.
+    ``tables``: tables that will be read; progress counts their rows. Raises ImporterError if SQLite cannot read it.
     """
     with source.plain_file(".sqlite") as path:
         # immutable: SQLite makes no lock or journal, also where nothing can be written
@@ -210,17 +199,9 @@ _SINCE_1970_NS = 1 << 58
 class Processes:
     """Processes that have rows, numbered 0, 1, ...
 
-    Attributes
-    ----------
-    pids : list of int
-    ids : int64 array
-        ``processes.process_id`` of each.
-    base_ns : int
-        Added to each time of the file.
-    until_ns : int
-        End of the recording, in the file's own times; -1 if unknown.
-    session_ends : bool
-        Whether the export says when its session ended. Else ``until_ns`` is the end of the last work or call.
+    ``ids``: ``processes.process_id`` of each. ``base_ns``: added to each time of the file. ``until_ns``: end of the
+    recording, in the file's own times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
+    Else ``until_ns`` is the end of the last work or call.
     """
 
     def __init__(self, database: Database, path: Path, context: ImportContext) -> None:

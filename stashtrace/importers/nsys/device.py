@@ -93,23 +93,15 @@ def _key(process: Int64, correlation: Int64) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Kernels of one file.
+    """Kernels of one file."""
 
-    Attributes
-    ----------
-    rows : dict of str to int64 array
-        Columns as in the table ``kernels``.
-    names : dict of int to str
-        Texts of the ids in ``name``.
-    name : int64 array
-        Id of each kernel's name.
-    extents : dict of int to (int, int)
-        First and last moment of all work of each process, launches included.
-    """
-
+    #: Columns as in the table ``kernels``.
     rows: dict[str, Int64]
+    #: Texts of the ids in ``name``.
     names: dict[int, str]
+    #: Id of each kernel's name.
     name: Int64
+    #: First and last moment of all work of each process, launches included.
     extents: dict[int, tuple[int, int]]
 
 

@@ -14,6 +14,7 @@ from stashtrace.analysis.io import loaders as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.cache.model import LoadingJob, hit_ratio, predict, simulate, storage_without_fetch_stall
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
@@ -21,19 +22,19 @@ from stashtrace.text import count_noun
 CACHE_FORECAST = _schema(
     "cache_forecast",
     "Step time and stalls against the cached share of the data set",
-    ("cached_ratio", "f8", "", "part of the data set that is in the cache"),
-    ("hit_ratio", "f8", "", "part of the reads that the cache answers"),
-    ("step_ns", "i8", "ns", "predicted step of the slowest rank"),
-    ("low_ns", "i8", "ns", "with every input one standard error better"),
-    ("high_ns", "i8", "ns", "with every input one standard error worse"),
-    ("compute_ns", "i8", "ns", "a step whose batch is there"),
-    ("prep_ns", "i8", "ns", "what waiting for preparing adds, were all data in cache"),
-    ("fetch_ns", "i8", "ns", "what storage adds"),
-    ("simulated_ns", "i8", "ns", "step in the simulation"),
-    ("batches_per_s", "f8", "", "of all ranks"),
-    ("reader_bytes_per_s", "f8", "", "storage that gives each reader this keeps fetch within 5 % of a step; inf: none"),
-    ("storage_bytes_per_s", "f8", "", "and all readers of a host together this"),
-    ("limited_by", "U16", "", "compute, prep or fetch"),
+    col.real("cached_ratio", "part of the data set that is in the cache"),
+    col.real("hit_ratio", "part of the reads that the cache answers"),
+    col.ns("step_ns", "predicted step of the slowest rank"),
+    col.ns("low_ns", "with every input one standard error better"),
+    col.ns("high_ns", "with every input one standard error worse"),
+    col.ns("compute_ns", "a step whose batch is there"),
+    col.ns("prep_ns", "what waiting for preparing adds, were all data in cache"),
+    col.ns("fetch_ns", "what storage adds"),
+    col.ns("simulated_ns", "step in the simulation"),
+    col.real("batches_per_s", "of all ranks"),
+    col.real("reader_bytes_per_s", "storage that gives each reader this keeps fetch within 5 % of a step; inf: none"),
+    col.real("storage_bytes_per_s", "and all readers of a host together this"),
+    col.word("limited_by", "compute, prep or fetch"),
 )
 
 #: Steps per simulated epoch and items per batch at most: enough for one percent, and a table within a second.
@@ -50,53 +51,32 @@ AMPLIFIED_FROM = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of a forecast.
+    """Inputs of a forecast."""
 
-    Attributes
-    ----------
-    job : LoadingJob
-        The slowest rank, with the storage and the page cache of its host.
-    better, worse : LoadingJob
-        The same with every input one standard error better or worse.
-    measured_step_ns, measured_hit_ratio : float
-        Of the recorded run.
-    batch_ranges : float
-        Ranges of files that a batch reads, each of which the cache holds or not; 0 if not known.
-    dataset_bytes : int
-        All pages of files that were read, 0 if not known.
-    notes : tuple of str
-        What was not measured, and what that means for the forecast.
-    storage_known : bool
-        Whether the rate of storage is a measurement.
-    """
-
+    #: The slowest rank, with the storage and the page cache of its host.
     job: LoadingJob
+    #: The same with every input one standard error better or worse.
     better: LoadingJob
     worse: LoadingJob
+    #: Of the recorded run.
     measured_step_ns: float
     measured_hit_ratio: float
+    #: Ranges of files that a batch reads, each of which the cache holds or not; 0 if not known.
     batch_ranges: float
+    #: All pages of files that were read, 0 if not known.
     dataset_bytes: int
+    #: What was not measured, and what that means for the forecast.
     notes: tuple[str, ...]
+    #: Whether the rate of storage is a measurement.
     storage_known: bool
 
 
 def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_bytes: int | None = None) -> Inputs:
     """Choose the slowest rank and say what was not measured.
 
-    Parameters
-    ----------
-    rates : Table
-        From ``loader_rates``.
-    calibration : Calibration, optional
-        Its disk, where the run did not read from storage.
-    dataset_bytes : int, optional
-        Size of the data set, where the run saw only a part of it.
-
-    Raises
-    ------
-    MissingDataError
-        If the run shows no read of a batch, as through a memory map, or if other threads read much of it.
+    ``rates``: from ``loader_rates``. ``calibration``: its disk, where the run did not read from storage.
+    ``dataset_bytes``: size of the data set, where the run saw only a part of it. Raises MissingDataError if the run
+    shows no read of a batch, as through a memory map, or if other threads read much of it.
     """
     rows = {(row["rank"], row["quantity"]): row for row in rates.rows()}
     ranks = sorted({rank for rank, quantity in rows if quantity == names.COMPUTE})
@@ -224,14 +204,8 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
 def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed: int = 0) -> Table:
     """Forecast step time and stalls at these cached shares.
 
-    Parameters
-    ----------
-    inputs : Inputs
-        From :func:`inputs_of`.
-    cached : sequence of float
-        Parts of the data set that the cache holds, 0 to 1.
-    policy : str
-        ``lru`` or ``minio``.
+    ``inputs``: from :func:`inputs_of`. ``cached``: parts of the data set that the cache holds, 0 to 1. ``policy``:
+    ``lru`` or ``minio``.
 
     Columns
     -------

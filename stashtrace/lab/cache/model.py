@@ -33,12 +33,7 @@ def hit_ratio(cached: Any, policy: str) -> Floats:
     ``minio`` answers what it holds: x. Under ``lru`` an item is found again only if fewer than the cache holds were
     read since; with random permutations this is x + (1 - x) ln(1 - x), so half a data set in cache answers 15 %.
 
-    Parameters
-    ----------
-    cached : float or array
-        Part of the data set that fits into the cache, 0 to 1.
-    policy : str
-        One of :data:`POLICIES`.
+    ``cached``: part of the data set that fits into the cache, 0 to 1. ``policy``: one of :data:`POLICIES`.
 
     Examples
     --------
@@ -60,35 +55,23 @@ def hit_ratio(cached: Any, policy: str) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LoadingJob:
-    """Times, sizes and rates that the speed of loading depends on.
+    """Times, sizes and rates that the speed of loading depends on."""
 
-    Attributes
-    ----------
-    compute_ns : float
-        A step whose batch is there.
-    prep_ns : float
-        One worker's time for a batch, reading left out.
-    batch_bytes : float
-        Read for one batch.
-    workers_count : int
-        Workers per rank; 0 means that the step thread loads by itself, and nothing overlaps.
-    ranks_count : int
-        Ranks on one host, which share cache and storage.
-    cached_bytes_per_s : float
-        One reader from the page cache; infinite if not known.
-    reader_bytes_per_s : float
-        One reader alone from storage.
-    storage_bytes_per_s : float
-        All readers of a host together.
-    """
-
+    #: A step whose batch is there.
     compute_ns: float
+    #: One worker's time for a batch, reading left out.
     prep_ns: float
+    #: Read for one batch.
     batch_bytes: float
+    #: Workers per rank; 0 means that the step thread loads by itself, and nothing overlaps.
     workers_count: int
+    #: Ranks on one host, which share cache and storage.
     ranks_count: int
+    #: One reader from the page cache; infinite if not known.
     cached_bytes_per_s: float
+    #: One reader alone from storage.
     reader_bytes_per_s: float
+    #: All readers of a host together.
     storage_bytes_per_s: float
 
     def __post_init__(self) -> None:
@@ -109,14 +92,9 @@ class LoadingJob:
 
 @dataclass(frozen=True, slots=True)
 class PredictedSteps:
-    """Predicted steps, one entry per hit ratio; compute, prep and fetch add up to the step.
+    """Predicted steps, one entry per hit ratio; compute, prep and fetch add up to the step."""
 
-    Attributes
-    ----------
-    step_ns, compute_ns, prep_ns, fetch_ns : float array
-        Step; a step whose batch is there; what waiting for preparing adds, were all data in cache; what storage adds.
-    """
-
+    #: Step; a step whose batch is there; what waiting for preparing adds, were all data in cache; what storage adds.
     step_ns: Floats
     compute_ns: Floats
     prep_ns: Floats
@@ -180,17 +158,11 @@ def workers_without_prep_stall(job: LoadingJob) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StorageNeed:
-    """Rates that storage must have.
+    """Rates that storage must have."""
 
-    Attributes
-    ----------
-    total_bytes_per_s : float
-        All readers of a host together; never less than one of them needs.
-    reader_bytes_per_s : float
-        Each reader; infinite if no storage is fast enough.
-    """
-
+    #: All readers of a host together; never less than one of them needs.
     total_bytes_per_s: float
+    #: Each reader; infinite if no storage is fast enough.
     reader_bytes_per_s: float
 
 
@@ -226,31 +198,19 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Result of a simulation.
+    """Result of a simulation."""
 
-    Attributes
-    ----------
-    step_ns : float
-        Mean over the counted steps.
-    hit_ratio : float
-        Share of reads that the cache answered, first epoch left out.
-    """
-
+    #: Mean over the counted steps.
     step_ns: float
+    #: Share of reads that the cache answered, first epoch left out.
     hit_ratio: float
 
 
 def simulated_hits(items: int, capacity: int, policy: str, *, epochs: int = 3, seed: int = 0) -> Flags:
     """Whether each read was a hit: one row per epoch after the first, in the order of reading.
 
-    Parameters
-    ----------
-    items, capacity : int
-        Items of the data set, all of a size, and how many the cache holds.
-    policy : str
-        One of ``POLICIES``.
-    epochs : int
-        Epochs after the one that fills the cache.
+    ``items``, ``capacity``: items of the data set, all of a size, and how many the cache holds. ``policy``: one of
+    ``POLICIES``. ``epochs``: epochs after the one that fills the cache.
     """
     if policy not in POLICIES:
         raise ValueError(f"no cache policy is called {policy!r}")
@@ -275,18 +235,8 @@ def simulate(
 ) -> Played:
     """Simulate a job with a cache that holds this share of its data set.
 
-    Parameters
-    ----------
-    job : LoadingJob
-        Times and rates.
-    cached : float
-        Part of the data set that fits, 0 to 1.
-    policy : str
-        One of ``POLICIES``.
-    batch_items : int
-        Items of a batch; few items make the misses of a batch vary more.
-    steps : int
-        Steps of an epoch.
+    ``job``: times and rates. ``cached``: part of the data set that fits, 0 to 1. ``policy``: one of ``POLICIES``.
+    ``batch_items``: items of a batch; few items make the misses of a batch vary more. ``steps``: steps of an epoch.
     """
     items = batch_items * steps * job.ranks_count
     hits = simulated_hits(items, round(cached * items), policy, epochs=1, seed=seed)[0]

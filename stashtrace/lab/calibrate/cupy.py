@@ -19,16 +19,8 @@ _POLL_S = 0.01
 class CupyCollectives(LocalEngine):
     """NCCL through ``cupy.cuda.nccl``, one device per rank.
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy.
-    nccl : module
-        ``cupy.cuda.nccl``.
-    rank, ranks : int
-        This process, and how many there are.
-    rendezvous : str
-        Path through which rank 0 hands its unique id to the others.
+    ``cupy``: CuPy. ``nccl``: ``cupy.cuda.nccl``. ``rank``, ``ranks``: this process, and how many there are.
+    ``rendezvous``: path through which rank 0 hands its unique id to the others.
     """
 
     timing = "device"

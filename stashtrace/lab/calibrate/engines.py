@@ -25,16 +25,8 @@ _FLOAT_BYTES = 4
 class TorchCollectives(LocalEngine):
     """``torch.distributed`` over gloo (host) or NCCL (one device per rank).
 
-    Parameters
-    ----------
-    torch : module
-        With ``torch.distributed`` imported.
-    backend : str
-        ``gloo`` or ``nccl``.
-    rank, ranks : int
-        This process, and how many there are.
-    rendezvous : str
-        Path of a file that all ranks can write.
+    ``torch``: with ``torch.distributed`` imported. ``backend``: ``gloo`` or ``nccl``. ``rank``, ``ranks``: this
+    process, and how many there are. ``rendezvous``: path of a file that all ranks can write.
     """
 
     def __init__(self, torch: Any, backend: str, rank: int, ranks: int, rendezvous: str) -> None:
@@ -185,12 +177,7 @@ class DiskReads(LocalEngine):
     ``random_read`` is one ``pread`` of the size with read-ahead off; ``sequential_read`` is the size in calls of
     128 KiB with read-ahead on. Each begins at a random place whose pages were dropped before.
 
-    Parameters
-    ----------
-    folder : str
-        Where the file is made, and removed at the end.
-    largest_bytes : int
-        Largest size that will be read.
+    ``folder``: where the file is made, and removed at the end. ``largest_bytes``: largest size that will be read.
     """
 
     timing = "host"

@@ -46,29 +46,19 @@ Runner = Callable[..., list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """A calibration that was asked for.
+    """A calibration that was asked for."""
 
-    Attributes
-    ----------
-    backend : str
-        One of :data:`BACKENDS`; ``auto`` takes what the machine has.
-    ranks : int, optional
-        Ranks of collectives: 2 over gloo, one per device over NCCL if left out.
-    sizes_bytes : (int, int), optional
-        Smallest and largest message.
-    seconds : float
-        Measuring time of everything together; starting processes comes on top.
-    disk : str, optional
-        Folder whose disk is measured too.
-    launches : int
-        How often the workers are started.
-    """
-
+    #: One of :data:`BACKENDS`; ``auto`` takes what the machine has.
     backend: str = "auto"
+    #: Ranks of collectives: 2 over gloo, one per device over NCCL if left out.
     ranks: int | None = None
+    #: Smallest and largest message.
     sizes_bytes: tuple[int, int] | None = None
+    #: Measuring time of everything together; starting processes comes on top.
     seconds: float = 30.0
+    #: Folder whose disk is measured too.
     disk: str | None = None
+    #: How often the workers are started.
     launches: int = LAUNCHES
 
 
@@ -93,10 +83,7 @@ class LinkPlan:
 def plan(request: CalibrationRequest, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
     """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
 
-    Raises
-    ------
-    UsageError
-        If what was asked for cannot be measured here; the hint says what is missing.
+    Raises UsageError if what was asked for cannot be measured here; the hint says what is missing.
     """
     devices, usable = len(facts.get("devices", ())), tuple(facts.get("backends", ()))
     hosts = tuple(facts.get("host_backends", usable))
@@ -186,27 +173,11 @@ def calibrate(
 ) -> Calibration:
     """Measure and fit.
 
-    Parameters
-    ----------
-    request : CalibrationRequest
-        What to measure.
-    version, command : str
-        Of stashtrace, and what was typed; kept in the result.
-    facts : mapping, optional
-        As ``worker.probe`` finds them; asked for if left out.
-    runner : callable
-        Starts workers, as :func:`run_ranks`.
-    on_progress : callable
-        Told the share that is done (0 to 1), and what is going on.
-
-    Raises
-    ------
-    UsageError
-        If what was asked for cannot be measured here.
-    CaptureError
-        If a worker fails.
-    MissingDataError
-        If nothing could be measured in the end.
+    ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
+    ``facts``: as ``worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as :func:`run_ranks`.
+    ``on_progress``: told the share that is done (0 to 1), and what is going on. Raises UsageError if what was asked for
+    cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could be measured
+    in the end.
     """
     machine_before = machine_facts()  # its load is that of the machine, not our own
     known = dict(facts) if facts is not None else probe_machine()
@@ -253,14 +224,9 @@ def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
 def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
     """Time of each repetition without the wait for the last rank, ns.
 
-    Parameters
-    ----------
-    timing : str
-        ``host``: (begin, end) on one clock; the transfer of a rank is its end minus the last begin, as in the analysis
-        ``collectives``, and the middle rank counts. ``device``: (0, duration) by each device; the rank that came last
-        waited least, so the shortest counts.
-    stamps : sequence
-        One list of (begin_ns, end_ns) per rank, all of one length.
+    ``timing``: ``host``: (begin, end) on one clock; the transfer of a rank is its end minus the last begin, as in the
+    analysis ``collectives``, and the middle rank counts. ``device``: (0, duration) by each device; the rank that came
+    last waited least, so the shortest counts. ``stamps``: one list of (begin_ns, end_ns) per rank, all of one length.
     """
     table = np.array(stamps, dtype=np.int64)
     if timing == "device":
@@ -273,10 +239,7 @@ def transfer_times(timing: str, stamps: Sequence[Any]) -> Floats:
 def points_of(timing: str, by_size: Sequence[Mapping[str, Any]]) -> Points:
     """Median and quartiles of every size; one mapping "size -> stamps" per rank.
 
-    Raises
-    ------
-    CaptureError
-        If the ranks did not measure the same.
+    Raises CaptureError if the ranks did not measure the same.
     """
     sizes = sorted(int(s) for s in by_size[0])
     rows = []

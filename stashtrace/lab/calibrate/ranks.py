@@ -36,21 +36,9 @@ def run_ranks(
 ) -> list[dict[str, Any]]:
     """Run workers with the same task, and return their answers.
 
-    Parameters
-    ----------
-    task : mapping
-        As ``worker`` reads it; rank, number of ranks and paths are added.
-    ranks : int
-        How many processes.
-    seconds : float
-        How long they mean to measure; they are stopped three minutes after that.
-    on_wait : callable
-        Told the seconds since the start, now and then.
-
-    Raises
-    ------
-    CaptureError
-        If a worker fails or hangs.
+    ``task``: as ``worker`` reads it; rank, number of ranks and paths are added. ``ranks``: how many processes.
+    ``seconds``: how long they mean to measure; they are stopped three minutes after that. ``on_wait``: told the seconds
+    since the start, now and then. Raises CaptureError if a worker fails or hangs.
     """
     with tempfile.TemporaryDirectory(prefix="stashtrace-calibrate-") as name:
         folder = Path(name)

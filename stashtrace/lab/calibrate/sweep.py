@@ -23,14 +23,9 @@ _WARM_ROUNDS = 2
 
 
 class Engine(Protocol):
-    """Interface of what does the operations. All ranks of an engine make the same calls in the same order.
+    """Interface of what does the operations. All ranks of an engine make the same calls in the same order."""
 
-    Attributes
-    ----------
-    timing : str
-        ``host``: stamps of a clock that all ranks share. ``device``: the begin is 0 and the end a duration.
-    """
-
+    #: ``host``: stamps of a clock that all ranks share. ``device``: the begin is 0 and the end a duration.
     timing: str
 
     def prepare(self, op: str, size_bytes: int) -> None:
@@ -68,23 +63,15 @@ class LocalEngine:
 
 @dataclass(slots=True)
 class Measured:
-    """Stamps of one rank.
+    """Stamps of one rank."""
 
-    Attributes
-    ----------
-    timing : str
-        Of the engine.
-    stamps : dict
-        Operation -> size -> list of (begin_ns, end_ns) in the order of the rounds.
-    left_out : dict
-        Operation that could not be done -> why.
-    rounds_count : int
-        Rounds without the warm-up.
-    """
-
+    #: Of the engine.
     timing: str
+    #: Operation -> size -> list of (begin_ns, end_ns) in the order of the rounds.
     stamps: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    #: Operation that could not be done -> why.
     left_out: dict[str, str] = field(default_factory=dict)
+    #: Rounds without the warm-up.
     rounds_count: int = 0
 
 
@@ -98,16 +85,8 @@ def measure(
 ) -> Measured:
     """Warm up, then measure rounds until ``seconds`` are over; at least one round.
 
-    Parameters
-    ----------
-    engine : Engine
-        Does the operations.
-    ops, sizes_bytes : sequence
-        What to measure.
-    seconds : float
-        Warm-up included. Rank 0's clock decides.
-    clock : callable
-        Seconds; for tests.
+    ``engine``: does the operations. ``ops``, ``sizes_bytes``: what to measure. ``seconds``: warm-up included. Rank 0's
+    clock decides. ``clock``: seconds; for tests.
     """
     deadline = clock() + seconds
     measured = Measured(engine.timing)

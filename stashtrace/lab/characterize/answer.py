@@ -39,28 +39,18 @@ class RunInvalidError(StashtraceError):
 
 @dataclass(slots=True)
 class ConfigurationRun:
-    """One run of the job in one configuration.
-
-    Attributes
-    ----------
-    configuration, repeat : int
-    status : str
-        ``measured`` or ``failed``.
-    directory : str
-        Of the run, relative to that of the characterization.
-    why : str
-        Of a failure.
-    figures : Figures, optional
-    cache : str
-        What is known of the page cache before it began.
-    """
+    """One run of the job in one configuration."""
 
     configuration: int
     repeat: int
+    #: ``measured`` or ``failed``.
     status: str
+    #: Of the run, relative to that of the characterization.
     directory: str
+    #: Of a failure.
     why: str = ""
     figures: Figures | None = None
+    #: What is known of the page cache before it began.
     cache: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -83,25 +73,16 @@ class ConfigurationRun:
 
 @dataclass(slots=True)
 class Characterization:
-    """Runs so far, and the stalls they show.
+    """Runs so far, and the stalls they show."""
 
-    Attributes
-    ----------
-    plan : dict
-        What was asked for; another plan in the same directory is refused.
-    facts : dict
-        Machine, instance, devices, network.
-    runs : list of ConfigurationRun
-    absent : dict of int to (str, str)
-        Configuration that has no runs -> status and why.
-    notes : list of str
-        What a reader must know.
-    """
-
+    #: What was asked for; another plan in the same directory is refused.
     plan: dict[str, Any]
+    #: Machine, instance, devices, network.
     facts: dict[str, Any]
     runs: list[ConfigurationRun] = field(default_factory=list)
+    #: Configuration that has no runs -> status and why.
     absent: dict[int, tuple[str, str]] = field(default_factory=dict)
+    #: What a reader must know.
     notes: list[str] = field(default_factory=list)
 
     def runs_of(self, configuration: int) -> list[ConfigurationRun]:
@@ -277,19 +258,9 @@ def characterization_in(path: Path) -> tuple[CheckedFile, dict[str, Any]]:
 def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
     """Choose the run that a model is fitted to: all ranks of one host, on synthetic data.
 
-    Returns
-    -------
-    run : Path
-        Of configuration 2, the one whose step time is nearest to the median.
-    stall_ns : Estimate or None
-        The interconnect stall; None if it was not measured.
-
-    Raises
-    ------
-    FormatError
-        If the file is damaged, or knows nothing of its runs.
-    MissingDataError
-        If there is no such run, or it has been removed.
+    Returns of configuration 2, the one whose step time is nearest to the median. the interconnect stall; None if it was
+    not measured. Raises FormatError if the file is damaged, or knows nothing of its runs. Raises MissingDataError if
+    there is no such run, or it has been removed.
     """
     answer = read_characterization(folder)
     runs = [(run.figures.step_ns, run.directory) for run in answer.runs_of(2) if run.figures is not None]

@@ -35,19 +35,8 @@ _NO_DATA = ("no such file or directory", "not a regular file")
 class DataStates:
     """Bring the files of a data set into a state of the page cache.
 
-    Parameters
-    ----------
-    whole : FileSet
-        The data set.
-    seen : FileSet
-        What a short run was seen to read of it.
-    drop_caches : bool
-        Whether the page cache of the whole machine may be dropped.
-
-    Attributes
-    ----------
-    notes : list of str
-        What a reader must know.
+    ``whole``: the data set. ``seen``: what a short run was seen to read of it. ``drop_caches``: whether the page cache
+    of the whole machine may be dropped. ``notes``: what a reader must know.
     """
 
     def __init__(self, whole: FileSet, seen: FileSet, *, drop_caches: bool) -> None:
@@ -91,10 +80,7 @@ class DataStates:
 
         A host takes pages back now and then: a run that found nearly all of its data in memory counts.
 
-        Raises
-        ------
-        RunInvalidError
-            If less than :data:`KEPT_RATIO` of it is resident, or nobody knows.
+        Raises RunInvalidError if less than :data:`KEPT_RATIO` of it is resident, or nobody knows.
         """
         if state.state != WARM or not state.files.paths:
             return
@@ -108,10 +94,7 @@ class DataStates:
     def require_prepared_files(self, state: CacheState, trace: Trace) -> None:
         """Check that a run read the files that were brought into the state; others belong to the data set from now on.
 
-        Raises
-        ------
-        RunInvalidError
-            If it read more than a little of other files.
+        Raises RunInvalidError if it read more than a little of other files.
         """
         bytes_of = reading(trace).bytes_of
         prepared = set(state.files.paths)

@@ -39,33 +39,21 @@ _NOTHING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One stall in both forms.
+    """One stall in both forms."""
 
-    Attributes
-    ----------
-    clean, as_published : Estimate
-        Shares: 0.25 is a quarter of the step. The published network stall has no upper bound.
-    lost_ns : Estimate
-        The difference of the two step times.
-    slowdown : Estimate
-        Ratio of the slower step to the faster one.
-    """
-
+    #: Shares: 0.25 is a quarter of the step. The published network stall has no upper bound.
     clean: Estimate
     as_published: Estimate | None
+    #: The difference of the two step times.
     lost_ns: Estimate
+    #: Ratio of the slower step to the faster one.
     slowdown: Estimate
 
 
 def clean_share(stall: str, times: Mapping[int, Floats]) -> Floats:
     """Share of the slower step that a stall takes, negative if the step that should be slower is not.
 
-    Parameters
-    ----------
-    stall : str
-        One of :data:`STALLS`.
-    times : mapping of int to float array
-        Configuration -> step time, any unit, all of one shape.
+    ``stall``: one of :data:`STALLS`. ``times``: configuration -> step time, any unit, all of one shape.
 
     Examples
     --------
@@ -79,15 +67,10 @@ def clean_share(stall: str, times: Mapping[int, Floats]) -> Floats:
 def published_share(stall: str, times: Mapping[int, Floats], synthetic_divisor: float = 1.0) -> Floats:
     """The same stall as Stash's code computes it.
 
-    Parameters
-    ----------
-    stall : str
-        One of :data:`STALLS`.
-    times : mapping of int to float array
-        Totals of the configurations. Stash's synthetic runs process fewer samples than those with data.
-    synthetic_divisor : float
-        How many times fewer. Its code divides the numerators by it and not the denominators, which makes prep and
-        fetch smaller by that factor. 1 where all are times per iteration, as ours are.
+    ``stall``: one of :data:`STALLS`. ``times``: totals of the configurations. Stash's synthetic runs process fewer
+    samples than those with data. ``synthetic_divisor``: how many times fewer. Its code divides the numerators by it and
+    not the denominators, which makes prep and fetch smaller by that factor. 1 where all are times per iteration, as
+    ours are.
 
     Examples
     --------
@@ -113,12 +96,9 @@ def step_time(runs_ns: Sequence[float]) -> Estimate:
 def stalls(runs_ns: Mapping[int, Sequence[float]]) -> dict[str, Stall]:
     """Stalls of a characterization, with intervals; those whose configurations were not measured are missing.
 
-    Parameters
-    ----------
-    runs_ns : mapping of int to sequence of float
-        Configuration -> mean step time of each run, in the order of the repetitions; NaN for a run that failed.
-        Runs of one repetition were made one after the other and are resampled together: what slows the machine down
-        for some minutes slows all of them, and cancels.
+    ``runs_ns``: configuration -> mean step time of each run, in the order of the repetitions; NaN for a run that
+    failed. Runs of one repetition were made one after the other and are resampled together: what slows the machine down
+    for some minutes slows all of them, and cancels.
 
     Notes
     -----

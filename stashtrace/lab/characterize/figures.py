@@ -28,44 +28,30 @@ LEAST_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Means per step and rank.
-
-    Attributes
-    ----------
-    step_ns : float
-    steps_count : int
-        Steps of each rank that were counted.
-    epochs_count : int
-        Steps left out because an epoch begins in them.
-    ranks_count, hosts_count, workers_count : int
-        Workers: of the loaders of one rank.
-    stalls_ns : dict of str to (float, float, float)
-        Kind -> time per step, and its bounds.
-    messages_count, message_bytes : float
-        Collectives.
-    on_device : bool
-        Whether ranks used a GPU.
-    """
+    """Means per step and rank."""
 
     step_ns: float
+    #: Steps of each rank that were counted.
     steps_count: int
+    #: Steps left out because an epoch begins in them.
     epochs_count: int
+    #: Workers: of the loaders of one rank.
     ranks_count: int
     hosts_count: int
     workers_count: int
+    #: Kind -> time per step, and its bounds.
     stalls_ns: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    #: Collectives.
     messages_count: float = 0.0
     message_bytes: float = 0.0
+    #: Whether ranks used a GPU.
     on_device: bool = False
 
 
 def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
     """Figures of the training steps ``warmup`` to ``warmup + iterations - 1``; validation has numbers too, and no part.
 
-    Raises
-    ------
-    MissingDataError
-        If the run did not get that far; the message says how far it got.
+    Raises MissingDataError if the run did not get that far; the message says how far it got.
     """
     steps = analyze(trace, "steps")
     train = np.isin(steps["kind"], UPDATE_KINDS)
@@ -162,20 +148,13 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """Ranks of a run that replayed batches.
+    """Ranks of a run that replayed batches."""
 
-    Attributes
-    ----------
-    ranks : tuple of int
-        Ranks that replayed batches.
-    missing : tuple of int
-        Ranks that did not.
-    doubts : tuple of str
-        What makes the steps longer than those of synthetic data: batches of other loaders, copies to the device.
-    """
-
+    #: Ranks that replayed batches.
     ranks: tuple[int, ...]
+    #: Ranks that did not.
     missing: tuple[int, ...]
+    #: What makes the steps longer than those of synthetic data: batches of other loaders, copies to the device.
     doubts: tuple[str, ...]
 
     @property

@@ -51,32 +51,21 @@ class RunFailedError(CaptureError):
 
 @dataclass(frozen=True, slots=True)
 class HostTask:
-    """A command for one host.
+    """A command for one host."""
 
-    Attributes
-    ----------
-    words : tuple of str
-        What to run there.
-    environment : mapping
-        Variables beside the ones of the caller.
-    wrap : callable
-        Command line that runs words on that host, made of the words and the variables.
-    name : str
-        For messages.
-    options : RecordOptions
-        What is recorded; the step at which the command is ended is set for every run.
-    bring_home : callable, optional
-        Copies what was recorded there into the directory of the same name here.
-    connected : bool
-        It ends when its standard input is closed: no signal reaches it.
-    """
-
+    #: What to run there.
     words: tuple[str, ...]
+    #: Variables beside the ones of the caller.
     environment: Mapping[str, str]
+    #: Command line that runs words on that host, made of the words and the variables.
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]
+    #: For messages.
     name: str = ""
+    #: What is recorded; the step at which the command is ended is set for every run.
     options: RecordOptions = DEFAULT_OPTIONS
+    #: Copies what was recorded there into the directory of the same name here.
     bring_home: Callable[[Path], None] | None = None
+    #: It ends when its standard input is closed: no signal reaches it.
     connected: bool = False
 
 
@@ -122,27 +111,11 @@ def run_tasks(
 ) -> None:
     """Run the tasks side by side, each traced into ``directory``; what an earlier attempt left there is removed.
 
-    Parameters
-    ----------
-    tasks : sequence of HostTask
-        One per host.
-    directory : Path
-        Run directory, seen under the same name by all hosts, or brought home by the task.
-    steps_count : int
-        Training steps that must be whole on every rank; a little later the command is ended.
-    timeout_s : float
-        A run that takes longer is stopped and has failed.
-    name : str
-        Name of the job, the same on all hosts.
-    on_wait : callable
-        Called ten times a second.
-
-    Raises
-    ------
-    RunFailedError
-        If the command failed on a host, or took too long.
-    CaptureError
-        If it could not be started, or its records could not be copied here.
+    ``tasks``: one per host. ``directory``: run directory, seen under the same name by all hosts, or brought home by the
+    task. ``steps_count``: training steps that must be whole on every rank; a little later the command is ended.
+    ``timeout_s``: a run that takes longer is stopped and has failed. ``name``: name of the job, the same on all hosts.
+    ``on_wait``: called ten times a second. Raises RunFailedError if the command failed on a host, or took too long.
+    Raises CaptureError if it could not be started, or its records could not be copied here.
     """
     shutil.rmtree(directory, ignore_errors=True)
     log = directory.with_suffix(".log")

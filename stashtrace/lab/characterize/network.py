@@ -33,17 +33,11 @@ _LEAST_BURST_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rate and delay of the link between the two hosts.
+    """Rate and delay of the link between the two hosts."""
 
-    Attributes
-    ----------
-    rate_bits_per_s : int
-        0: as fast as the machine makes it.
-    delay_ns : int
-        One way.
-    """
-
+    #: 0: as fast as the machine makes it.
     rate_bits_per_s: int = 0
+    #: One way.
     delay_ns: int = 0
 
     @property
@@ -79,10 +73,7 @@ class EmulatedHost:
 def parsed_shape(text: str) -> Shape:
     """Parse a link such as ``10gbit``, ``100mbit,50us`` or ``unlimited``.
 
-    Raises
-    ------
-    UsageError
-        If it says something else.
+    Raises UsageError if it says something else.
 
     Examples
     --------
@@ -104,10 +95,7 @@ def parsed_shape(text: str) -> Shape:
 def emulated_hosts(shape: Shape) -> Iterator[tuple[EmulatedHost, EmulatedHost]]:
     """Make two hosts, and remove them at the end.
 
-    Raises
-    ------
-    CaptureError
-        If this machine lacks the tools or the permission.
+    Raises CaptureError if this machine lacks the tools or the permission.
     """
     for tool in ("ip", "tc", "unshare"):
         if shutil.which(tool) is None:

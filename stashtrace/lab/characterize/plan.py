@@ -19,58 +19,38 @@ from stashtrace.record.directory import file_rights
 
 @dataclass(frozen=True, slots=True)
 class CharacterizationRequest:
-    """A characterization that was asked for.
-
-    Attributes
-    ----------
-    command : tuple of str
-    out : Path
-        Directory of the characterization.
-    configurations : tuple of int
-        Some of 1 to 5.
-    repeats, iterations, warmup : int
-        Runs of each configuration; training steps of a run that are measured, and those before them that are not.
-    ranks : int, optional
-        Of a host, where the command does not say.
-    hosts : tuple of str
-        For configuration 5: names for ssh, the first may be ``localhost``.
-    emulated : Shape, optional
-        For configuration 5, in place of hosts: a link between two network namespaces.
-    network_command : tuple of str
-        For configuration 5, in place of both: a command that starts its ranks on several hosts itself.
-    data : tuple of Path
-        Files and folders of the data set; empty: what the job was seen to read.
-    drop_caches : bool
-        Whether the page cache of the whole machine may be dropped.
-    pin : bool
-        Whether ranks keep to processors of their own.
-    timeout_s : float
-        Of one run.
-    instance : str
-        Name of this machine in a catalog.
-    batch_samples : int
-        Samples per rank and step; 0: as many as its DataLoaders say.
-    quick : bool
-        Whether fewer and shorter runs were asked for: the answer says so.
-    version : str
-    """
+    """A characterization that was asked for."""
 
     command: tuple[str, ...]
+    #: Directory of the characterization.
     out: Path
+    #: Some of 1 to 5.
     configurations: tuple[int, ...] = CONFIGURATIONS
+    #: Runs of each configuration; training steps of a run that are measured, and those before them that are not.
     repeats: int = 5
     iterations: int = 60
     warmup: int = 10
+    #: Of a host, where the command does not say.
     ranks: int | None = None
+    #: For configuration 5: names for ssh, the first may be ``localhost``.
     hosts: tuple[str, ...] = ()
+    #: For configuration 5, in place of hosts: a link between two network namespaces.
     emulated: Shape | None = None
+    #: For configuration 5, in place of both: a command that starts its ranks on several hosts itself.
     network_command: tuple[str, ...] = ()
+    #: Files and folders of the data set; empty: what the job was seen to read.
     data: tuple[Path, ...] = ()
+    #: Whether the page cache of the whole machine may be dropped.
     drop_caches: bool = False
+    #: Whether ranks keep to processors of their own.
     pin: bool = True
+    #: Of one run.
     timeout_s: float = 600.0
+    #: Name of this machine in a catalog.
     instance: str = ""
+    #: Samples per rank and step; 0: as many as its DataLoaders say.
     batch_samples: int = 0
+    #: Whether fewer and shorter runs were asked for: the answer says so.
     quick: bool = False
     version: str = ""
 
@@ -93,14 +73,8 @@ class CharacterizationRequest:
 def open_characterization(request: CharacterizationRequest) -> Characterization:
     """Read what is in the directory already, or begin a new characterization there.
 
-    Raises
-    ------
-    UsageError
-        If nothing would be measured, or the directory holds something else.
-    FormatError
-        If the file of a characterization there is damaged.
-    CaptureError
-        If it cannot be written to.
+    Raises UsageError if nothing would be measured, or the directory holds something else. Raises FormatError if the
+    file of a characterization there is damaged. Raises CaptureError if it cannot be written to.
     """
     unknown = set(request.configurations) - set(CONFIGURATIONS)
     if not request.configurations or unknown:

@@ -40,40 +40,26 @@ _RANKS, _HOSTS, _HOST_RANK, _ADDRESS, _PORT = "{ranks}", "{hosts}", "{host_rank}
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of several hosts meet.
+    """Where the ranks of several hosts meet."""
 
-    Attributes
-    ----------
-    hosts : int
-        How many there are.
-    host_rank : int
-        Which of them this is.
-    address, port : str, int
-        Of the first.
-    """
-
+    #: How many there are.
     hosts: int
+    #: Which of them this is.
     host_rank: int
+    #: str, int; Of the first.
     address: str
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankCommand:
-    """A command whose number of ranks can be chosen.
+    """A command whose number of ranks can be chosen."""
 
-    Attributes
-    ----------
-    words : tuple of str
-        As the user typed them.
-    kind : str
-        The launcher, or ``template``, or ``single`` if nothing in it counts ranks.
-    ranks : int
-        Ranks of one host, as typed or as said beside the command.
-    """
-
+    #: As the user typed them.
     words: tuple[str, ...]
+    #: The launcher, or ``template``, or ``single`` if nothing in it counts ranks.
     kind: str
+    #: Ranks of one host, as typed or as said beside the command.
     ranks: int
 
     def on_one_host(self, ranks: int) -> list[str]:
@@ -92,10 +78,7 @@ class RankCommand:
     def on_hosts(self, ranks: int, rendezvous: Rendezvous) -> list[str]:
         """Return the command for one of several hosts, with so many ranks on it.
 
-        Raises
-        ------
-        UsageError
-            If this launcher starts its other hosts itself: a template tells how.
+        Raises UsageError if this launcher starts its other hosts itself: a template tells how.
         """
         if self.kind == TEMPLATE:
             if not any(_HOST_RANK in word for word in self.words):
@@ -127,17 +110,8 @@ class RankCommand:
 def rank_command(words: Sequence[str], ranks: int | None = None) -> RankCommand:
     """Parse a command.
 
-    Parameters
-    ----------
-    words : sequence of str
-        Program and arguments; ``{ranks}`` in them makes it a template.
-    ranks : int, optional
-        Ranks of one host; needed where the command does not say it with a number.
-
-    Raises
-    ------
-    UsageError
-        If it is not known how many ranks there are.
+    ``words``: program and arguments; ``{ranks}`` in them makes it a template. ``ranks``: ranks of one host; needed
+    where the command does not say it with a number. Raises UsageError if it is not known how many ranks there are.
 
     Examples
     --------

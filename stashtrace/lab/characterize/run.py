@@ -58,12 +58,8 @@ _THIS_HOST = ("localhost", "127.0.0.1")
 def characterize(request: CharacterizationRequest, *, on_progress: ProgressCallback = no_progress) -> Characterization:
     """Make the runs that are missing, and return all.
 
-    Raises
-    ------
-    UsageError
-        If the command cannot be understood, or the directory holds another characterization.
-    CaptureError
-        If the command fails even as it was typed.
+    Raises UsageError if the command cannot be understood, or the directory holds another characterization. Raises
+    CaptureError if the command fails even as it was typed.
     """
     return Characterizer(request, on_progress).run()
 
@@ -71,16 +67,8 @@ def characterize(request: CharacterizationRequest, *, on_progress: ProgressCallb
 class Characterizer:
     """One call of ``characterize``.
 
-    Parameters
-    ----------
-    request : CharacterizationRequest
-    on_progress : callable
-        Told the share that is done, and what is going on.
-
-    Attributes
-    ----------
-    answer : Characterization
-        What is known so far; kept in its file after each run.
+    ``on_progress``: told the share that is done, and what is going on. ``answer``: what is known so far; kept in its
+    file after each run.
     """
 
     def __init__(self, request: CharacterizationRequest, on_progress: ProgressCallback) -> None:
@@ -154,10 +142,7 @@ class Characterizer:
     def trial_run(self, directory: Path, progress: Progress) -> None:
         """Run the command as it was typed, for a few training steps: whether it works, and what it trains on.
 
-        Raises
-        ------
-        CaptureError
-            If it does not work.
+        Raises CaptureError if it does not work.
         """
         request, facts = self.request, self.answer.facts
         tasks = self._tasks_here(self.command.ranks)

@@ -19,19 +19,12 @@ _SAME_PRICE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much is to be trained: samples, or steps of the first characterization.
+    """How much is to be trained: samples, or steps of the first characterization."""
 
-    Attributes
-    ----------
-    samples : float
-        Of one epoch; 0 if steps are given.
-    epochs : float
-    iterations : float
-        Steps as the first characterization makes them, all its devices together; 0 if samples are given.
-    """
-
+    #: Of one epoch; 0 if steps are given.
     samples: float = 0.0
     epochs: float = 1.0
+    #: Steps as the first characterization makes them, all its devices together; 0 if samples are given.
     iterations: float = 0.0
 
     def steps(self, batch_samples: int, devices: int, first: Profile) -> float:
@@ -44,60 +37,39 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to do the work.
-
-    Attributes
-    ----------
-    instance : str
-    count : int
-        Of instances.
-    devices_count : int
-        In all.
-    batch_samples : int
-        Of one device and step; 0 if unknown.
-    step : Interval
-        Mean step, ns.
-    synthetic : Interval
-        The step without loading; NaN if nobody measured one.
-    hours : Interval
-    cost : Interval
-        NaN without a price.
-    price_per_hour : float or None
-        Of all its instances.
-    currency, priced_on, source : str
-        Of the price.
-    parts_ns : mapping of str to float
-        :data:`KINDS` -> time of a step.
-    measured : bool
-        It was run, with the data that is asked for.
-    emulated : bool
-        Predicted from a network of namespaces.
-    basis : str
-        The characterization behind it.
-    pareto : bool
-        Nothing is both faster and cheaper.
-    told_apart : bool
-        False where compute holds what devices and network cost, since nobody ran one device alone.
-    notes : tuple of str
-    """
+    """One way to do the work."""
 
     instance: str
+    #: Of instances.
     count: int
+    #: In all.
     devices_count: int
+    #: Of one device and step; 0 if unknown.
     batch_samples: int
+    #: Mean step, ns.
     step: Interval
+    #: The step without loading; NaN if nobody measured one.
     synthetic: Interval
     hours: Interval
+    #: NaN without a price.
     cost: Interval
+    #: Of all its instances.
     price_per_hour: float | None
+    #: Of the price.
     currency: str
     priced_on: str
     source: str
+    #: :data:`KINDS` -> time of a step.
     parts_ns: Mapping[str, float]
+    #: It was run, with the data that is asked for.
     measured: bool
+    #: Predicted from a network of namespaces.
     emulated: bool
+    #: The characterization behind it.
     basis: str
+    #: Nothing is both faster and cheaper.
     pareto: bool = False
+    #: False where compute holds what devices and network cost, since nobody ran one device alone.
     told_apart: bool = True
     notes: tuple[str, ...] = ()
 

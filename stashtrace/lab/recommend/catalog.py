@@ -28,62 +28,40 @@ _OF_PRICE = ("priced_on", "source", "region")
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One row of a catalog; 0 and the empty text mean "not known".
+    """One row of a catalog; 0 and the empty text mean "not known"."""
 
-    Attributes
-    ----------
-    name : str
-        As the provider calls it: ``p3.8xlarge``.
-    device : str
-        The accelerator, empty for a machine without.
-    devices_count : int
-    device_memory_bytes : int
-        Of one device, nominal.
-    interconnect : str
-        One of :data:`INTERCONNECTS`, or a word of the user's.
-    network_bits_per_s : int
-        Between hosts.
-    network_burst : bool
-        The provider promises that rate for short times only.
-    vcpus_count, memory_bytes : int
-    price_per_hour : float or None
-        None: nobody gave one.
-    currency, region, provider : str
-    priced_on : str
-        Day on which the price was read, ISO 8601.
-    source : str
-        Where.
-    """
-
+    #: As the provider calls it: ``p3.8xlarge``.
     name: str
+    #: The accelerator, empty for a machine without.
     device: str = ""
     devices_count: int = 0
+    #: Of one device, nominal.
     device_memory_bytes: int = 0
+    #: One of :data:`INTERCONNECTS`, or a word of the user's.
     interconnect: str = ""
+    #: Between hosts.
     network_bits_per_s: int = 0
+    #: The provider promises that rate for short times only.
     network_burst: bool = False
     vcpus_count: int = 0
     memory_bytes: int = 0
+    #: None: nobody gave one.
     price_per_hour: float | None = None
     currency: str = ""
     region: str = ""
     provider: str = ""
+    #: Day on which the price was read, ISO 8601.
     priced_on: str = ""
+    #: Where.
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Instances by name, in the order of the files.
-
-    Attributes
-    ----------
-    instances : mapping of str to Instance
-    notes : tuple of str
-        What was odd about the files.
-    """
+    """Instances by name, in the order of the files."""
 
     instances: Mapping[str, Instance] = field(default_factory=dict)
+    #: What was odd about the files.
     notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Instance | None:
@@ -110,21 +88,10 @@ class Catalog:
 def load_catalog(paths: Iterable[str | os.PathLike[str]] = (), *, shipped: bool = True) -> Catalog:
     """Load the shipped instances, and lay the user's files over them in turn.
 
-    Parameters
-    ----------
-    paths : iterable of path
-        Files whose instances are added, or change those of the same name key by key.
-    shipped : bool
-        Whether to begin with what comes with stashtrace.
-
-    Raises
-    ------
-    MissingDataError
-        If a file does not exist.
-    UnsupportedVersionError
-        If a newer stashtrace is needed to read it.
-    FormatError
-        If it is not a catalog, or a value in it makes no sense; the message names it.
+    ``paths``: files whose instances are added, or change those of the same name key by key. ``shipped``: whether to
+    begin with what comes with stashtrace. Raises MissingDataError if a file does not exist. Raises
+    UnsupportedVersionError if a newer stashtrace is needed to read it. Raises FormatError if it is not a catalog, or a
+    value in it makes no sense; the message names it.
     """
     catalog = Catalog()
     folder = importlib.resources.files("stashtrace.lab.recommend.prices")

@@ -23,47 +23,30 @@ from stashtrace.lab.recommend.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """One point of the curve.
-
-    Attributes
-    ----------
-    instance : str
-    count, devices_count : int
-    batch_samples, total_batch_samples : int
-        Of one device, and of all.
-    step : Interval
-        Without loading, ns.
-    samples_per_s : Interval
-    scaling_factor : float
-        Against one device with the batch that suits it best.
-    efficiency : float
-        The same for each device; 1 is perfect.
-    measured : bool
-        Neither count nor batch is predicted.
-    """
+    """One point of the curve."""
 
     instance: str
     count: int
     devices_count: int
+    #: Of one device, and of all.
     batch_samples: int
     total_batch_samples: int
+    #: Without loading, ns.
     step: Interval
     samples_per_s: Interval
+    #: Against one device with the batch that suits it best.
     scaling_factor: float
+    #: The same for each device; 1 is perfect.
     efficiency: float
+    #: Neither count nor batch is predicted.
     measured: bool
 
 
 def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], catalog: Catalog) -> list[Scaling]:
     """Throughput and efficiency of all candidates whose batch is known, and of equal batches shared out differently.
 
-    Parameters
-    ----------
-    candidates : iterable of Candidate
-    profiles : sequence of Profile
-        For one device alone; a device type without configuration 1 gives no rows.
-    catalog : Catalog
-        Says which instances have the same device.
+    ``profiles``: for one device alone; a device type without configuration 1 gives no rows. ``catalog``: says which
+    instances have the same device.
     """
     alone = _alone(profiles, catalog)
     known = [

@@ -19,10 +19,7 @@ _COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 def plot_recommendation(answer: Recommendation, path: str) -> None:
     """Draw time and cost of all candidates with a price into a file; the suffix chooses the format.
 
-    Raises
-    ------
-    UsageError
-        If no candidate has a price, so that there is no second axis.
+    Raises UsageError if no candidate has a price, so that there is no second axis.
     """
     check_plot_file(path)
     priced = [candidate for candidate in answer.candidates if candidate.priced]

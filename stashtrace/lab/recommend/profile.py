@@ -26,76 +26,47 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One characterization.
+    """One characterization."""
 
-    Attributes
-    ----------
-    path : str
-        Where it was read.
-    instance : str
-        Name in the catalog.
-    devices_count : int
-        Ranks of configurations 2 to 4, on one host.
-    machine_devices : tuple of str
-        What the machine calls its devices; empty without any.
-    batch_samples : int
-        Of one rank and step; 0 if unknown.
-    step_ns : mapping of int to Interval
-        Configuration -> time of a training step, of the configurations that were measured.
-    network_hosts_count, network_devices_count : int
-        Hosts and ranks in all of configuration 5.
-    network_instance : str
-        What those hosts are in the catalog.
-    network_bits_per_s : int
-        Rate to which they were shaped, 0 if they were not.
-    network_emulated : bool
-        Configuration 5 ran on one host, in namespaces.
-    gradient_bytes, messages_count : int
-        Of one step and rank; 0 if unknown.
-    device : str
-        What its ranks computed on: ``gpu``, ``cpu``; empty if unknown.
-    epoch_samples : int
-        Of all ranks in an epoch of the job; 0 if unknown.
-    notes : tuple of str
-        What the file says of itself that weakens it.
-    """
-
+    #: Where it was read.
     path: str
+    #: Name in the catalog.
     instance: str
+    #: Ranks of configurations 2 to 4, on one host.
     devices_count: int
+    #: What the machine calls its devices; empty without any.
     machine_devices: tuple[str, ...]
+    #: Of one rank and step; 0 if unknown.
     batch_samples: int
+    #: Configuration -> time of a training step, of the configurations that were measured.
     step_ns: Mapping[int, Interval]
+    #: Hosts and ranks in all of configuration 5.
     network_hosts_count: int = 0
     network_devices_count: int = 0
+    #: What those hosts are in the catalog.
     network_instance: str = ""
+    #: Rate to which they were shaped, 0 if they were not.
     network_bits_per_s: int = 0
+    #: Configuration 5 ran on one host, in namespaces.
     network_emulated: bool = False
+    #: Of one step and rank; 0 if unknown.
     gradient_bytes: int = 0
     messages_count: int = 0
+    #: What its ranks computed on: ``gpu``, ``cpu``; empty if unknown.
     device: str = ""
+    #: Of all ranks in an epoch of the job; 0 if unknown.
     epoch_samples: int = 0
+    #: What the file says of itself that weakens it.
     notes: tuple[str, ...] = ()
 
 
 def load_profile(path: str | os.PathLike[str], *, instance: str = "") -> Profile:
     """Read and check one characterization.
 
-    Parameters
-    ----------
-    path : path
-        The file, or a directory that holds it.
-    instance : str
-        Name for a machine that the file does not name.
-
-    Raises
-    ------
-    MissingDataError
-        If there is no such file, or no configuration of it was measured.
-    UnsupportedVersionError
-        If a newer stashtrace wrote it.
-    FormatError
-        If it is not a characterization; the message says why.
+    ``path``: the file, or a directory that holds it. ``instance``: name for a machine that the file does not name.
+    Raises MissingDataError if there is no such file, or no configuration of it was measured. Raises
+    UnsupportedVersionError if a newer stashtrace wrote it. Raises FormatError if it is not a characterization; the
+    message says why.
     """
     return _profile(*characterization_in(Path(path)), instance)
 

@@ -28,30 +28,19 @@ _HOUR_NS = 3600e9
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Candidates, and those that fit the budgets.
+    """Candidates, and those that fit the budgets."""
 
-    Attributes
-    ----------
-    candidates : tuple of Candidate
-        Cheapest first; those without a price last, by time.
-    not_measured : mapping of str to str
-        Instance -> why nothing is said of it.
-    budget : Budget
-    cheapest_within_time, fastest_within_cost : Candidate or None
-        None also if that budget was not given.
-    met : bool
-        Some candidate keeps all of what was given.
-    nearest : Candidate or None
-        If none does: the one that misses by least.
-    notes : tuple of str
-    """
-
+    #: Cheapest first; those without a price last, by time.
     candidates: tuple[Candidate, ...]
+    #: Instance -> why nothing is said of it.
     not_measured: Mapping[str, str]
     budget: Budget = field(default_factory=Budget)
+    #: None also if that budget was not given.
     cheapest_within_time: Candidate | None = None
     fastest_within_cost: Candidate | None = None
+    #: Some candidate keeps all of what was given.
     met: bool = True
+    #: If none does: the one that misses by least.
     nearest: Candidate | None = None
     notes: tuple[str, ...] = ()
 
@@ -76,25 +65,11 @@ def recommend(
 ) -> Recommendation:
     """Find all candidates for the work, and those that fit the budgets.
 
-    Parameters
-    ----------
-    profiles : sequence of Profile
-        At least one.
-    catalog : Catalog
-    work : Work
-    budget : Budget, optional
-    data : str
-        One of :data:`DATA`. ``auto``: the first epoch cold and the rest warm where epochs are known, else warm; what no
-        characterization measured is left out.
-    max_count : int
-        Instances at most: 1, 2, 4 and so on, and what was measured.
-
-    Raises
-    ------
-    UsageError
-        If the work needs a batch that no characterization knows, or prices are in several currencies.
-    MissingDataError
-        If there is no candidate at all, not even what was measured.
+    ``profiles``: at least one. ``data``: one of :data:`DATA`. ``auto``: the first epoch cold and the rest warm where
+    epochs are known, else warm; what no characterization measured is left out. ``max_count``: instances at most: 1, 2,
+    4 and so on, and what was measured. Raises UsageError if the work needs a batch that no characterization knows, or
+    prices are in several currencies. Raises MissingDataError if there is no candidate at all, not even what was
+    measured.
     """
     budget = budget or Budget()
     if work.samples and not all(profile.batch_samples for profile in profiles):
@@ -198,10 +173,7 @@ def _targets(near: Sequence[Profile], instance: Instance, max_count: int) -> lis
 def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Profile, Prediction]:
     """Predict from the nearest characterization: run so, on the same instance, with the nearest count.
 
-    Raises
-    ------
-    UnpredictableError
-        If no characterization tells; by the nearest one.
+    Raises UnpredictableError if no characterization tells; by the nearest one.
     """
 
     def distance(profile: Profile) -> tuple[bool, bool, float]:

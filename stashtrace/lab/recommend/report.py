@@ -31,11 +31,7 @@ _SMALL = 0.02
 def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
     """Lines of text about a recommendation.
 
-    Parameters
-    ----------
-    answer : Recommendation
-    work : str
-        What is to be done, in words.
+    ``work``: what is to be done, in words.
     """
     lines = [f"work: {work}", "", *_table(answer.candidates), ""]
     for sentence, *reasons in choices(answer):

@@ -40,39 +40,26 @@ _BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted step: without data, with cached data, with data from storage.
+    """Predicted step: without data, with cached data, with data from storage."""
 
-    Attributes
-    ----------
-    synthetic : Interval
-        Without loading, ns.
-    warm, cold : Interval or None
-        With data cached and with none cached; None if no characterization measured it.
-    parts_ns : mapping of str to float
-        ``compute``, ``interconnect``, ``network`` of ``synthetic``.
-    ran : bool
-        This very configuration was run, without loading.
-    ran_with_data : bool
-        And with it.
-    emulated : bool
-        A network of namespaces is in it.
-    told_apart : bool
-        Compute is compute alone. Where configuration 1 is missing it holds what devices and network cost, too.
-    loaded : bool
-        ``synthetic`` holds loading: no step without it was measured.
-    notes : tuple of str
-        What else was assumed.
-    """
-
+    #: Without loading, ns.
     synthetic: Interval
+    #: With data cached and with none cached; None if no characterization measured it.
     warm: Interval | None
     cold: Interval | None
+    #: ``compute``, ``interconnect``, ``network`` of ``synthetic``.
     parts_ns: Mapping[str, float]
+    #: This very configuration was run, without loading.
     ran: bool = False
+    #: And with it.
     ran_with_data: bool = False
+    #: A network of namespaces is in it.
     emulated: bool = False
+    #: Compute is compute alone. Where configuration 1 is missing it holds what devices and network cost, too.
     told_apart: bool = True
+    #: ``synthetic`` holds loading: no step without it was measured.
     loaded: bool = False
+    #: What else was assumed.
     notes: tuple[str, ...] = ()
 
 
@@ -82,13 +69,7 @@ class UnpredictableError(MissingDataError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Instances to predict for.
-
-    Attributes
-    ----------
-    instance : Instance
-    hosts_count, devices_per_host : int
-    """
+    """Instances to predict for."""
 
     instance: Instance
     hosts_count: int
@@ -103,20 +84,9 @@ class Target:
 def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence[Profile] = ()) -> Prediction:
     """Predict the step of one target from one characterization.
 
-    Parameters
-    ----------
-    profile : Profile
-        Of the same device and batch.
-    target : Target
-    catalog : Catalog
-        For what the measured machine is.
-    beside : sequence of Profile
-        Others of the same device and batch; they tell latency and bytes apart.
-
-    Raises
-    ------
-    UnpredictableError
-        If what it takes was not measured.
+    ``profile``: of the same device and batch. ``catalog``: for what the measured machine is. ``beside``: others of the
+    same device and batch; they tell latency and bytes apart. Raises UnpredictableError if what it takes was not
+    measured.
     """
     home = catalog.get(profile.instance) or Instance(profile.instance)
     t1, t2, t5 = (profile.step_ns.get(k) for k in (1, 2, 5))
@@ -341,45 +311,29 @@ _CORNERS_COUNT = 6
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Communication that was measured, or fitted, at one count.
-
-    Attributes
-    ----------
-    devices_count : int
-    time_ns : Interval
-        Exposed time of a step.
-    rate : float
-        Of the link, in any unit, if several are compared; 1 if they are alike.
-    """
+    """Communication that was measured, or fitted, at one count."""
 
     devices_count: int
+    #: Exposed time of a step.
     time_ns: Interval
+    #: Of the link, in any unit, if several are compared; 1 if they are alike.
     rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Exposed communication of one kind of link.
+    """Exposed communication of one kind of link."""
 
-    Attributes
-    ----------
-    base : Exposed
-        What predictions start from.
-    latency_share : float
-        Part of it that is latency, 0 to 1.
-    low_share, high_share : float
-        Between these it lies.
-    counts : tuple of int
-        Device counts that it was fitted to.
-    hidden_ns : float
-        Communication that may have been hidden by the backward pass, at most.
-    """
-
+    #: What predictions start from.
     base: Exposed
+    #: Part of it that is latency, 0 to 1.
     latency_share: float = 0.0
+    #: Between these it lies.
     low_share: float = 0.0
     high_share: float = 1.0
+    #: Device counts that it was fitted to.
     counts: tuple[int, ...] = ()
+    #: Communication that may have been hidden by the backward pass, at most.
     hidden_ns: float = 0.0
 
     def at(self, devices: int, rate: float | None = None) -> Interval:
@@ -410,14 +364,8 @@ class Ring:
 def fit_ring(observed: Sequence[Exposed], base: Exposed, hidden_ns: float = 0.0) -> Ring:
     """Fit a ring that starts from ``base``; two counts in ``observed`` tell latency and bytes apart.
 
-    Parameters
-    ----------
-    observed : sequence of Exposed
-        Of the same link and job, ``base`` among them or not.
-    base : Exposed
-        With two devices at least. Negative times (noise about nothing) count as none.
-    hidden_ns : float
-        As in :class:`Ring`.
+    ``observed``: of the same link and job, ``base`` among them or not. ``base``: with two devices at least. Negative
+    times (noise about nothing) count as none. ``hidden_ns``: as in :class:`Ring`.
 
     Examples
     --------

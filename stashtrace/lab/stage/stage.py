@@ -51,20 +51,12 @@ class _FileRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Files that lie on the tier.
+    """Files that lie on the tier."""
 
-    Attributes
-    ----------
-    copies : dict of str to Copy
-        By the name of the file.
-    list_path : Path
-    copied_count : int
-        Files that were copied now; the others were there.
-    left_out : tuple of (path, reason)
-    """
-
+    #: By the name of the file.
     copies: dict[str, Copy]
     list_path: Path
+    #: Files that were copied now; the others were there.
     copied_count: int
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -76,25 +68,16 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Measured gain of staging.
+    """Measured gain of staging."""
 
-    Attributes
-    ----------
-    plain, staged : Estimate
-        Step time in ns.
-    gain : Stall or None
-        The difference; ``lost_ns`` is what a step gains.
-    why : str
-        Of a failure, empty if it was measured.
-    opens : tuple of int
-        Opens that were served by a copy, of each run with the copies.
-    notes : tuple of str
-    """
-
+    #: Step time in ns.
     plain: Estimate | None = None
     staged: Estimate | None = None
+    #: The difference; ``lost_ns`` is what a step gains.
     gain: Stall | None = None
+    #: Of a failure, empty if it was measured.
     why: str = ""
+    #: Opens that were served by a copy, of each run with the copies.
     opens: tuple[int, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -110,21 +93,10 @@ def stage(
 
     A copy has another name until it is whole, so what an interruption leaves is never used.
 
-    Parameters
-    ----------
-    paths : sequence of str
-        Those that come first gain most.
-    tier : Path
-    room_bytes : int, optional
-        What all copies together may take. Files may be larger than what the job read of them.
-    on_progress : callable
-        Told the share that is done, and a sentence.
-
-    Raises
-    ------
-    CaptureError
-        If the folder cannot be written to or has no room, or no file can be copied; what was copied by this call is
-        removed then.
+    ``paths``: those that come first gain most. ``room_bytes``: what all copies together may take. Files may be larger
+    than what the job read of them. ``on_progress``: told the share that is done, and a sentence. Raises CaptureError if
+    the folder cannot be written to or has no room, or no file can be copied; what was copied by this call is removed
+    then.
     """
     sizes, left = _sizes(paths, room_bytes)
     if not sizes:
@@ -245,12 +217,7 @@ def _refused(tier: Path, error: OSError) -> CaptureError:
 def _copy(path: str, copy: Path) -> Iterator[int]:
     """Copy a file, whole or not at all; yields the bytes that are copied so far.
 
-    Raises
-    ------
-    _FileRefusedError
-        If the file cannot be read, or was changed meanwhile.
-    OSError
-        If the tier refuses.
+    Raises _FileRefusedError if the file cannot be read, or was changed meanwhile. Raises OSError if the tier refuses.
     """
     try:
         source = open(path, "rb", buffering=0)  # noqa: SIM115 (its errors are not those of the target)
@@ -276,10 +243,7 @@ def _copy(path: str, copy: Path) -> Iterator[int]:
 def check_runs_folder(out: Path, repeats: int) -> None:
     """Check before anything is copied that the runs of a check have a place.
 
-    Raises
-    ------
-    CaptureError
-        If the folder cannot be made, or something in it has the name of a run and is none.
+    Raises CaptureError if the folder cannot be made, or something in it has the name of a run and is none.
     """
     try:
         with file_rights(share=False):
@@ -311,19 +275,9 @@ def check_gain(
 ) -> Gain:
     """Run a job with and without the copies, by turns, each time with its files out of the page cache.
 
-    Parameters
-    ----------
-    command : sequence of str
-    staged : Staged
-        As :func:`stage` returned it.
-    out : Path
-        Where the runs go.
-    repeats, iterations, warmup : int
-        Pairs; training steps of a run that count, and those before them.
-    others : sequence of str
-        Files that the job reads and that were not staged: they are made cold as well.
-    directory : str, optional
-        Where the command runs.
+    ``staged``: as :func:`stage` returned it. ``out``: where the runs go. ``repeats``, ``iterations``, ``warmup``:
+    pairs; training steps of a run that count, and those before them. ``others``: files that the job reads and that were
+    not staged: they are made cold as well. ``directory``: where the command runs.
     """
     files = file_set([*staged.copies, *others])
     # A tier in memory is always warm, and that is what it is for.

@@ -34,16 +34,10 @@ _SETTINGS = ("ranks", "device", "backend", "iterations", "batch_samples")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A network and how its gradients are put into messages.
-
-    Attributes
-    ----------
-    network : Network
-    bucket_bytes : int
-        As DistributedDataParallel takes it; 1 for a message per tensor.
-    """
+    """A network and how its gradients are put into messages."""
 
     network: Network
+    #: As DistributedDataParallel takes it; 1 for a message per tensor.
     bucket_bytes: int = 1
 
     @property
@@ -58,57 +52,38 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """Results of one variant.
-
-    Attributes
-    ----------
-    name : str
-    tensors_count, messages_count, message_bytes : int
-        Gradient tensors; messages and their bytes in a step, as they were seen.
-    t1, tn : Estimate
-        Step time in ns of one rank and of all.
-    stall : Estimate
-        Their difference in ns.
-    share : Estimate
-        The same as a share of the step of all ranks.
-    exposed_ns, predicted_ns : float
-        Exposed communication as it was seen, and by the recurrence; NaN where the run could not be fitted.
-    late_ns : float
-        Waiting for the other rank to enter, part of the stall and not of the exposed communication.
-    """
+    """Results of one variant."""
 
     name: str
+    #: Gradient tensors; messages and their bytes in a step, as they were seen.
     tensors_count: int
     messages_count: int
     message_bytes: int
+    #: Step time in ns of one rank and of all.
     t1: Estimate
     tn: Estimate
+    #: Their difference in ns.
     stall: Estimate
+    #: The same as a share of the step of all ranks.
     share: Estimate
+    #: Exposed communication as it was seen, and by the recurrence; NaN where the run could not be fitted.
     exposed_ns: float
     predicted_ns: float
+    #: Waiting for the other rank to enter, part of the stall and not of the exposed communication.
     late_ns: float
 
 
 @dataclass(frozen=True, slots=True)
 class LayersStudy:
-    """All variants and the fits to their stalls.
+    """All variants and the fits to their stalls."""
 
-    Attributes
-    ----------
-    settings : mapping
-        ``ranks``, ``device``, ``iterations``, ``batch_samples``.
-    results : tuple of VariantResult
-        By messages, then bytes.
-    fits : tuple of LinearFit
-        Those of :data:`MODELS` that the variants carry, the one to predict with first.
-    notes : tuple of str
-        What is missing or doubtful.
-    """
-
+    #: ``ranks``, ``device``, ``iterations``, ``batch_samples``.
     settings: Mapping[str, Any]
+    #: By messages, then bytes.
     results: tuple[VariantResult, ...]
+    #: Those of :data:`MODELS` that the variants carry, the one to predict with first.
     fits: tuple[LinearFit, ...]
+    #: What is missing or doubtful.
     notes: tuple[str, ...]
 
     @property
@@ -119,10 +94,7 @@ class LayersStudy:
     def predict(self, messages: int, sent_bytes: int) -> tuple[float, float]:
         """Predict the stall in ns of a variant that was not measured, and its standard error.
 
-        Raises
-        ------
-        MissingDataError
-            If the study carries no fit, or none in which what is sent costs something.
+        Raises MissingDataError if the study carries no fit, or none in which what is sent costs something.
         """
         if self.best is None:
             raise MissingDataError("the study carries no fit to predict with", hint="; ".join(self.notes[:1]) or None)
@@ -137,12 +109,7 @@ class LayersStudy:
 def study_of(content: Mapping[str, Any]) -> LayersStudy:
     """Evaluate the content of a study file.
 
-    Raises
-    ------
-    FormatError
-        If it is not a study.
-    MissingDataError
-        If no variant has a run of one rank and one of all.
+    Raises FormatError if it is not a study. Raises MissingDataError if no variant has a run of one rank and one of all.
     """
     try:
         settings, variants, runs = content["settings"], content["variants"], content["runs"]

@@ -58,33 +58,22 @@ TensorShape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One network of the study.
+    """One network of the study."""
 
-    Attributes
-    ----------
-    family : str
-        One of :data:`FAMILIES`.
-    depth : int
-        Layers with weights, by the count of the papers; blocks of a transformer.
-    width : int
-        Channels of the first stage, features of a token.
-    residual, batch_norm : bool
-        Whether it has them. A transformer has layer norms, always.
-    image_pixels : int
-        Side of an image.
-    classes_count : int
-        Classes, words of a transformer.
-    tokens_count : int
-        Length of a transformer's sentence.
-    """
-
+    #: One of :data:`FAMILIES`.
     family: str
+    #: Layers with weights, by the count of the papers; blocks of a transformer.
     depth: int
+    #: Channels of the first stage, features of a token.
     width: int
+    #: Whether it has them. A transformer has layer norms, always.
     residual: bool = True
     batch_norm: bool = True
+    #: Side of an image.
     image_pixels: int = 32
+    #: Classes, words of a transformer.
     classes_count: int = 100
+    #: Length of a transformer's sentence.
     tokens_count: int = 32
 
     @property
@@ -118,19 +107,8 @@ class Network:
 def network(family: str, depth: int, **options: object) -> Network:
     """Make a variant of a family, with what the family has by default.
 
-    Parameters
-    ----------
-    family : str
-        One of :data:`FAMILIES`.
-    depth : int
-        One that the family has; any from 1 for a transformer.
-    **options
-        Other attributes of :class:`Network`.
-
-    Raises
-    ------
-    UsageError
-        If there is no such variant.
+    ``family``: one of :data:`FAMILIES`. ``depth``: one that the family has; any from 1 for a transformer. ``options``:
+    other attributes of :class:`Network`. Raises UsageError if there is no such variant.
 
     Examples
     --------
@@ -162,10 +140,7 @@ def network(family: str, depth: int, **options: object) -> Network:
 def named(text: str) -> Network:
     """Find the variant of a name.
 
-    Raises
-    ------
-    UsageError
-        If no variant is called that.
+    Raises UsageError if no variant is called that.
 
     Examples
     --------

@@ -60,30 +60,19 @@ Runner = Callable[[Path, Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class StudyRequest:
-    """A sweep to measure.
+    """A sweep to measure."""
 
-    Attributes
-    ----------
-    sweep : str
-        ``depth``, ``width`` or ``bucket``.
-    family : str
-        Of ``lab.sweep.shapes``.
-    depths : tuple of int
-        Depths of a depth sweep, the first one of the others; those of the family by default.
-    residual, batch_norm : bool
-    bucket_mib : float
-        ``bucket_cap_mb`` of depth and width sweeps; 0 for a message per tensor.
-    ranks : int or None
-        All ranks; one per GPU by default, else 2.
-    iterations, repeat, batch_samples : int
-    """
-
+    #: ``depth``, ``width`` or ``bucket``.
     sweep: str
+    #: Of ``lab.sweep.shapes``.
     family: str = "resnet"
+    #: Depths of a depth sweep, the first one of the others; those of the family by default.
     depths: tuple[int, ...] = ()
     residual: bool = True
     batch_norm: bool = True
+    #: ``bucket_cap_mb`` of depth and width sweeps; 0 for a message per tensor.
     bucket_mib: float = 0.0
+    #: All ranks; one per GPU by default, else 2.
     ranks: int | None = None
     iterations: int = 25
     repeat: int = 3
@@ -93,10 +82,7 @@ class StudyRequest:
 def variants_of(request: StudyRequest) -> list[Variant]:
     """List the variants of a sweep, smallest first.
 
-    Raises
-    ------
-    UsageError
-        If there are none of that kind.
+    Raises UsageError if there are none of that kind.
 
     Examples
     --------
@@ -140,27 +126,11 @@ def run_study(
 ) -> dict[str, Any]:
     """Make the runs that ``out`` does not hold yet, and return the content of its study file.
 
-    Parameters
-    ----------
-    request : StudyRequest
-        What to measure.
-    out : Path
-        Folder of the study, new or of another sweep with the same settings.
-    version : str
-        Of stashtrace, kept in the file.
-    facts : mapping, optional
-        As ``calibrate.worker.probe`` finds them; asked for if left out.
-    runner : callable, optional
-        Makes one run in a folder; :func:`traced_run`.
-    on_progress : callable
-        Told the share that is done (0 to 1), and what is going on.
-
-    Raises
-    ------
-    UsageError
-        If the folder holds a study with other settings, or the ranks do not fit the machine.
-    CaptureError
-        If torch is missing, or no run worked.
+    ``request``: what to measure. ``out``: folder of the study, new or of another sweep with the same settings.
+    ``version``: of stashtrace, kept in the file. ``facts``: as ``calibrate.worker.probe`` finds them; asked for if left
+    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: told the share that is done (0 to
+    1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do not fit
+    the machine. Raises CaptureError if torch is missing, or no run worked.
     """
     _check(request)
     variants = variants_of(request)
@@ -195,10 +165,7 @@ def run_study(
 def settings_of(request: StudyRequest, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Choose what all runs of a study have in common: ranks, device, backend, sizes.
 
-    Raises
-    ------
-    CaptureError
-        If torch is missing, or has neither gloo nor two GPUs.
+    Raises CaptureError if torch is missing, or has neither gloo nor two GPUs.
     """
     if "torch" not in facts:
         why = f" ({facts['complaint']})" if facts.get("complaint") else ""
@@ -227,12 +194,7 @@ def settings_of(request: StudyRequest, facts: Mapping[str, Any]) -> dict[str, An
 def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
     """Train once under the tracer, and return what the trace says about the run.
 
-    Raises
-    ------
-    CaptureError
-        If a rank failed.
-    MissingDataError
-        If its steps were not recorded.
+    Raises CaptureError if a rank failed. Raises MissingDataError if its steps were not recorded.
     """
     if folder.exists():
         shutil.rmtree(folder)

@@ -32,16 +32,9 @@ def align_run(
 ) -> list[LossRow]:
     """Correct the clocks of a run of several hosts; return contradictions as rows of ``losses``.
 
-    Parameters
-    ----------
-    clocks : RunClocks
-        On a first guess; corrected in place.
-    processes : sequence of Process
-        All processes of the run, numbered.
-    parts : sequence of EventTables
-        :data:`MEETING_TABLES` of each process, on the first guess.
-    ends_ns : sequence of int
-        Last recorded moment of each process, on the first guess.
+    ``clocks``: on a first guess; corrected in place. ``processes``: all processes of the run, numbered. ``parts``:
+    :data:`MEETING_TABLES` of each process, on the first guess. ``ends_ns``: last recorded moment of each process, on
+    the first guess.
     """
     boots = [clocks.reference, *sorted(clocks.of_boots().keys() - {clocks.reference})]
     number = {boot: i for i, boot in enumerate(boots)}
@@ -85,20 +78,9 @@ def align_tables(
 ) -> Alignment:
     """Align hosts by tables that hold each process's times on its host's clock; host 0 is the reference.
 
-    Parameters
-    ----------
-    collectives, groups : Table
-    host_of : int64 array
-        process_id -> host.
-    own_error_ns : int64 array
-        Error between moments of the same host's clock.
-    lifes_ns : (hosts, 2) int64 array
-        Begin and end of each host on its clock.
-    error_of : mapping, optional
-        (process_id, source_code) -> error of the device clock behind its times.
-    pings : Meetings, optional
-    bends : sequence of Bend
-        How straight each host's clock was; by default, all are straight.
+    ``host_of``: process_id -> host. ``own_error_ns``: error between moments of the same host's clock. ``lifes_ns``:
+    begin and end of each host on its clock. ``error_of``: (process_id, source_code) -> error of the device clock behind
+    its times. ``bends``: how straight each host's clock was; by default, all are straight.
     """
     meetings = meetings_of(collectives, groups, host_of, own_error_ns, error_of or {})
     return align_hosts(meetings if pings is None else Meetings.concat([meetings, pings]), lifes_ns, 0, bends)

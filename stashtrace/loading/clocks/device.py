@@ -176,10 +176,7 @@ def device_times(
 ) -> tuple[list[dict[tuple[int, int], DeviceTime]], list[tuple[int, LossRow]]]:
     """Return for each process a dict (device index, clock) -> mapping; and the losses found in the readings.
 
-    Parameters
-    ----------
-    processes : iterable of (rows, clock, clock domain)
-        With the records :data:`RECORDS`; ``clock`` maps ticks to the common clock.
+    ``processes``: with the records :data:`RECORDS`; ``clock`` maps ticks to the common clock.
     """
     listed = list(processes)
     own: list[dict[tuple[int, int], DeviceTime]] = [{} for _ in listed]

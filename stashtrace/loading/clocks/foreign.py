@@ -26,20 +26,12 @@ _STAMP_ERROR_NS = 1_000
 
 @dataclass(slots=True)
 class ImportedClocks:
-    """Clocks of one load.
+    """Clocks of one load."""
 
-    Attributes
-    ----------
-    clock_of : list of str
-        Clock of each process; empty where the host is unknown.
-    reference : str
-    offsets : dict
-        Clock -> its offset to the reference, where one was found.
-    losses : list of LossRow
-    """
-
+    #: Clock of each process; empty where the host is unknown.
     clock_of: list[str]
     reference: str = ""
+    #: Clock -> its offset to the reference, where one was found.
     offsets: dict[str, HostOffset] = field(default_factory=dict)
     losses: list[LossRow] = field(default_factory=list)
 
@@ -96,14 +88,8 @@ def imported_clocks(
 ) -> ImportedClocks:
     """Find the reference clock of a load and the offsets of the other clocks to it.
 
-    Parameters
-    ----------
-    parts : sequence of EventTables
-        Each process on its own clock.
-    clock_of, ranks : sequence
-        Of each process.
-    firsts_ns, lasts_ns : mapping
-        When each process was seen first and last.
+    ``parts``: each process on its own clock. ``clock_of``, ``ranks``: of each process. ``firsts_ns``, ``lasts_ns``:
+    when each process was seen first and last.
     """
     clocks = ImportedClocks(list(clock_of))
     named = sorted({clock_of[p] for p in firsts_ns})

@@ -46,14 +46,9 @@ _STEEPEST_NS_PER_TICK = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Paired readings of one clock domain, any order.
+    """Paired readings of one clock domain, any order."""
 
-    Attributes
-    ----------
-    ticks, monotonic_ns, realtime_ns, bracket_ns : int64 arrays
-        One reading each; ``bracket_ns`` is the full width of the uncertainty, -1 if unknown.
-    """
-
+    #: One reading each; ``bracket_ns`` is the full width of the uncertainty, -1 if unknown.
     ticks: Int64
     monotonic_ns: Int64
     realtime_ns: Int64
@@ -67,21 +62,14 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class TickMap:
-    """Ticks -> ns, exact at its anchors, linear between them, monotonic.
+    """Ticks -> ns, exact at its anchors, linear between them, monotonic."""
 
-    Attributes
-    ----------
-    ticks, ns : int64 arrays
-        Anchors, ascending; at least two.
-    error_ns : int
-        Half-width of the interval around a mapped moment: brackets plus what the kept readings do not explain.
-    rejected_count : int
-        Number of readings that contradict the others.
-    """
-
+    #: Anchors, ascending; at least two.
     ticks: Int64
     ns: Int64
+    #: Half-width of the interval around a mapped moment: brackets plus what the kept readings do not explain.
     error_ns: int
+    #: Number of readings that contradict the others.
     rejected_count: int = 0
 
     def __call__(self, ticks: npt.NDArray[np.uint64]) -> Int64:
@@ -93,12 +81,8 @@ class TickMap:
 def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     """Return the mapping of one clock domain from all its readings.
 
-    Parameters
-    ----------
-    readings : Readings
-        At least one.
-    tick_hz : float
-        Nominal rate in Hz, used where the readings are too close together to give a rate.
+    ``readings``: at least one. ``tick_hz``: nominal rate in Hz, used where the readings are too close together to give
+    a rate.
     """
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
@@ -280,12 +264,8 @@ class HostClock:
 class RunClocks:
     """The clocks of a run, one for each boot and tick source, and the common time that all of them map to.
 
-    Attributes
-    ----------
-    reference : str
-        Boot id of the host whose monotonic clock the common time follows.
-    origin_monotonic_ns : int
-        Zero of the common time on that clock.
+    ``reference``: boot id of the host whose monotonic clock the common time follows. ``origin_monotonic_ns``: zero of
+    the common time on that clock.
     """
 
     def __init__(self, clocks: Mapping[tuple[str, str], HostClock]) -> None:
@@ -331,17 +311,8 @@ def _start_ticks(metadata: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
 def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     """Return one clock per boot and tick source, from the readings of all their processes.
 
-    Parameters
-    ----------
-    path : str
-        Of the run, for the message.
-    core : sequence of RawProcess
-        With the records ``clock_sync``.
-
-    Raises
-    ------
-    FormatError
-        If a host has no clock reading.
+    ``path``: of the run, for the message. ``core``: with the records ``clock_sync``. Raises FormatError if a host has
+    no clock reading.
     """
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}

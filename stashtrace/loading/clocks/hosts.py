@@ -35,22 +35,15 @@ _NAMES = {COLLECTIVES: "collectives", PING: "ping"}
 
 @dataclass(frozen=True, slots=True)
 class HostOffset:
-    """Offset from a host's clock to that of the reference, at knots; linear between them.
+    """Offset from a host's clock to that of the reference, at knots; linear between them."""
 
-    Attributes
-    ----------
-    at_ns, offset_ns, error_ns : int64 arrays
-        Ascending moments of the host's clock, offset to add, half-width of its error.
-    method : str
-        ``collectives``, ``ping`` or both joined by ``+``.
-    touch : (int, int)
-        First and last knot of the time with common operations.
-    """
-
+    #: Ascending moments of the host's clock, offset to add, half-width of its error.
     at_ns: Int64
     offset_ns: Int64
     error_ns: Int64
+    #: ``collectives``, ``ping`` or both joined by ``+``.
     method: str
+    #: (int, int); First and last knot of the time with common operations.
     touch: tuple[int, int]
 
     @property
@@ -75,35 +68,21 @@ class HostOffset:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Offsets by host, and contradictions.
+    """Offsets by host, and contradictions."""
 
-    Attributes
-    ----------
-    offsets : dict
-        Host -> its offset to the reference; without the reference itself and hosts that have no offset.
-    rejected_count : int
-        Number of limits that others contradict, and of operations that are not valid.
-    stepped : tuple of int
-        Hosts whose clock seems to have been set during the run.
-    """
-
+    #: Host -> its offset to the reference; without the reference itself and hosts that have no offset.
     offsets: dict[int, HostOffset]
+    #: Number of limits that others contradict, and of operations that are not valid.
     rejected_count: int = 0
+    #: Hosts whose clock seems to have been set during the run.
     stepped: tuple[int, ...] = ()
 
 
 def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequence[Bend] = ()) -> Alignment:
     """Align all hosts to one.
 
-    Parameters
-    ----------
-    meetings : Meetings
-    lifes_ns : (hosts, 2) int64 array
-        First and last known moment of each host, on its clock.
-    reference : int
-        Host to align to.
-    bends : sequence of Bend
-        Of each host's clock; by default, all are straight.
+    ``lifes_ns``: first and last known moment of each host, on its clock. ``reference``: host to align to. ``bends``: of
+    each host's clock; by default, all are straight.
     """
     edges: dict[tuple[int, int], OffsetFit] = {}
     rejected = meetings.dropped_count

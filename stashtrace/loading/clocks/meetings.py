@@ -35,38 +35,25 @@ _TO_ROOT = (CollectiveOp.REDUCE, CollectiveOp.GATHER)
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """One row per operation and host that took part; operations of one host are left out.
+    """One row per operation and host that took part; operations of one host are left out."""
 
-    Attributes
-    ----------
-    operation : int64 array
-        Ascending number.
-    circle : int64 array
-        Number of the process group or of the exchange, the same for all rows of an operation.
-    host : int64 array
-    enter_ns, end_ns : int64 array
-        On the host's clock; ``NONE`` if the host has no usable one.
-    error_ns : int64 array
-        Error of the clocks behind these times; already subtracted from ``enter_ns`` and added to ``end_ns``.
-    together : bool array
-        True if no rank can end before all ranks have entered.
-    on_device : bool array
-        True if the times are from devices.
-    source : int8 array
-        ``offset.COLLECTIVES`` or ``PING``.
-    dropped_count : int
-        Number of invalid operations: one rank has two of the same number, or ranks have different ones.
-    """
-
+    #: Ascending number.
     operation: Int64
+    #: Number of the process group or of the exchange, the same for all rows of an operation.
     circle: Int64
     host: Int64
+    #: On the host's clock; ``NONE`` if the host has no usable one.
     enter_ns: Int64
     end_ns: Int64
+    #: Error of the clocks behind these times; already subtracted from ``enter_ns`` and added to ``end_ns``.
     error_ns: Int64
+    #: True if no rank can end before all ranks have entered.
     together: Bools
+    #: True if the times are from devices.
     on_device: Bools
+    #: ``offset.COLLECTIVES`` or ``PING``.
     source: npt.NDArray[np.int8]
+    #: Number of invalid operations: one rank has two of the same number, or ranks have different ones.
     dropped_count: int = 0
 
     @classmethod
@@ -93,16 +80,9 @@ def meetings_of(
 ) -> Meetings:
     """Return the meetings in the collectives of a run.
 
-    Parameters
-    ----------
-    collectives, groups : Table
-        Of all processes, each on its host's clock.
-    host_of : int64 array
-        process_id -> host.
-    own_error_ns : int64 array
-        Error between moments of the same host's clock.
-    error_of : mapping
-        (process_id, source_code) -> error of the device clock behind its times.
+    ``collectives``, ``groups``: of all processes, each on its host's clock. ``host_of``: process_id -> host.
+    ``own_error_ns``: error between moments of the same host's clock. ``error_of``: (process_id, source_code) -> error
+    of the device clock behind its times.
     """
     table = collectives
     op, process = table["op_code"], table["process_id"]
@@ -226,14 +206,8 @@ def _is_root(table: Table, groups: Table) -> Bools:
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:
     """Return the meetings in the pings of all processes.
 
-    Parameters
-    ----------
-    core : sequence of RawProcess
-        With the records ``clock_ping``.
-    clocks : sequence of callable
-        Ticks of each process -> ns.
-    host_of, own_error_ns : int64 arrays
-        Host of each process, error between moments of the same host's clock.
+    ``core``: with the records ``clock_ping``. ``clocks``: ticks of each process -> ns. ``host_of``, ``own_error_ns``:
+    host of each process, error between moments of the same host's clock.
     """
     numbers, hosts, sent, received = [], [], [], []
     for process, (raw, clock) in enumerate(zip(core, clocks, strict=True)):

@@ -40,23 +40,15 @@ _WINDOWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the offset, any order.
+    """Limits of the offset, any order."""
 
-    Attributes
-    ----------
-    at_ns : int64 array
-        Moment on the follower's clock.
-    offset_ns : int64 array
-        Limit of the offset, where follower + offset = leader.
-    upper : bool array
-        True if the offset is at most this, False if it is at least this.
-    source : int8 array
-        ``COLLECTIVES`` or ``PING``.
-    """
-
+    #: Moment on the follower's clock.
     at_ns: Int64
+    #: Limit of the offset, where follower + offset = leader.
     offset_ns: Int64
+    #: True if the offset is at most this, False if it is at least this.
     upper: Bools
+    #: ``COLLECTIVES`` or ``PING``.
     source: npt.NDArray[np.int8]
 
     def take(self, rows: npt.NDArray[np.integer] | Bools) -> Limits:
@@ -66,17 +58,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """Observed deviation of a clock, or of two together, from a straight line: a clock that NTP slews is not quartz.
+    """Observed deviation of a clock, or of two together, from a straight line: a clock that NTP slews is not quartz."""
 
-    Attributes
-    ----------
-    bow_ns : float
-        Half-width around the line that fits best.
-    rate_ratio : float
-        Largest difference from the mean rate.
-    """
-
+    #: Half-width around the line that fits best.
     bow_ns: float = 0.0
+    #: Largest difference from the mean rate.
     rate_ratio: float = 0.0
 
     def __add__(self, other: Bend) -> Bend:
@@ -88,28 +74,19 @@ STRAIGHT = Bend()
 
 @dataclass(frozen=True, slots=True)
 class OffsetFit:
-    """Offset to add to the follower's clock, at knots; linear between them.
+    """Offset to add to the follower's clock, at knots; linear between them."""
 
-    Attributes
-    ----------
-    at_ns, offset_ns, error_ns : int64 arrays
-        Ascending moments of the follower's clock, offset to add, half-width of its error.
-    sources : frozenset of int
-        Sources of the limits that determine the fit.
-    touch : (int, int)
-        First and last knot of the time with limits.
-    rejected_count : int
-        Number of limits that the others contradict.
-    stepped : bool
-        True if most limits of some stretch of time were rejected; the error covers them.
-    """
-
+    #: Ascending moments of the follower's clock, offset to add, half-width of its error.
     at_ns: Int64
     offset_ns: Int64
     error_ns: Int64
+    #: Sources of the limits that determine the fit.
     sources: frozenset[int]
+    #: (int, int); First and last knot of the time with limits.
     touch: tuple[int, int]
+    #: Number of limits that the others contradict.
     rejected_count: int = 0
+    #: True if most limits of some stretch of time were rejected; the error covers them.
     stepped: bool = False
 
 
@@ -118,15 +95,8 @@ def fit_offset(
 ) -> OffsetFit | None:
     """Fit one pair of hosts; None if limits of one side are missing, or if no line satisfies the limits.
 
-    Parameters
-    ----------
-    limits : Limits
-    ends : CommonEnds, optional
-        Ends of the same small operations on both hosts.
-    begin_ns, end_ns : int
-        Time on the follower's clock for which the fit is needed.
-    bend : Bend
-        Of the two clocks together.
+    ``ends``: ends of the same small operations on both hosts. ``begin_ns``, ``end_ns``: time on the follower's clock
+    for which the fit is needed. ``bend``: of the two clocks together.
     """
     upper = limits.upper
     if not upper.any() or upper.all():
@@ -348,17 +318,11 @@ MAX_DRIFT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Lines ``offset = level + slope * time`` between lower and upper limits, as the corners of their polygon.
+    """Lines ``offset = level + slope * time`` between lower and upper limits, as the corners of their polygon."""
 
-    Attributes
-    ----------
-    slope : float array
-        Ascending.
-    top, bottom : float array
-        Highest and lowest level for each slope.
-    """
-
+    #: Ascending.
     slope: Floats
+    #: Highest and lowest level for each slope.
     top: Floats
     bottom: Floats
 
@@ -374,10 +338,7 @@ class Band:
 def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -> Band | tuple[Floats, Floats]:
     """Return the lines between limits or, if there is none, masks of the limits that contradict each other.
 
-    Returns
-    -------
-    Band, or (bool array, bool array)
-        The arrays mark the upper and lower limits that touch the line whose largest violation is smallest.
+    Returns the arrays mark the upper and lower limits that touch the line whose largest violation is smallest.
     """
     upper_at, lower_at = _hull(upper_time, upper), _hull(lower_time, -lower)
     ut, uv, lt, lv = upper_time[upper_at], upper[upper_at], lower_time[lower_at], lower[lower_at]
@@ -452,29 +413,19 @@ _MAD_TO_SIGMA = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class CommonEnds:
-    """Operations in which no rank can end before all have entered, as two hosts recorded them, in any order.
+    """Operations in which no rank can end before all have entered, as two hosts recorded them, in any order."""
 
-    Attributes
-    ----------
-    at_ns : int64 array
-        End on the follower's clock.
-    offset_ns : int64 array
-        The leader's end minus the follower's.
-    lead_ns : int64 array
-        The leader's entry minus the follower's: the follower was later where this is less than the offset.
-    duration_ns : int64 array
-        The shorter one of the two hosts.
-    error_ns : int64 array
-        Of the clocks behind the ends.
-    on_device : bool array
-        True if the times are from devices.
-    """
-
+    #: End on the follower's clock.
     at_ns: Int64
+    #: The leader's end minus the follower's.
     offset_ns: Int64
+    #: The leader's entry minus the follower's: the follower was later where this is less than the offset.
     lead_ns: Int64
+    #: The shorter one of the two hosts.
     duration_ns: Int64
+    #: Of the clocks behind the ends.
     error_ns: Int64
+    #: True if the times are from devices.
     on_device: npt.NDArray[np.bool_]
 
     @property
@@ -498,13 +449,8 @@ def ends_offset(
 ) -> Callable[[Floats], tuple[Floats, Floats]] | None:
     """Return a function from times to offsets and their errors; None if there are too few operations.
 
-    Parameters
-    ----------
-    ends : CommonEnds
-    base_at, base_offset : int
-        Zero of the times and offsets that are given and returned as floats.
-    guess : (time, offset)
-        Close enough to decide which host entered last, and the rate at which the offset changes.
+    ``base_at``, ``base_offset``: zero of the times and offsets that are given and returned as floats. ``guess``: close
+    enough to decide which host entered last, and the rate at which the offset changes.
     """
     if len(ends.at_ns) < 2 * _FEWEST:
         return None

@@ -26,19 +26,11 @@ _MOST_FACTS = 64
 def note(collector: str, pid: int | None, exit_code: int | None, role: str, sender: str = "unknown") -> None:
     """Record how a child ended: once for each child, and nothing for one that runs or has left with 0.
 
-    Parameters
-    ----------
-    collector : str
-        Named in the loss row.
-    pid : int or None
-        None if the child was never started.
-    exit_code : int or None
-        As multiprocessing and subprocess give it: minus the signal's number; None while the child runs.
-    role : str
-        What the child is, for example ``worker 2``.
-    sender : str
-        Who sent the signal: ``loader``, ``launcher`` or ``unknown``. A SIGKILL by nobody known is the ``kernel``'s
-        where it has ended a process for want of memory since this module was imported.
+    ``collector``: named in the loss row. ``pid``: none if the child was never started. ``exit_code``: as
+    multiprocessing and subprocess give it: minus the signal's number; None while the child runs. ``role``: what the
+    child is, for example ``worker 2``. ``sender``: who sent the signal: ``loader``, ``launcher`` or ``unknown``. A
+    SIGKILL by nobody known is the ``kernel``'s where it has ended a process for want of memory since this module was
+    imported.
     """
     if pid is None or not exit_code or pid in _noted or len(_noted) >= _MOST_FACTS:
         return

@@ -33,16 +33,9 @@ def _hash(*parts: object) -> int:
 class Group:
     """One process group of this process.
 
-    Parameters
-    ----------
-    name, title, backend : str
-        Torch's name, a name for people, and the backend's name.
-    members : tuple of int
-        Global ranks in group order.
-    rank : int
-        Of this process within the group.
-    life : int
-        How often the default group has been destroyed: names are used again then.
+    ``name``, ``title``, ``backend``: torch's name, a name for people, and the backend's name. ``members``: global ranks
+    in group order. ``rank``: of this process within the group. ``life``: how often the default group has been
+    destroyed: names are used again then.
     """
 
     def __init__(self, name: str, title: str, backend: str, members: tuple[int, ...], rank: int, life: int) -> None:
@@ -134,11 +127,7 @@ class Groups:
     def find(self, process_group: Any, world: Any) -> Group:
         """Return the Group of a torch ProcessGroup, made on the first call.
 
-        Parameters
-        ----------
-        process_group : torch ProcessGroup
-        world : module
-            ``torch.distributed.distributed_c10d``, which knows the members.
+        ``world``: ``torch.distributed.distributed_c10d``, which knows the members.
         """
         name = process_group.group_name
         group = self._by_name.get(name)

@@ -19,20 +19,10 @@ _MOST_FACTS = 64
 class Loader:
     """One iterator, in its process and in its workers.
 
-    Parameters
-    ----------
-    owner_pid : int
-        Process that iterates.
-    base_seed : int
-        The iterator's own; handed to its workers by torch.
-    ordinal : int
-        Process counter of worker 0, or minus the number of the iterator if it has no workers; distinguishes iterators
-        with the same seed.
-
-    Attributes
-    ----------
-    loader_id : int
-        64 bits; changes with each epoch of persistent workers, whose batches count from 0 again.
+    ``owner_pid``: process that iterates. ``base_seed``: the iterator's own; handed to its workers by torch.
+    ``ordinal``: process counter of worker 0, or minus the number of the iterator if it has no workers; distinguishes
+    iterators with the same seed. ``loader_id``: 64 bits; changes with each epoch of persistent workers, whose batches
+    count from 0 again.
     """
 
     __slots__ = ("_key", "begin_ticks", "epoch", "loader_id", "yielded")

@@ -34,22 +34,9 @@ _DIFFER = "batches differ in shape: those that are replayed, the first ones, may
 class Replay:
     """The kept batches of one DataLoader.
 
-    Parameters
-    ----------
-    wanted : int
-        Batches to keep.
-    is_iterable : bool
-        Whether the data set is iterable, so that no sampler tells where an epoch ends.
-    batches_count : int
-        Length of an epoch of such a data set, -1 if unknown.
-    begins : callable
-        Called when the first batch is replayed.
-
-    Attributes
-    ----------
-    batches : list of KeptBatch
-    complete : bool
-        Whether all batches are kept, so that no more are made.
+    ``wanted``: batches to keep. ``is_iterable``: whether the data set is iterable, so that no sampler tells where an
+    epoch ends. ``batches_count``: length of an epoch of such a data set, -1 if unknown. ``begins``: called when the
+    first batch is replayed. ``complete``: whether all batches are kept, so that no more are made.
     """
 
     __slots__ = ("_begins", "batches", "batches_count", "complete", "handed_out", "is_iterable", "notes", "wanted")
@@ -111,14 +98,8 @@ class _Making(threading.local):
 class _Session:
     """The loaders of this process.
 
-    Parameters
-    ----------
-    dataloader : module
-        ``torch.utils.data.dataloader``.
-    wanted : int
-        Batches to keep of each loader.
-    epoch : int
-        Batches after which an epoch of unknown length ends; -1: never.
+    ``dataloader``: ``torch.utils.data.dataloader``. ``wanted``: batches to keep of each loader. ``epoch``: batches
+    after which an epoch of unknown length ends; -1: never.
     """
 
     def __init__(self, dataloader: ModuleType, wanted: int, epoch: int) -> None:

@@ -54,12 +54,8 @@ _SAMPLED_BYTES = 251
 class Notes:
     """What is reported of the batches of one loader, each reason once.
 
-    Attributes
-    ----------
-    host_bytes : int
-        Of tensors that the loader returned in host memory.
-    moved_bytes : int
-        Of those whose copy on a device is kept.
+    ``host_bytes``: of tensors that the loader returned in host memory. ``moved_bytes``: of those whose copy on a device
+    is kept.
     """
 
     __slots__ = ("_collector", "_reasons", "host_bytes", "moved_bytes")
@@ -91,17 +87,8 @@ class Notes:
 class KeptBatch:
     """A batch of the real loader.
 
-    Parameters
-    ----------
-    batch : object
-        Anything a collate function returns.
-    notes : Notes
-        Of its loader.
-
-    Attributes
-    ----------
-    shapes : list
-        Shapes of its tensors, in their order in the batch.
+    ``batch``: anything a collate function returns. ``notes``: of its loader. ``shapes``: shapes of its tensors, in
+    their order in the batch.
     """
 
     __slots__ = ("_batch", "_notes", "_renew", "shapes")
@@ -240,14 +227,8 @@ def _slots_of(part: Any) -> list[tuple[str, Any]]:
 class KeptTensor:
     """A tensor that is handed out many times, and the results of its methods.
 
-    Parameters
-    ----------
-    tensor : torch.Tensor or None
-        Kept, never handed out itself; None for a tensor that is made anew in each step, of which only results are kept.
-    notes : Notes
-        Of its loader.
-    source : KeptTensor, optional
-        The tensor of the batch that this one was made from.
+    ``tensor``: kept, never handed out itself; None for a tensor that is made anew in each step, of which only results
+    are kept. ``notes``: of its loader. ``source``: the tensor of the batch that this one was made from.
     """
 
     __slots__ = (

@@ -28,12 +28,7 @@ _EXIT_PATIENCE_S = 2.0
 class Launch:
     """One collective between its launch and its end.
 
-    Parameters
-    ----------
-    collective_id : int
-        As in ``collective_call``.
-    group : Group, optional
-        Of ``groups``, not torch's.
+    ``collective_id``: as in ``collective_call``. ``group``: of ``groups``, not torch's.
     """
 
     __slots__ = ("_token", "by_callback", "collective_id", "group", "return_ticks", "work")
@@ -66,16 +61,9 @@ _backend_threads: set[int] = set()
 def launched(launch: Launch, work: Any, *, blocking: bool, end_visible: bool) -> None:
     """Follow a collective that has been launched, to its end.
 
-    Parameters
-    ----------
-    launch : Launch
-        The collective.
-    work : Work or None
-        What torch returned; None if the backend has none, on the CPU because the operation has ended.
-    blocking : bool
-        Whether the caller waits for it now (``async_op=False``), so that no callback is needed.
-    end_visible : bool
-        False on an accelerator, whose work ends on a stream, unseen by the host.
+    ``launch``: the collective. ``work``: what torch returned; None if the backend has none, on the CPU because the
+    operation has ended. ``blocking``: whether the caller waits for it now (``async_op=False``), so that no callback is
+    needed. ``end_visible``: false on an accelerator, whose work ends on a stream, unseen by the host.
     """
     if not end_visible:
         # Before the test of work: NCCL returns none for a blocking call, although its kernel has yet to run.

@@ -48,10 +48,7 @@ def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class InventoryReader:
     """Reads the inventory of this machine in another process; :meth:`result` gives it.
 
-    Parameters
-    ----------
-    environment : mapping
-        Of the process, without our variables; says where the libraries are.
+    ``environment``: of the process, without our variables; says where the libraries are.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -108,12 +105,7 @@ def inventories_of(directory: Path, run: Mapping[str, Any]) -> dict[str, dict[st
 
     Hosts without a GPU are left out.
 
-    Parameters
-    ----------
-    directory : Path
-        The run directory.
-    run : mapping
-        Content of its ``run.json``.
+    ``directory``: the run directory. ``run``: content of its ``run.json``.
     """
     parts: list[Mapping[str, Any]] = [*(run.get("parts") or launchers(directory))]
     found: dict[str, dict[str, Any] | None] = {}

@@ -28,10 +28,7 @@ _PATHS = {
 def inventory(nvml: ModuleType) -> dict[str, Any]:
     """Return driver, devices and the ways between them; what a device does not tell is left out.
 
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, not initialized.
+    ``nvml``: ``pynvml``, not initialized.
     """
     nvml.nvmlInit()
     try:

@@ -51,31 +51,21 @@ DEVICE, HOST, UNSEEN = range(3)
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Computation of one rank.
-
-    Attributes
-    ----------
-    rank, process_id : int
-    seen : int
-        ``DEVICE``, ``HOST``, or ``UNSEEN`` for a rank with a device of which no kernel was recorded.
-    step : int64 array
-        Numbers of the counted steps, ascending.
-    forward, backward, update : TimeSet
-        Phases, on the host's clock; an update is without the closure that it runs.
-    computing : TimeSet
-        When its device computed, or its step thread was blocked neither on a collective nor on a batch.
-    kernels : int64 array
-        Rows of ``trace.kernels`` that compute, by begin; none on hosts.
-    """
+    """Computation of one rank."""
 
     rank: int
     process_id: int
+    #: ``DEVICE``, ``HOST``, or ``UNSEEN`` for a rank with a device of which no kernel was recorded.
     seen: int
+    #: Numbers of the counted steps, ascending.
     step: Int64
+    #: Phases, on the host's clock; an update is without the closure that it runs.
     forward: TimeSet
     backward: TimeSet
     update: TimeSet
+    #: When its device computed, or its step thread was blocked neither on a collective nor on a batch.
     computing: TimeSet
+    #: Rows of ``trace.kernels`` that compute, by begin; none on hosts.
     kernels: Int64
 
     @property
@@ -86,25 +76,9 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One entry per rank and collective, by rank, then begin.
+    """One entry per rank and collective, by rank, then begin."""
 
-    Attributes
-    ----------
-    row : int64 array
-        Of ``index.trace.collectives``.
-    rank, step, process_id, op, message_bytes, position : int64 array
-    group_hash : uint64 array
-    enter_ns, begin_ns, end_ns : int64 array
-        When this rank entered, when the transfer began (all ranks had entered, and the group's collective before was
-        done), and when it was done.
-    exposed_ns : int64 array
-        Part of the time from begin to end in which the rank did not compute; -1 if unknown.
-    partial : bool array
-        A member's row is missing, so waiting for it counts as transfer.
-    element_bytes : int64 array
-        Size of an element by the name of the kernel; 4 if unknown.
-    """
-
+    #: Of ``index.trace.collectives``.
     row: Int64
     rank: Int64
     step: Int64
@@ -113,11 +87,16 @@ class Calls:
     op: Int64
     message_bytes: Int64
     position: Int64
+    #: When this rank entered, when the transfer began (all ranks had entered, and the group's collective before was
+    #: done), and when it was done.
     enter_ns: Int64
     begin_ns: Int64
     end_ns: Int64
+    #: Part of the time from begin to end in which the rank did not compute; -1 if unknown.
     exposed_ns: Int64
+    #: A member's row is missing, so waiting for it counts as transfer.
     partial: Bools
+    #: Size of an element by the name of the kernel; 4 if unknown.
     element_bytes: Int64
 
     def __len__(self) -> int:
@@ -131,23 +110,14 @@ class Calls:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that the patterns are looked for in.
+    """Everything that the patterns are looked for in."""
 
-    Attributes
-    ----------
-    trace : Trace
-        With its collectives in the order of ``Calls.row``.
-    calls : Calls
-    ranks : dict of int to RankWork
-    groups : dict of int to Group
-    step_ns : float
-        Mean length of a counted step.
-    """
-
+    #: With its collectives in the order of ``Calls.row``.
     trace: Trace
     calls: Calls
     ranks: dict[int, RankWork]
     groups: dict[int, Group]
+    #: Mean length of a counted step.
     step_ns: float
 
     def size(self, group_hash: int) -> int:
@@ -158,10 +128,7 @@ class Scene:
 def scene(trace: Trace) -> Scene:
     """Gather the collectives of the counted steps, their positions in the step, and their exposed time.
 
-    Raises
-    ------
-    MissingDataError
-        If no rank has a step, or no collective was recorded.
+    Raises MissingDataError if no rank has a step, or no collective was recorded.
     """
     if not len(trace.collectives):
         raise MissingDataError(

@@ -34,7 +34,8 @@ from stashtrace.replay.sharing import workers_of
 from stashtrace.replay.straggler import without_lateness
 from stashtrace.replay.transfers import LINKS
 from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
@@ -45,29 +46,20 @@ from stashtrace.summary.text import summary as text_of
 FIRST_CHANGES = schema(
     "first_changes",
     "What to change first about a job, the change that saves most first, or one row that says why none is predicted",
-    ("change", "U16", "", "QUANTITY=VALUE as `stashtrace whatif` takes it; empty in a row with a reason"),
-    Column("saved_low_ns", "i8", "ns", "a step gets shorter by at least this; 0 if it may not; -1 unknown", missing=-1),
-    Column("saved_high_ns", "i8", "ns", "by at most this; -1 unknown", missing=-1),
-    Column("low_ratio", "f8", "", "saved_low_ns of the recorded step; -1 unknown", missing=-1),
-    Column("high_ratio", "f8", "", "saved_high_ns of it; -1 unknown", missing=-1),
-    ("sure", "U12", "", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason"),
-    Column("present_count", "i8", "", "of a number to change, such as workers: the present one, else -1", missing=-1),
-    Column("rank", "i8", "", "rank whose work the change is mostly about, -1 if several", role="rank", missing=-1),
-    (
+    col.word("change", "QUANTITY=VALUE as `stashtrace whatif` takes it; empty in a row with a reason"),
+    col.ns("saved_low_ns", "a step gets shorter by at least this; 0 if it may not; -1 unknown", missing=-1),
+    col.ns("saved_high_ns", "by at most this; -1 unknown", missing=-1),
+    col.real("low_ratio", "saved_low_ns of the recorded step; -1 unknown", missing=-1),
+    col.real("high_ratio", "saved_high_ns of it; -1 unknown", missing=-1),
+    col.word("sure", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason", width=12),
+    col.number("present_count", "of a number to change, such as workers: the present one, else -1", missing=-1),
+    col.rank("rank", "rank whose work the change is mostly about, -1 if several", missing=-1),
+    col.word(
         "kind",
-        "U16",
-        "",
         "kind of that work, a StallKind, or unrecorded; of several ranks RANK:KIND of each, most first; else empty",
     ),
-    Column(
-        "worker_id",
-        "i8",
-        "",
-        "worker whose batches the change is about, -1 if of several or none",
-        role="id",
-        missing=-1,
-    ),
-    ("reason", "U64", "", "why no change is predicted; empty in a row with a change"),
+    col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
+    col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
 )
 
 #: Changes that save less than this part of the step are not worth a line.

@@ -25,23 +25,16 @@ _BESIDE, _FEWEST_PAIRS = 0.9, 10
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Collectives of one operation, size, communicator and position in the step.
+    """Collectives of one operation, size, communicator and position in the step."""
 
-    Attributes
-    ----------
-    number : int
-        Place among the kinds.
-    group_hash, op, message_bytes, position, element_bytes : int
-    entries : int64 array
-        Entries of ``Scene.calls``.
-    """
-
+    #: Place among the kinds.
     number: int
     group_hash: int
     op: int
     message_bytes: int
     position: int
     element_bytes: int
+    #: Entries of ``Scene.calls``.
     entries: Int64
 
     @property
@@ -81,20 +74,13 @@ def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's work per step of one rank: medians over the counted steps.
+    """The optimizer's work per step of one rank: medians over the counted steps."""
 
-    Attributes
-    ----------
-    work_ns : float
-        Time in which its kernels ran; for a host, the phase without waits for collectives.
-    gap_ns : float
-        Time between its first and last kernel in which the device did nothing; -1 on hosts.
-    kernels_count : float
-        Pieces of work on the device; -1 on hosts.
-    """
-
+    #: Time in which its kernels ran; for a host, the phase without waits for collectives.
     work_ns: float
+    #: Time between its first and last kernel in which the device did nothing; -1 on hosts.
     gap_ns: float
+    #: Pieces of work on the device; -1 on hosts.
     kernels_count: float
 
 

@@ -18,25 +18,7 @@ _NO_SWITCH = ("fused_collective",)
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One remedy for the collectives of one communicator.
-
-    Attributes
-    ----------
-    transformation, switch, communicator, op, work : str
-    ranks_count : int
-    message_bytes : tuple of int
-        Sizes of the messages.
-    moved_bytes, work_ns, gap_ns, transfer_ns, exposed_ns, saving_low_ns, saving_high_ns : float
-        Sums per step over the kinds that it is for; ``gap_ns`` is -1 where gaps were not recorded.
-    share_ratio : float
-        Largest saving, relative to the step.
-    chunks_count : int
-        Overlap: most chunks of any of the kinds.
-    is_bound : bool
-        Any smaller saving is possible too.
-    limits : tuple of str
-        Codes of all of the kinds.
-    """
+    """One remedy for the collectives of one communicator."""
 
     transformation: str
     switch: str
@@ -44,7 +26,9 @@ class Advice:
     op: str
     work: str
     ranks_count: int
+    #: Sizes of the messages.
     message_bytes: tuple[int, ...]
+    #: Sums per step over the kinds that it is for; ``gap_ns`` is -1 where gaps were not recorded.
     moved_bytes: float
     work_ns: float
     gap_ns: float
@@ -52,9 +36,13 @@ class Advice:
     exposed_ns: float
     saving_low_ns: float
     saving_high_ns: float
+    #: Largest saving, relative to the step.
     share_ratio: float
+    #: Overlap: most chunks of any of the kinds.
     chunks_count: int
+    #: Any smaller saving is possible too.
     is_bound: bool
+    #: Codes of all of the kinds.
     limits: tuple[str, ...]
 
 

@@ -61,14 +61,8 @@ def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
 def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, contention_ratio: float = 1.0) -> Floats:
     """Return the time of a producer and its collective in chunks, each collective beside the next producer.
 
-    Parameters
-    ----------
-    producer_ns, transfer_ns : float or array
-        Alone, one after the other.
-    chunks_count : int or array
-        At least 1; with 1 nothing overlaps.
-    contention_ratio : float
-        How many times longer either takes beside the other, 1 or more.
+    ``producer_ns``, ``transfer_ns``: alone, one after the other. ``chunks_count``: at least 1; with 1 nothing overlaps.
+    ``contention_ratio``: how many times longer either takes beside the other, 1 or more.
 
     Examples
     --------

@@ -12,7 +12,8 @@ from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.replay.advice.calls import POSITIONS, scene
 from stashtrace.replay.advice.patterns import Patterns, Row
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -20,51 +21,41 @@ from stashtrace.schema.trace import Trace
 OVERLAP_ADVICE = schema(
     "overlap_advice",
     "What splitting, fusing, overlapping or slicing would save: one row per kind of collective and transformation",
-    ("transformation", "U16", "", "split_reorder, fuse, overlap or sliced_p2p"),
-    ("communicator", "U16", "", "name of the group; of a send, of one of them", 2),
-    ("op", "U16", "", "CollectiveOp in lower case"),
-    (
+    col.word("transformation", "split_reorder, fuse, overlap or sliced_p2p"),
+    col.word("communicator", "name of the group; of a send, of one of them", detail=2),
+    col.word("op", "CollectiveOp in lower case"),
+    col.word(
         "position",
-        "U16",
-        "",
         "where in the step it is called: forward, backward, after_backward, update, after_update or elsewhere",
     ),
-    Column("message_bytes", "i8", "bytes", "payload of one rank's input, -1 if the trace does not tell", missing=-1),
-    ("saving_low_ns", "i8", "ns", "saved a step at least, under what limits says; below zero: it may become longer"),
-    ("saving_high_ns", "i8", "ns", "at most; 0 without a figure"),
-    ("share_ratio", "f8", "", "saving_high_ns of the step"),
-    ("validity", "U16", "", "estimate, bound (nothing less than saving_high_ns is excluded) or none (no advice)"),
-    ("limits", "U16", "", "why not more can be said: codes, comma separated"),
-    ("switch", "U24", "", "what does it in today's stack"),
-    Column(
+    col.nbytes("message_bytes", "payload of one rank's input, -1 if the trace does not tell", missing=-1),
+    col.ns("saving_low_ns", "saved a step at least, under what limits says; below zero: it may become longer"),
+    col.ns("saving_high_ns", "at most; 0 without a figure"),
+    col.real("share_ratio", "saving_high_ns of the step"),
+    col.word("validity", "estimate, bound (nothing less than saving_high_ns is excluded) or none (no advice)"),
+    col.word("limits", "why not more can be said: codes, comma separated"),
+    col.word("switch", "what does it in today's stack", width=24),
+    col.number(
         "elements_count",
-        "i8",
-        "",
         "elements of the type that its kernel names, else of 4 bytes; -1 if unknown",
-        1,
         missing=-1,
+        detail=1,
     ),
-    ("ranks_count", "i8", "", "ranks of the group; of a send, those that hold the same data"),
-    ("calls_count", "f8", "", "a step"),
-    ("work", "U16", "", "computation beside it: update, backward, gemm; of a send, the gather that slicing needs"),
-    ("work_ns", "i8", "ns", "that a step; of an update, the part for these bytes"),
-    Column(
-        "gap_ns",
-        "i8",
-        "ns",
-        "time between the kernels of that part of the update in which nothing ran, -1 if unseen",
-        missing=-1,
+    col.number("ranks_count", "ranks of the group; of a send, those that hold the same data"),
+    col.real("calls_count", "a step"),
+    col.word("work", "computation beside it: update, backward, gemm; of a send, the gather that slicing needs"),
+    col.ns("work_ns", "that a step; of an update, the part for these bytes"),
+    col.ns(
+        "gap_ns", "time between the kernels of that part of the update in which nothing ran, -1 if unseen", missing=-1
     ),
-    ("transfer_ns", "i8", "ns", "these collectives a step, from the last rank's entry to the end"),
-    Column("exposed_ns", "i8", "ns", "of it, while the rank did not compute, -1 if unknown", missing=-1),
-    ("chunks_count", "i8", "", "overlap: chunks that the figures are for, else 0"),
-    Column(
+    col.ns("transfer_ns", "these collectives a step, from the last rank's entry to the end"),
+    col.ns("exposed_ns", "of it, while the rank did not compute, -1 if unknown", missing=-1),
+    col.number("chunks_count", "overlap: chunks that the figures are for, else 0"),
+    col.real(
         "contention_ratio",
-        "f8",
-        "",
         "overlap: how much longer kernels took beside collectives, -1 if unseen",
-        1,
         missing=-1,
+        detail=1,
     ),
 )
 

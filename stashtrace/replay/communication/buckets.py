@@ -42,14 +42,10 @@ _EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of a message by its size, as far as the run tells.
+    """Time of a message by its size, as far as the run tells."""
 
-    Attributes
-    ----------
-    alpha_ns, beta_ns_per_byte : (float, float)
-        With the least and with the most possible latency; equal where messages of several sizes tell the latency.
-    """
-
+    #: (float, float); With the least and with the most possible latency; equal where messages of several sizes tell the
+    #: latency.
     alpha_ns: tuple[float, float]
     beta_ns_per_byte: tuple[float, float]
 
@@ -61,45 +57,26 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The messages of a run's backward passes in its graph, by pass, then by ready time.
+    """The messages of a run's backward passes in its graph, by pass, then by ready time."""
 
-    Attributes
-    ----------
-    node : int array
-        Transfer of each message.
-    first : int array
-        First message of each pass, then the number of all messages.
-    ready_ns : float array
-        When each message was ready since its pass began.
-    bytes : float array
-    cost : Cost
-    ddp : DdpFacts
-    candidates_mib : tuple of float
-        Values of ``bucket_cap_mb`` that may be better than that of the run.
-    """
-
+    #: Transfer of each message.
     node: Int64
+    #: First message of each pass, then the number of all messages.
     first: Int64
+    #: When each message was ready since its pass began.
     ready_ns: Floats
     bytes: Floats
     cost: Cost
     ddp: DdpFacts
+    #: Values of ``bucket_cap_mb`` that may be better than that of the run.
     candidates_mib: tuple[float, ...]
 
 
 def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
     """Find the buckets of DistributedDataParallel in a run and in its graph.
 
-    Parameters
-    ----------
-    trace : Trace
-    graph : Graph
-        Of that trace.
-
-    Raises
-    ------
-    MissingDataError
-        If the run sends no such buckets, or they cannot be told from its other messages.
+    ``graph``: of that trace. Raises MissingDataError if the run sends no such buckets, or they cannot be told from its
+    other messages.
     """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within)
@@ -228,16 +205,9 @@ class _Pieces:
 def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> Graph:
     """Return the graph with the gradients of its backward passes in buckets of another size.
 
-    Parameters
-    ----------
-    graph : Graph
-    buckets : Buckets
-        Of that graph.
-    bucket_mib : float
-        ``bucket_cap_mb``, in MiB.
-    latency : bool
-        Messages have the most possible latency, and gradients inside a message are ready with its last one; else they
-        have the least latency, and these gradients are ready with the message before.
+    ``buckets``: of that graph. ``bucket_mib``: ``bucket_cap_mb``, in MiB. ``latency``: messages have the most possible
+    latency, and gradients inside a message are ready with its last one; else they have the least latency, and these
+    gradients are ready with the message before.
     """
     pieces = _pieces(graph, buckets, bucket_mib, latency=latency)
     if not len(pieces.message):

@@ -23,21 +23,14 @@ _MOST_WRAPPERS = 8
 
 @dataclass(frozen=True, slots=True)
 class DdpFacts:
-    """Facts on which all ranks agree; they may have several models.
+    """Facts on which all ranks agree; they may have several models."""
 
-    Attributes
-    ----------
-    bucket_mib : float or None
-        ``bucket_cap_mb``; None if unknown, or if models differ.
-    sources : tuple of str
-        Where the size comes from: ``default`` (torch's own, whose first bucket is smaller), ``script``, ``applied`` (by
-        ``STASHTRACE_BUCKET_MB``); empty if no such model was recorded.
-    gradients_bytes : float array
-        In the reverse order of the parameters, usually the order in which they are made; empty if unknown.
-    """
-
+    #: ``bucket_cap_mb``; None if unknown, or if models differ.
     bucket_mib: float | None
+    #: Where the size comes from: ``default`` (torch's own, whose first bucket is smaller), ``script``, ``applied`` (by
+    #: ``STASHTRACE_BUCKET_MB``); empty if no such model was recorded.
     sources: tuple[str, ...]
+    #: In the reverse order of the parameters, usually the order in which they are made; empty if unknown.
     gradients_bytes: Floats
 
 

@@ -39,58 +39,40 @@ PARALLEL = {"gloo": 2}
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """One entry per message (not per rank), by communicator, then sequence.
-
-    Attributes
-    ----------
-    communicator, op, backend : str array
-    lane : int64 array
-        Number of the communicator, which is a link of its own; several may have one name.
-    ranks_count, bytes : int64 array
-        Members of the group, and payload.
-    ready_ns, end_ns : int64 array
-        When the last member entered, and when the last member was done.
-    link_ns : float array
-        Time that the link worked for the message.
-    rank, step, backward : int64 array
-        Lowest member; its step, -1 outside of counted steps; its backward pass, -1 outside of any.
-    backward_begin_ns : int64 array
-        When that pass began on the host, -1 outside of any.
-    within : bool array
-        The message was called before that pass returned, as the buckets of DistributedDataParallel are.
-    group_hash : uint64 array
-        Communicator, as in ``collectives``.
-    sequence : int64 array
-        Number within it, as in ``collectives``.
-    blocking : bool array
-        The caller waited for it before it went on to the next.
-    on_device : bool array
-        Times are those of devices.
-    has_steps : bool
-        The run has steps.
-    ddp : DdpFacts
-        Recorded facts about buckets and gradients.
-    """
+    """One entry per message (not per rank), by communicator, then sequence."""
 
     communicator: npt.NDArray[np.str_]
     op: npt.NDArray[np.str_]
     backend: npt.NDArray[np.str_]
+    #: Number of the communicator, which is a link of its own; several may have one name.
     lane: Int64
+    #: Members of the group, and payload.
     ranks_count: Int64
     bytes: Int64
+    #: When the last member entered, and when the last member was done.
     ready_ns: Int64
     end_ns: Int64
+    #: Time that the link worked for the message.
     link_ns: Floats
+    #: Lowest member; its step, -1 outside of counted steps; its backward pass, -1 outside of any.
     rank: Int64
     step: Int64
     backward: Int64
+    #: When that pass began on the host, -1 outside of any.
     backward_begin_ns: Int64
+    #: The message was called before that pass returned, as the buckets of DistributedDataParallel are.
     within: npt.NDArray[np.bool_]
+    #: Communicator, as in ``collectives``.
     group_hash: npt.NDArray[np.uint64]
+    #: Number within it, as in ``collectives``.
     sequence: Int64
+    #: The caller waited for it before it went on to the next.
     blocking: npt.NDArray[np.bool_]
+    #: Times are those of devices.
     on_device: npt.NDArray[np.bool_]
+    #: The run has steps.
     has_steps: bool
+    #: Recorded facts about buckets and gradients.
     ddp: DdpFacts
 
     def __len__(self) -> int:
@@ -102,10 +84,7 @@ def gradient_messages(trace: Trace) -> Messages:
 
     Messages without payload, without an end, or with missing rows of members are left out.
 
-    Raises
-    ------
-    MissingDataError
-        If there is no such message.
+    Raises MissingDataError if there is no such message.
     """
     index = TraceIndex(trace)
     calls = instances(index) if len(trace.collectives) else None

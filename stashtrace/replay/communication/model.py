@@ -56,55 +56,38 @@ _SURE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """One operation of one communicator.
-
-    Attributes
-    ----------
-    communicator, op, backend : str
-    ranks_count, messages_count : int
-    points : Points
-        Time that the link worked for messages of each size.
-    fit : Fit or None
-        None if there are too few sizes.
-    r2_ratio : float
-        R2 of the medians; NaN without a fit.
-    """
+    """One operation of one communicator."""
 
     communicator: str
     op: str
     backend: str
     ranks_count: int
     messages_count: int
+    #: Time that the link worked for messages of each size.
     points: Points
+    #: None if there are too few sizes.
     fit: Fit | None
+    #: R2 of the medians; NaN without a fit.
     r2_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """One entry per backward pass (of the lowest rank of each group).
-
-    Attributes
-    ----------
-    rank, step, messages_count, bytes : int64 array
-    link_ns, link_predicted_ns : float array
-        Sum of the times that the link worked, measured and by the fits.
-    observed_ns, replayed_ns, predicted_ns : float array
-        Exposed communication: as measured, by the recurrence with measured times, and with those of the fits.
-    by_sizes_ns : float array
-        The prediction from the length of backward and the sizes alone; NaN where callers wait for messages, or a device
-        runs them.
-    """
+    """One entry per backward pass (of the lowest rank of each group)."""
 
     rank: Int64
     step: Int64
     messages_count: Int64
     bytes: Int64
+    #: Sum of the times that the link worked, measured and by the fits.
     link_ns: Floats
     link_predicted_ns: Floats
+    #: Exposed communication: as measured, by the recurrence with measured times, and with those of the fits.
     observed_ns: Floats
     replayed_ns: Floats
     predicted_ns: Floats
+    #: The prediction from the length of backward and the sizes alone; NaN where callers wait for messages, or a device
+    #: runs them.
     by_sizes_ns: Floats
 
     def __len__(self) -> int:
@@ -113,67 +96,42 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class BucketForecast:
-    """Exposed communication with another size of buckets, medians over backward passes.
+    """Exposed communication with another size of buckets, medians over backward passes."""
 
-    Attributes
-    ----------
-    bucket_mib : float
-        ``bucket_cap_mb``; 0 for buckets as recorded, -1 for one message, -2 for the best merge.
-    messages_count, exposed_ns : float
-    split : bool
-        Messages had to be divided, which assumes that gradients come at an even rate.
-    """
-
+    #: ``bucket_cap_mb``; 0 for buckets as recorded, -1 for one message, -2 for the best merge.
     bucket_mib: float
     messages_count: float
     exposed_ns: float
+    #: Messages had to be divided, which assumes that gradients come at an even rate.
     split: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationModel:
-    """The results of ``stashtrace model RUN``.
+    """The results of ``stashtrace model RUN``."""
 
-    Attributes
-    ----------
-    links : tuple of LinkFit
-        By bytes sent, most first.
-    passes : Passes
-    buckets : tuple of BucketForecast
-        Also empty where bytes seem to cost nothing, since then large buckets would be free.
-    best : BucketForecast or None
-        The ``bucket_cap_mb`` that exposes least; None if ``buckets`` is empty, or none is better than those of the run.
-    step_ns, attributed_ns, late_ns : float
-        Medians over ranks and steps: the step, its network and interconnect stalls, its straggler stall. NaN if the
-        run has no steps.
-    notes : tuple of str
-        What is unknown or doubtful.
-    """
-
+    #: By bytes sent, most first.
     links: tuple[LinkFit, ...]
     passes: Passes
+    #: Also empty where bytes seem to cost nothing, since then large buckets would be free.
     buckets: tuple[BucketForecast, ...]
+    #: The ``bucket_cap_mb`` that exposes least; None if ``buckets`` is empty, or none is better than those of the run.
     best: BucketForecast | None
+    #: Medians over ranks and steps: the step, its network and interconnect stalls, its straggler stall. NaN if the run
+    #: has no steps.
     step_ns: float
     attributed_ns: float
     late_ns: float
+    #: What is unknown or doubtful.
     notes: tuple[str, ...]
 
 
 def communication_model(trace: Trace, *, needs_fit: bool = True) -> CommunicationModel:
     """Fit the collectives of a run, and predict what its backward passes leave exposed.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs collectives of at least three sizes of one operation; steps and phases for what is exposed.
-    needs_fit : bool
-        False to go without a fit where there are too few sizes; predictions are then NaN.
-
-    Raises
-    ------
-    MissingDataError
-        If no collective was recorded, or no operation has three sizes.
+    ``trace``: needs collectives of at least three sizes of one operation; steps and phases for what is exposed.
+    ``needs_fit``: false to go without a fit where there are too few sizes; predictions are then NaN. Raises
+    MissingDataError if no collective was recorded, or no operation has three sizes.
     """
     messages = gradient_messages(trace)
     counts = messages.step >= 0 if messages.has_steps and (messages.step >= 0).any() else np.ones(len(messages), bool)
@@ -217,10 +175,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
 def ranked_buckets(messages: Messages) -> list[BucketForecast]:
     """Return sizes of buckets by the communication that they expose, the least first; none if that is unknown.
 
-    Parameters
-    ----------
-    messages : Messages
-        Of a run.
+    ``messages``: of a run.
     """
     counts = messages.step >= 0
     if not counts.any():

@@ -37,19 +37,13 @@ _MOST_CAPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the link sends the messages of one backward pass.
+    """When the link sends the messages of one backward pass."""
 
-    Attributes
-    ----------
-    start_ns, end_ns : float array
-        Of each message.
-    exposed_ns : float
-        Time that communication adds to the backward pass: callers wait for their messages, and after backward for the
-        last end.
-    """
-
+    #: Of each message.
     start_ns: Floats
     end_ns: Floats
+    #: Time that communication adds to the backward pass: callers wait for their messages, and after backward for the
+    #: last end.
     exposed_ns: float
 
 
@@ -58,19 +52,11 @@ def schedule(
 ) -> Schedule:
     """Send messages one after the other, each when it is ready and its link is free.
 
-    Parameters
-    ----------
-    ready_ns : sequence of float
-        When each message could be sent, in the order of sending, in the caller's compute time: the waits for
-        ``blocking`` messages are left out.
-    transfer_ns : sequence of float
-        Time of each message on the link.
-    blocking : sequence of bool, optional
-        Messages whose caller waits for their end before it goes on; none by default.
-    lane : sequence of int, optional
-        Link of each message, if there are several: each communicator has its own.
-    backward_end_ns : float, optional
-        When the caller has computed everything; with the last message by default.
+    ``ready_ns``: when each message could be sent, in the order of sending, in the caller's compute time: the waits for
+    ``blocking`` messages are left out. ``transfer_ns``: time of each message on the link. ``blocking``: messages whose
+    caller waits for their end before it goes on; none by default. ``lane``: link of each message, if there are several:
+    each communicator has its own. ``backward_end_ns``: when the caller has computed everything; with the last message
+    by default.
 
     Examples
     --------
@@ -121,12 +107,7 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
     So the times add up to the time in which the link worked, they include no waiting behind others, and
     :func:`schedule` with them ends when the last message really ended.
 
-    Parameters
-    ----------
-    ready_ns, end_ns : sequence of float
-        In the order of sending.
-    parallel : int
-        Messages that the backend works on at a time.
+    ``ready_ns``, ``end_ns``: in the order of sending. ``parallel``: messages that the backend works on at a time.
 
     Examples
     --------
@@ -210,21 +191,9 @@ def bucket_ends(
     If the gradients are known and the messages are made of them, a bucket closes with the gradient that fills it. Else
     buckets larger than those of the run are made of whole messages, and smaller ones divide messages anywhere.
 
-    Parameters
-    ----------
-    sizes_bytes : sequence of float
-        Messages of a backward pass.
-    bucket_bytes : float
-    gradients_bytes : sequence of float, optional
-        In the order in which they are made.
-    recorded_bytes : float, optional
-        Size of the run's buckets; by default a guess from the messages (:func:`divides`).
-
-    Returns
-    -------
-    ends_bytes : float array
-    anywhere : bool
-        Messages were divided, and it is unknown where.
+    ``sizes_bytes``: messages of a backward pass. ``gradients_bytes``: in the order in which they are made.
+    ``recorded_bytes``: size of the run's buckets; by default a guess from the messages (:func:`divides`). Returns
+    messages were divided, and it is unknown where.
 
     Examples
     --------
@@ -278,12 +247,7 @@ def rebucketed(
 ) -> tuple[Floats, Floats, bool]:
     """Regroup gradients into buckets of another size (:func:`bucket_ends`, :func:`ready_at`).
 
-    Returns
-    -------
-    ready_ns, sizes_bytes : float array
-        Of each bucket.
-    anywhere : bool
-        Messages were divided, and it is unknown where.
+    Returns of each bucket. messages were divided, and it is unknown where.
 
     Examples
     --------

@@ -33,10 +33,7 @@ _ANSWERED_NS = 1_000_000
 def require_new_workers(graph: Graph, change: Change) -> None:
     """Check that a loader of the run starts its workers anew.
 
-    Raises
-    ------
-    MissingDataError
-        If none does, or no worker made batches.
+    Raises MissingDataError if none does, or no worker made batches.
     """
     if graph.facts is None or not graph.is_batch.any():
         raise MissingDataError(
@@ -99,27 +96,17 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Passes whose workers would be those of an earlier pass.
-
-    Attributes
-    ----------
-    graph : Graph
-    passes : Passes
-    worker : int array
-        By batch of ``passes``: number of its worker.
-    kept : int array
-        Rows of ``passes.nodes`` at which these passes begin.
-    before : int array
-        The same of the pass before each, of the same loader.
-    goes : bool array
-        By node: work of step threads that is not done any more.
-    """
+    """Passes whose workers would be those of an earlier pass."""
 
     graph: Graph
     passes: Passes
+    #: By batch of ``passes``: number of its worker.
     worker: Int64
+    #: Rows of ``passes.nodes`` at which these passes begin.
     kept: Int64
+    #: The same of the pass before each, of the same loader.
     before: Int64
+    #: By node: work of step threads that is not done any more.
     goes: Bools
 
     @classmethod
@@ -160,10 +147,7 @@ class _Kept:
     def first_of(self, factor: int) -> Int64:
         """Return for batches of these passes that are asked for at their begin the one that was begun first, else -1.
 
-        Parameters
-        ----------
-        factor : int
-            Batches that each worker is asked for in advance.
+        ``factor``: batches that each worker is asked for in advance.
         """
         first = np.full(len(self.graph), -1, dtype=np.int64)
         mine = np.isin(self.passes.start, self.kept) & (self.passes.position < factor * self.passes.workers)

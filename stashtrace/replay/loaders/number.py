@@ -34,10 +34,8 @@ _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 def known_loaders(graph: Graph, change: Change) -> Facts:
     """Return the facts of a graph with batches, if a number of workers can be changed as asked.
 
-    Raises
-    ------
-    MissingDataError
-        If no batches were recorded, or their numbers are unknown, or a multiple of no workers is asked for.
+    Raises MissingDataError if no batches were recorded, or their numbers are unknown, or a multiple of no workers is
+    asked for.
     """
     if graph.facts is None or not (graph.facts.batch >= 0).any():
         raise MissingDataError(
@@ -123,10 +121,7 @@ def _own_pieces(graph: Graph) -> Int64:
 def with_workers(scenario: Scenario, change: Change) -> Scenario:
     """Give each rank another number of workers.
 
-    Raises
-    ------
-    MissingDataError
-        See :func:`known_loaders`.
+    Raises MissingDataError: see :func:`known_loaders`.
     """
     graph, facts = scenario.graph, known_loaders(scenario.graph, change)
     passes = Passes.of(graph, facts)
@@ -235,13 +230,8 @@ def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: B
 
     Workers that never had to wait may be allowed to be further ahead: at least as far as DataLoader lets them.
 
-    Parameters
-    ----------
-    passes : Passes
-    begin_ns, taken_ns : int array
-        When each batch was begun and taken, in the order of ``passes.nodes``; ``NEVER`` if it was not taken.
-    waited : bool array
-        Batches before which their worker waited.
+    ``begin_ns``, ``taken_ns``: when each batch was begun and taken, in the order of ``passes.nodes``; ``NEVER`` if it
+    was not taken. ``waited``: batches before which their worker waited.
     """
     count = len(begin_ns)
     order = np.lexsort((np.repeat((0, 1), count), np.concatenate([taken_ns, begin_ns]), np.tile(passes.start, 2)))

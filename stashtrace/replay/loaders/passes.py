@@ -24,24 +24,16 @@ Edges = tuple[Int64, Int64, Floats, Int64]
 
 @dataclass(frozen=True)
 class Passes:
-    """Batches by rank, iterator and number.
+    """Batches by rank, iterator and number."""
 
-    Attributes
-    ----------
-    nodes : int array
-        Batches in that order.
-    start, position : int array
-        By batch: where its pass begins in ``nodes``, and its place in the pass.
-    first_node : int array
-        The batch of its pass that was begun first.
-    workers : int
-        Per rank, in the recording.
-    """
-
+    #: Batches in that order.
     nodes: Int64
+    #: By batch: where its pass begins in ``nodes``, and its place in the pass.
     start: Int64
     position: Int64
+    #: The batch of its pass that was begun first.
     first_node: Int64
+    #: Per rank, in the recording.
     workers: int
 
     @classmethod
@@ -71,20 +63,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class WorkerNodes:
-    """Work of step threads that starts the workers of a pass, or waits for them to end.
+    """Work of step threads that starts the workers of a pass, or waits for them to end."""
 
-    Attributes
-    ----------
-    nodes : int array
-        Those of the graph.
-    of : int array
-        The first batch of the pass of each, as a row of the passes.
-    starts : bool array
-        Work before the first batch of the pass: it starts workers.
-    """
-
+    #: Those of the graph.
     nodes: Int64
+    #: The first batch of the pass of each, as a row of the passes.
     of: Int64
+    #: Work before the first batch of the pass: it starts workers.
     starts: Bools
 
     @classmethod

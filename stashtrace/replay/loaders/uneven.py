@@ -29,26 +29,17 @@ _FEWEST = 3
 
 @dataclass(frozen=True)
 class WorkerSpeeds:
-    """How long the batches of each worker of each rank take.
-
-    Attributes
-    ----------
-    passes : Passes
-    number : int array
-        By batch of ``passes``: number of its worker.
-    makers : GroupBy
-        Batches by rank and number.
-    mean_ns, others_ns : float array
-        By maker: its mean batch, and the median of the other makers' means of its rank.
-    differs : bool array
-        By maker: its batches take clearly longer, or clearly shorter, than those of the others.
-    """
+    """How long the batches of each worker of each rank take."""
 
     passes: Passes
+    #: By batch of ``passes``: number of its worker.
     number: Int64
+    #: Batches by rank and number.
     makers: GroupBy
+    #: By maker: its mean batch, and the median of the other makers' means of its rank.
     mean_ns: Floats
     others_ns: Floats
+    #: By maker: its batches take clearly longer, or clearly shorter, than those of the others.
     differs: Bools
 
     @classmethod
@@ -103,10 +94,7 @@ def workers_differ(graph: Graph) -> bool:
 def require_slow_worker(graph: Graph, change: Change) -> None:
     """Check that a worker is slower than the others of its rank.
 
-    Raises
-    ------
-    MissingDataError
-        If none is.
+    Raises MissingDataError if none is.
     """
     if workers_differ(graph) and WorkerSpeeds.of(graph, graph.work_ns.astype(np.float64)).is_slow.any():
         return
@@ -132,13 +120,7 @@ def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
     Workers that stay keep their speed. With more of them the new ones are as quick as the quickest or as slow as the
     slowest one; with fewer the slowest go, or the quickest.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    wanted : int
-        Workers of each rank.
-    quick : bool
-        Whether new workers are quick, and those that stay.
+    ``wanted``: workers of each rank. ``quick``: whether new workers are quick, and those that stay.
     """
     graph = scenario.graph
     like: Int64 = int64(np.arange(len(graph)))
@@ -160,15 +142,8 @@ def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
 def _at_that_time(passes: Passes, number: Int64, rows: Int64, worker: Int64) -> Int64:
     """Return the last batch in the same pass, up to each one, of the worker of a number; its first where there is none.
 
-    Parameters
-    ----------
-    passes : Passes
-    number : int array
-        By batch of ``passes``: number of its worker.
-    rows : int array
-        Batches in order.
-    worker : int array
-        For each, the number of a worker.
+    ``number``: by batch of ``passes``: number of its worker. ``rows``: batches in order. ``worker``: for each, the
+    number of a worker.
     """
     found: Int64 = rows.copy()
     for one in np.unique(worker).tolist():

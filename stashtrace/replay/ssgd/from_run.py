@@ -29,15 +29,8 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     All-reduces that are sent in a backward pass are its gradients; other operations count as computation. The rest of a
     step counts as its update, so that the replay of the recorded tasks is as long as the step was.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs steps, phases and messages that are sent in backward passes.
-
-    Raises
-    ------
-    MissingDataError
-        If there are no such messages, or callers wait for each of them.
+    ``trace``: needs steps, phases and messages that are sent in backward passes. Raises MissingDataError if there are
+    no such messages, or callers wait for each of them.
     """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within & (messages.op == "all_reduce"))

@@ -80,10 +80,7 @@ def typical(iterations: Sequence[Workload]) -> Workload:
 def write_layers(path: str | Path, iterations: Sequence[Workload]) -> None:
     """Write iterations of the same layers; batches and update are the medians.
 
-    Raises
-    ------
-    StashtraceError
-        If the file cannot be written.
+    Raises StashtraceError if the file cannot be written.
     """
     middle = typical(iterations)
     lines = [f"# {name}_us {getattr(middle, f'{name}_ns') / 1e3:.12g}" for name in ("io", "copy", "update")]

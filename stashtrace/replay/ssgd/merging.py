@@ -30,25 +30,17 @@ Int64 = np.typing.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Messages of a backward pass that hold the gradients of neighbouring layers.
+    """Messages of a backward pass that hold the gradients of neighbouring layers."""
 
-    Attributes
-    ----------
-    starts : int array
-        Index in ``Workload.sends`` of the first layer of each message.
-    last_layers : int array
-        Layer of each message whose gradients are ready last, counted from 0 in the forward order.
-    ready_ns, sizes_bytes, time_ns : float array
-        Of each message.
-    end_ns : float
-        End of the last message since the begin of the backward pass.
-    """
-
+    #: Index in ``Workload.sends`` of the first layer of each message.
     starts: Int64
+    #: Layer of each message whose gradients are ready last, counted from 0 in the forward order.
     last_layers: Int64
+    #: Of each message.
     ready_ns: Floats
     sizes_bytes: Floats
     time_ns: Floats
+    #: End of the last message since the begin of the backward pass.
     end_ns: float
 
     def __len__(self) -> int:

@@ -56,19 +56,11 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """One number of workers.
-
-    Attributes
-    ----------
-    workers : int
-    iteration_ns : float
-    speedup : float
-        Throughput relative to one worker that overlaps the same tasks.
-    messages_count : int
-    """
+    """One number of workers."""
 
     workers: int
     iteration_ns: float
+    #: Throughput relative to one worker that overlaps the same tasks.
     speedup: float
     messages_count: int
 

@@ -46,37 +46,24 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Iterations of one workload.
-
-    Attributes
-    ----------
-    workload : Workload
-    ring : Ring
-    fitted_ranks : int
-        Ranks whose measured communication the ring was fitted to; 0 if the ring was given.
-    ranks : tuple of int
-    chosen : int
-        Number of ranks that the merges are for.
-    rows : tuple of Row
-    measured_ns, measured_exposed_ns : float or None
-        Wait-free iteration with messages as measured, and the time that they add to it; None without measurements.
-        Medians over the iterations.
-    layerwise, merged : Merge
-        A message per layer, and the best merge, for ``chosen`` ranks.
-    cap_mib : float
-        The ``bucket_cap_mb`` that is predicted to be best; ``capped`` has its buckets.
-    """
+    """Iterations of one workload."""
 
     workload: Workload
     ring: Ring
+    #: Ranks whose measured communication the ring was fitted to; 0 if the ring was given.
     fitted_ranks: int
     ranks: tuple[int, ...]
+    #: Number of ranks that the merges are for.
     chosen: int
     rows: tuple[Row, ...]
+    #: Wait-free iteration with messages as measured, and the time that they add to it; None without measurements.
+    #: Medians over the iterations.
     measured_ns: float | None
     measured_exposed_ns: float | None
+    #: A message per layer, and the best merge, for ``chosen`` ranks.
     layerwise: Merge
     merged: Merge
+    #: The ``bucket_cap_mb`` that is predicted to be best; ``capped`` has its buckets.
     cap_mib: float
     capped: Merge
 
@@ -90,22 +77,10 @@ def study(
 ) -> Study:
     """Replay all variants over these numbers of ranks.
 
-    Parameters
-    ----------
-    iterations : sequence of Workload
-        Of the same layers; medians are replayed.
-    ranks : sequence of int
-    ring : Ring, optional
-        Cost of a hop; by default from the measured communication of the layers.
-    measured_ranks : int
-        Ranks that this was measured on; 0 if unknown.
-
-    Raises
-    ------
-    MissingDataError
-        If no layer has gradients, or the cost of a message is unknown.
-    UsageError
-        If no number of ranks has a message to send, or an iteration takes no time or too much of it.
+    ``iterations``: of the same layers; medians are replayed. ``ring``: cost of a hop; by default from the measured
+    communication of the layers. ``measured_ranks``: ranks that this was measured on; 0 if unknown. Raises
+    MissingDataError if no layer has gradients, or the cost of a message is unknown. Raises UsageError if no number of
+    ranks has a message to send, or an iteration takes no time or too much of it.
     """
     workload = typical(iterations)
     if not len(workload.sends):

@@ -32,22 +32,15 @@ _LONGEST_NS = float(1 << 61)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """When each task of each iteration ran; arrays are by iteration, then by worker, then by layer or message.
+    """When each task of each iteration ran; arrays are by iteration, then by worker, then by layer or message."""
 
-    Attributes
-    ----------
-    reads_ns, copies_ns, updates_ns : int array (iterations, workers, 2)
-        Begin and end.
-    forward_ns, backward_ns : int array (iterations, workers, layers, 2)
-        Layers in the order of the forward pass.
-    messages_ns : int array (iterations, messages, 2)
-        In the order of sending.
-    """
-
+    #: int array (iterations, workers, 2); Begin and end.
     reads_ns: Int64
     copies_ns: Int64
+    #: int array (iterations, workers, layers, 2); Layers in the order of the forward pass.
     forward_ns: Int64
     backward_ns: Int64
+    #: int array (iterations, messages, 2); In the order of sending.
     messages_ns: Int64
     updates_ns: Int64
 
@@ -76,24 +69,10 @@ def replay(
 ) -> Replay:
     """Run the graph.
 
-    Parameters
-    ----------
-    workload : Workload
-        Of every worker.
-    variant : Variant
-    workers : int
-    last_layers : sequence of int
-        The layer of each message whose gradients are ready last, in the order of sending; none for one worker.
-    message_ns : sequence of float
-        Time of each message.
-    iterations : int
-    slowness : sequence of float, optional
-        By worker, its computation time relative to the workload; 1 by default.
-
-    Raises
-    ------
-    UsageError
-        If there is no worker or iteration, messages do not fit the layers, or all of it takes longer than 73 years.
+    ``workload``: of every worker. ``last_layers``: the layer of each message whose gradients are ready last, in the
+    order of sending; none for one worker. ``message_ns``: time of each message. ``slowness``: by worker, its
+    computation time relative to the workload; 1 by default. Raises UsageError if there is no worker or iteration,
+    messages do not fit the layers, or all of it takes longer than 73 years.
     """
     if workers < 1 or iterations < 1:
         raise UsageError(f"cannot replay {iterations} iterations of {workers} workers", hint="give one of each or more")

@@ -15,23 +15,15 @@ from stashtrace.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Tasks that overlap with the computation of an iteration.
-
-    Attributes
-    ----------
-    name : str
-    prefetches : bool
-        The next batch is read meanwhile.
-    copies_ahead : bool
-        The next batch is also copied to the device meanwhile.
-    layer_wise : bool
-        Gradients of a layer are aggregated while earlier layers still make theirs (wait-free back-propagation);
-        otherwise after the backward pass.
-    """
+    """Tasks that overlap with the computation of an iteration."""
 
     name: str
+    #: The next batch is read meanwhile.
     prefetches: bool
+    #: The next batch is also copied to the device meanwhile.
     copies_ahead: bool
+    #: Gradients of a layer are aggregated while earlier layers still make theirs (wait-free back-propagation);
+    #: otherwise after the backward pass.
     layer_wise: bool
 
     def __post_init__(self) -> None:

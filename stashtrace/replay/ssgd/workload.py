@@ -19,29 +19,18 @@ _PER_LAYER = ("forward_ns", "backward_ns", "communication_ns", "gradient_bytes")
 class Workload:
     """One iteration of one worker. Layers are in the order of the forward pass.
 
-    Attributes
-    ----------
-    names : tuple of str
-    forward_ns, backward_ns : float array
-        Time of each layer.
-    communication_ns : float array
-        Measured aggregation of each layer's gradients; NaN where it was not measured.
-    gradient_bytes : float array
-        0 for a layer without parameters.
-    io_ns, copy_ns, update_ns : float
-        Time to read a batch, to copy it to the device, and to update the model.
-
-    Raises
-    ------
-    UsageError
-        If columns have different lengths, there is no layer, or a number is negative or not finite.
+    Raises UsageError if columns have different lengths, there is no layer, or a number is negative or not finite.
     """
 
     names: tuple[str, ...]
+    #: Time of each layer.
     forward_ns: Floats
     backward_ns: Floats
+    #: Measured aggregation of each layer's gradients; NaN where it was not measured.
     communication_ns: Floats
+    #: 0 for a layer without parameters.
     gradient_bytes: Floats
+    #: Time to read a batch, to copy it to the device, and to update the model.
     io_ns: float = 0.0
     copy_ns: float = 0.0
     update_ns: float = 0.0

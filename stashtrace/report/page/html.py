@@ -141,17 +141,9 @@ def table(
 ) -> str:
     """Return a table of plain texts whose first column names the rows.
 
-    Parameters
-    ----------
-    caption : str
-    head : sequence of str
-        Titles of the columns.
-    rows : sequence of sequences
-        A cell is a text, or a pair of a text and the number by which it is sorted.
-    numbers : int
-        So many columns at the end are numbers, which stand to the right.
-    sortable : bool
-        Whether the script may add buttons that sort.
+    ``head``: titles of the columns. ``rows``: a cell is a text, or a pair of a text and the number by which it is
+    sorted. ``numbers``: so many columns at the end are numbers, which stand to the right. ``sortable``: whether the
+    script may add buttons that sort.
     """
     first_number = len(head) - numbers
     titles = "".join(

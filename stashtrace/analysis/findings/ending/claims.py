@@ -132,11 +132,7 @@ def _evidence(row: dict[str, Any]) -> Evidence:
 def stuck_at_end(trace: Trace, least_ns: int = SUSPICIOUS_NS) -> Stuck | None:
     """Return where the job stood still at the end of its records; None for waits as its steps have them.
 
-    Parameters
-    ----------
-    trace : Trace
-    least_ns : int
-        A wait of less is none.
+    ``least_ns``: a wait of less is none.
     """
     facts = run_facts(trace)
     if ("imported" in facts and not _has_dumps(trace)) or facts.get("steps"):

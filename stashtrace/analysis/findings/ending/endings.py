@@ -13,6 +13,7 @@ import numpy as np
 from stashtrace.analysis.findings.ending.killed import child, facts_of_children, killed
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import ProcessRole, SpanKind
@@ -22,23 +23,16 @@ from stashtrace.schema.trace import Trace
 ENDINGS = schema(
     "endings",
     "Processes that ended by an exception that nothing caught, with an exit code other than 0, or by a signal",
-    Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
-    Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
-    ("pid", "i8", "", "process id on its host"),
-    Column("process_id", "i8", "", "-1 if it recorded nothing", 6, missing=-1, of="processes.process_id"),
-    ("exception", "U16", "", "type and message, with the place that raised it; empty if none was recorded"),
+    col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
+    col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),
+    col.number("pid", "process id on its host"),
+    col.refers("process_id", "processes.process_id", "-1 if it recorded nothing", missing=-1, detail=6),
+    col.word("exception", "type and message, with the place that raised it; empty if none was recorded"),
     Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", role="code", missing=-1),
-    ("signal", "U16", "", "name of the signal; empty if none ended it, as far as its parent recorded it"),
-    ("sender", "U16", "", "of the signal, as in killed"),
-    Column(
-        "at_ns",
-        "i8",
-        "ns",
-        "when nothing had caught the exception; else its last record, -1 if there is none",
-        role="moment",
-        missing=-1,
-    ),
-    Column("steps_count", "i8", "", "steps that the rank had finished by then, -1 if it has none", missing=-1),
+    col.word("signal", "name of the signal; empty if none ended it, as far as its parent recorded it"),
+    col.word("sender", "of the signal, as in killed"),
+    col.moment("at_ns", "when nothing had caught the exception; else its last record, -1 if there is none", missing=-1),
+    col.number("steps_count", "steps that the rank had finished by then, -1 if it has none", missing=-1),
 )
 #: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
 EXITED = "exited "

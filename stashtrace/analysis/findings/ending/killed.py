@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -19,19 +20,17 @@ from stashtrace.schema.trace import Trace
 KILLED = schema(
     "killed",
     "Ranks and workers that a signal ended, as the process that started them learnt it",
-    Column("rank", "i8", "", "global rank; of a worker, the rank it served; -1 if unknown", role="rank", missing=-1),
-    Column("worker_id", "i8", "", "DataLoader worker number, -1 if it is none", role="id", missing=-1),
-    ("pid", "i8", "", "process id on its host"),
-    Column("process_id", "i8", "", "-1 if it recorded nothing", 6, missing=-1, of="processes.process_id"),
-    ("signal", "U16", "", "name of the signal"),
-    (
+    col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
+    col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),
+    col.number("pid", "process id on its host"),
+    col.refers("process_id", "processes.process_id", "-1 if it recorded nothing", missing=-1, detail=6),
+    col.word("signal", "name of the signal"),
+    col.word(
         "sender",
-        "U16",
-        "",
         "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed), kernel (SIGKILL"
         " while it ended processes for want of memory) or unknown",
     ),
-    Column("end_ns", "i8", "ns", "its last record; it ended then or later, -1 if unknown", role="moment", missing=-1),
+    col.moment("end_ns", "its last record; it ended then or later, -1 if unknown", missing=-1),
 )
 
 #: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.

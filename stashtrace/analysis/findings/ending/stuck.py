@@ -31,48 +31,30 @@ NOT_ENTERED, NOT_FINISHED = "not_entered", "not_finished"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that somebody waits in.
-
-    Attributes
-    ----------
-    group : str
-    operation : str
-        As in ``all_reduce``.
-    sequence : int
-        Number within the group; of messages -1, since each rank counts its own.
-    message_bytes : int
-    call_ns : int
-        When the first rank called it.
-    """
+    """An operation that somebody waits in."""
 
     group: str
+    #: As in ``all_reduce``.
     operation: str
+    #: Number within the group; of messages -1, since each rank counts its own.
     sequence: int
     message_bytes: int
+    #: When the first rank called it.
     call_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A rank at which waits end.
-
-    Attributes
-    ----------
-    rank : int
-    lack : str
-        ``NOT_ENTERED`` or ``NOT_FINISHED``.
-    operation : Operation
-        The oldest one that others wait in and this rank lacks.
-    waiting : tuple of int
-        Ranks that wait in it.
-    last : int
-        The last number of that group that this rank called, -1 if none is recorded.
-    """
+    """A rank at which waits end."""
 
     rank: int
+    #: ``NOT_ENTERED`` or ``NOT_FINISHED``.
     lack: str
+    #: The oldest one that others wait in and this rank lacks.
     operation: Operation
+    #: Ranks that wait in it.
     waiting: tuple[int, ...]
+    #: The last number of that group that this rank called, -1 if none is recorded.
     last: int
 
 
@@ -87,29 +69,19 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """How a job stood still.
+    """How a job stood still."""
 
-    Attributes
-    ----------
-    roots : tuple of Root
-        Empty if the waits lead to no rank alone.
-    waiting : tuple of int
-        Ranks that wait, directly or through others.
-    since_ns : int
-        Time from the first of their calls to the end of the records.
-    inside : Operation or None
-        Without roots: the oldest operation that all members have entered and none has finished.
-    circle : tuple of (rank, Operation)
-        Without roots: ranks that wait for each other, and each one's operation.
-    mismatch : Mismatch or None
-        Members that called one operation differently.
-    """
-
+    #: Empty if the waits lead to no rank alone.
     roots: tuple[Root, ...]
+    #: Ranks that wait, directly or through others.
     waiting: tuple[int, ...]
+    #: Time from the first of their calls to the end of the records.
     since_ns: int
+    #: Without roots: the oldest operation that all members have entered and none has finished.
     inside: Operation | None = None
+    #: Without roots: ranks that wait for each other, and each one's operation.
     circle: tuple[tuple[int, Operation], ...] = ()
+    #: Members that called one operation differently.
     mismatch: Mismatch | None = None
 
 
@@ -127,12 +99,7 @@ class _Lane:
 def find_stuck(trace: Trace, now_ns: int) -> Stuck | None:
     """Return how the job stood still at the end of its records; None if nobody waited for anybody.
 
-    Parameters
-    ----------
-    trace : Trace
-        Needs collectives.
-    now_ns : int
-        The end of the records.
+    ``trace``: needs collectives. ``now_ns``: the end of the records.
     """
     if not len(trace.collectives):
         return None

@@ -77,77 +77,50 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A rank at which waits end.
-
-    Attributes
-    ----------
-    rank : int
-    kind, group : str
-        What it does longer: kind of time of ``late`` and its group in ``GROUPS``; empty if nothing is known.
-    longer_ns : float
-        By how much longer than the median of the other ranks, per counted step.
-    before_waits : bool
-        It does so before the waits alone: the others do as much elsewhere in their steps.
-    also : dict of str to float
-        Other groups that it does nearly as much longer, by how much.
-    named : Named
-        File, worker, kernel, phase or call behind it.
-    on : OnFile, optional
-        The calls on a file that it is mostly longer in, whatever kinds of time they are.
-    is_quiet : bool
-        What it does longer are mostly forwards without gradients that it makes alone, whatever kinds of time they are.
-    share_ratio : float
-        Part of all waiting that ends at it.
-    wait_ns : float
-        This waiting, of all ranks in a step.
-    part_of : dict of int to float
-        By waiting rank, the part of its waiting that ends here.
-    links : tuple of Link
-        Who waits for whom; the ones that wait for the rank itself first.
-    operation : str
-        Collective in which most of it is lost.
-    often : (int, int)
-        Steps in which at least half of the waiting ends here, of the steps with long waits.
-    """
+    """A rank at which waits end."""
 
     rank: int
+    #: What it does longer: kind of time of ``late`` and its group in ``GROUPS``; empty if nothing is known.
     kind: str
     group: str
+    #: By how much longer than the median of the other ranks, per counted step.
     longer_ns: float
+    #: It does so before the waits alone: the others do as much elsewhere in their steps.
     before_waits: bool
+    #: Other groups that it does nearly as much longer, by how much.
     also: dict[str, float]
+    #: File, worker, kernel, phase or call behind it.
     named: Named
+    #: The calls on a file that it is mostly longer in, whatever kinds of time they are.
     on: OnFile | None
+    #: What it does longer are mostly forwards without gradients that it makes alone, whatever kinds of time they are.
     is_quiet: bool
+    #: Part of all waiting that ends at it.
     share_ratio: float
+    #: This waiting, of all ranks in a step.
     wait_ns: float
+    #: By waiting rank, the part of its waiting that ends here.
     part_of: dict[int, float]
+    #: Who waits for whom; the ones that wait for the rank itself first.
     links: tuple[Link, ...]
+    #: Collective in which most of it is lost.
     operation: str
+    #: (int, int); Steps in which at least half of the waiting ends here, of the steps with long waits.
     often: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Waiting in the counted steps by root: parts of waits, and sums by root and step.
-
-    Attributes
-    ----------
-    roots : Roots
-    part : int array
-        Parts of ``roots`` in counted steps.
-    ranks : int array
-        Roots, ascending; -1 is unknown.
-    by_step_ns : float array
-        Waiting of all ranks by root and step.
-    by_kind_ns : float array
-        By root and kind of time; the last one is unknown.
-    """
+    """Waiting in the counted steps by root: parts of waits, and sums by root and step."""
 
     roots: Roots
+    #: Parts of ``roots`` in counted steps.
     part: Int64
+    #: Roots, ascending; -1 is unknown.
     ranks: Int64
+    #: Waiting of all ranks by root and step.
     by_step_ns: Floats
+    #: By root and kind of time; the last one is unknown.
     by_kind_ns: Floats
 
     @property

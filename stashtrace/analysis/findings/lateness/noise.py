@@ -18,12 +18,8 @@ _ERRORS = 3.0
 def stands_out_of_noise(longer: Floats, choices: int) -> bool:
     """Return True if times of steps are above 0 on average, by more than they vary and than chance would make it.
 
-    Parameters
-    ----------
-    longer : float array
-        By step; so few that they show no noise stand out if all of them are above 0.
-    choices : int
-        From how many such series this one was chosen for its size.
+    ``longer``: by step; so few that they show no noise stand out if all of them are above 0. ``choices``: from how many
+    such series this one was chosen for its size.
     """
     if len(longer) < ENOUGH_STEPS:
         return bool((longer > 0).all())

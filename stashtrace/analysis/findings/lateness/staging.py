@@ -43,19 +43,12 @@ _NO_WORK = ("late", "link", "cpu_contention")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What each rank works in a step.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-    groups : tuple of str
-        Keys of ``GROUPS``.
-    spent_ns : float array
-        By rank, step and group; the steps are those that all ranks have.
-    """
+    """What each rank works in a step."""
 
     ranks: tuple[int, ...]
+    #: Keys of ``GROUPS``.
     groups: tuple[str, ...]
+    #: By rank, step and group; the steps are those that all ranks have.
     spent_ns: Floats
 
     def of(self, ranks: Sequence[int]) -> Floats:

@@ -22,22 +22,14 @@ _EXAMINED = 8
 
 @dataclass(frozen=True, slots=True)
 class Unlike:
-    """A rank whose steps hold more or less work than those of the others.
-
-    Attributes
-    ----------
-    rank : int
-    group : str
-        What it does longer or shorter than the median of the others, in ``GROUPS``.
-    longer_ns : float
-        By how much in a step; negative if shorter.
-    kind : str
-        The largest kind of that group.
-    """
+    """A rank whose steps hold more or less work than those of the others."""
 
     rank: int
+    #: What it does longer or shorter than the median of the others, in ``GROUPS``.
     group: str
+    #: By how much in a step; negative if shorter.
     longer_ns: float
+    #: The largest kind of that group.
     kind: str
 
 

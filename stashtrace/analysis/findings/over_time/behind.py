@@ -30,18 +30,8 @@ NOTHING: Cause = ("", "", -1.0)
 def behind(trace: Trace, rank: int, kind: str, steps: Table, parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
     """Return kind, name and time of what is behind a change of a rank's time; empty and -1 if nothing recorded is.
 
-    Parameters
-    ----------
-    trace : Trace
-    rank : int
-    kind : str
-        Kind of time, as in ``stalls``.
-    steps : Table
-        Counted steps of the rank, in order.
-    parts : pair of bool array
-        Which of them are changed, and which are as usual.
-    delta_ns : float
-        By how much longer that time is in a changed step.
+    ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order. ``parts``: which of them
+    are changed, and which are as usual. ``delta_ns``: by how much longer that time is in a changed step.
     """
     if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
         return NOTHING

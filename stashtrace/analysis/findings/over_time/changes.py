@@ -19,6 +19,7 @@ from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -26,43 +27,34 @@ from stashtrace.schema.trace import Trace
 OVER_TIME = schema(
     "over_time",
     "When the steps of a run change: shifts, drifts and periods, whose they are and what is behind",
-    ("kind", "U16", "", "shift (other steps between two moments), drift (each step grows), period (every P-th step)"),
-    ("place", "U16", "", "of a shift in the run: begin, middle or end; else whole"),
-    (
-        "onset",
-        "U16",
-        "",
-        "of a shift: sudden, gradual (its steps grow) or either, if the lengths do not tell; else empty",
-    ),
-    ("first_step_index", "i8", "", "first step that is changed"),
-    ("last_step_index", "i8", "", "last step that is changed"),
-    ("every_count", "i8", "", "period: from one changed step to the next; else 1"),
-    ("together_count", "i8", "", "period: changed steps in a row, as in 2 of every 4 steps; else 1"),
-    ("changed_count", "i8", "", "counted steps that are changed"),
-    ("steps_count", "i8", "", "counted steps of the run"),
-    ("usual_ns", "i8", "ns", "median length of the other steps; drift: of the step at its begin"),
-    ("changed_ns", "i8", "ns", "median length of the changed steps; drift: of the step at its end"),
-    ("delta_ns", "i8", "ns", "by how much longer a changed step is, negative if shorter; drift: from begin to end"),
-    ("step_delta_ns", "f8", "ns", "drift: by how much longer each step is than the one before; else 0"),
-    Column("rank", "i8", "", "rank whose time changes most, -1 if no rank's explains it", role="rank", missing=-1),
-    ("ranks", "U16", "", "ranks whose time changes alike, runs folded"),
-    (
+    col.word("kind", "shift (other steps between two moments), drift (each step grows), period (every P-th step)"),
+    col.word("place", "of a shift in the run: begin, middle or end; else whole"),
+    col.word("onset", "of a shift: sudden, gradual (its steps grow) or either, if the lengths do not tell; else empty"),
+    col.number("first_step_index", "first step that is changed"),
+    col.number("last_step_index", "last step that is changed"),
+    col.number("every_count", "period: from one changed step to the next; else 1"),
+    col.number("together_count", "period: changed steps in a row, as in 2 of every 4 steps; else 1"),
+    col.number("changed_count", "counted steps that are changed"),
+    col.number("steps_count", "counted steps of the run"),
+    col.ns("usual_ns", "median length of the other steps; drift: of the step at its begin"),
+    col.ns("changed_ns", "median length of the changed steps; drift: of the step at its end"),
+    col.ns("delta_ns", "by how much longer a changed step is, negative if shorter; drift: from begin to end"),
+    Column("step_delta_ns", "f8", "ns", "drift: by how much longer each step is than the one before; else 0"),
+    col.rank("rank", "rank whose time changes most, -1 if no rank's explains it", missing=-1),
+    col.word("ranks", "ranks whose time changes alike, runs folded"),
+    col.word(
         "stall_kind",
-        "U16",
-        "",
         "its kind of time that changes, as in stalls; on_file: its calls on a file, of several kinds; together: all its"
         " work; validation, inference: steps of this kind before each; empty if none explains half",
     ),
-    ("rank_delta_ns", "i8", "ns", "by how much that kind changes per changed step"),
-    (
+    col.ns("rank_delta_ns", "by how much that kind changes per changed step"),
+    col.word(
         "cause_kind",
-        "U16",
-        "",
         "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; reads, writes or"
         " calls on_file; absent where ranks make no steps; else empty",
     ),
-    ("cause_name", "U16", "", "file, annotation, phase, number of the worker or absent ranks"),
-    Column("cause_ns", "i8", "ns", "how much more of it there is per changed step, -1 if unknown", missing=-1),
+    col.word("cause_name", "file, annotation, phase, number of the worker or absent ranks"),
+    col.ns("cause_ns", "how much more of it there is per changed step, -1 if unknown", missing=-1),
 )
 #: Neighbouring changes are one if their time is as much, to this part.
 _AS_MUCH = 0.67
