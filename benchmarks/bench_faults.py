@@ -35,9 +35,9 @@ from fault_job import Config, faulty
 sys.path.insert(0, str(harness.ROOT))
 
 import stashtrace
-from stashtrace.analysis.late.late import chance
 from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.analysis.steps.steps import WARMUP_STEPS
+from stashtrace.analysis.stragglers.late import chance
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
 

@@ -171,14 +171,14 @@ def json_object(text: str | bytes) -> dict[str, Any]:
 def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the sound facts of a file; raise OSError if it cannot be read, ValueError if it holds no JSON object."""
     with open(path, "rb") as file:
-        return sound_facts(json_object(file.read()))
+        return valid_facts(json_object(file.read()))
 
 
-def sound_facts(given: Mapping[str, Any]) -> dict[str, Any]:
+def valid_facts(given: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that have the type declared here; facts that are not declared here are kept."""
     facts = {name: value for name, value in given.items() if name not in _TYPES or _TYPES[name](value)}
     if "parts" in facts:  # a run.json of each of several launchers
         parts = facts["parts"] if isinstance(facts["parts"], list) else []
         inner = ({k: v for k, v in part.items() if k != "parts"} for part in parts if isinstance(part, dict))
-        facts["parts"] = [sound_facts(part) for part in inner]
+        facts["parts"] = [valid_facts(part) for part in inner]
     return facts

@@ -22,7 +22,7 @@ import stashtrace
 from sentences.cases import Case
 from sentences.truth import Interval, Truth, of_clock
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.text import Look, render

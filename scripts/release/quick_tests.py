@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOSEN = (
-    "analysis/late",
+    "analysis/stragglers",
     "analysis/stalls",
     "analysis/steps",
     "calibration",

@@ -49,7 +49,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "stragglers",
-        "stashtrace.analysis.late.stragglers:stragglers",
+        "stashtrace.analysis.stragglers.stragglers:stragglers",
         "which rank is late, and what it costs the others",
     ),
     (
@@ -59,12 +59,12 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "straggler_roots",
-        "stashtrace.analysis.late.chains:straggler_roots",
+        "stashtrace.analysis.stragglers.chains:straggler_roots",
         "rank at which a chain of waits ends, by rank and step",
     ),
-    ("late", "stashtrace.analysis.late.late:late", "the costliest waits in collectives, who was late, and why"),
-    ("late_ranks", "stashtrace.analysis.late.late:late_ranks", "who is late again and again, per process group"),
-    ("pipeline", "stashtrace.analysis.late.pipeline:pipeline", "bubbles of pipeline stages, per step"),
+    ("late", "stashtrace.analysis.stragglers.late:late", "the costliest waits in collectives, who was late, and why"),
+    ("late_ranks", "stashtrace.analysis.stragglers.late:late_ranks", "who is late again and again, per process group"),
+    ("pipeline", "stashtrace.analysis.stragglers.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
     (
         "first_changes",

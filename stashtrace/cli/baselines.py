@@ -85,10 +85,10 @@ def steps_of(path: Path, name: str = "") -> StepsOfRun:
 def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
     """Return the command that was recorded and its working directory; empty where ``run.json`` does not tell them."""
     from stashtrace.format.reader import RUN_FILE
-    from stashtrace.run_facts import json_object, sound_facts
+    from stashtrace.run_facts import json_object, valid_facts
 
     try:
-        facts = sound_facts(json_object((path / RUN_FILE).read_bytes()))
+        facts = valid_facts(json_object((path / RUN_FILE).read_bytes()))
     except (OSError, ValueError):  # files of other tools, or a damaged run, of which loading has said so
         return (), ""
     return tuple(facts.get("command", ())), facts.get("working_directory", "")

@@ -25,7 +25,7 @@ from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import json_object, valid_facts
 from stashtrace.store import scrubbed as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
 from stashtrace.whole_files import folder_beside, give_mode, whole_file
@@ -292,7 +292,7 @@ def _facts_files(directory: Path) -> Iterator[Path]:
 
 def _facts_of(path: Path) -> dict[str, Any]:
     try:
-        return sound_facts(json_object(path.read_text(encoding="utf-8")))
+        return valid_facts(json_object(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 

@@ -11,25 +11,25 @@ from stashtrace import _native
 from stashtrace.collectors.context import DecodeContext
 from stashtrace.schema.trace import EventTables, RawProcess
 
-Decoder = Callable[[RawProcess, DecodeContext], EventTables]
+Decode = Callable[[RawProcess, DecodeContext], EventTables]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Decoder:
     """One collector's decoder."""
 
     #: Collector.
     name: str
     #: ``decode(raw, context) -> EventTables``.
-    decode: Decoder
+    decode: Decode
     #: Record names it reads (``RECORDS`` of its module).
     records: tuple[str, ...]
     #: Tables it fills (``TABLES`` of its module); empty if not declared.
     tables: tuple[str, ...]
 
 
-def resolve(name: str) -> Room | None:
-    """Room of a collector, None if the schema has none of that name or its module is not there."""
+def resolve(name: str) -> Decoder | None:
+    """Decoder of a collector, None if the schema has none of that name or its module is not there."""
     if name not in {collector["name"] for collector in _native.schema()["collectors"]}:
         return None  # a name out of a file, which may be any
     module_name = f"{__package__}.{name}"
@@ -39,4 +39,4 @@ def resolve(name: str) -> Room | None:
         if error.name == module_name:
             return None
         raise
-    return Room(name, module.decode, tuple(module.RECORDS), tuple(getattr(module, "TABLES", ())))
+    return Decoder(name, module.decode, tuple(module.RECORDS), tuple(getattr(module, "TABLES", ())))

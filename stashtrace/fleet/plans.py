@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.late.stragglers import LAST_RANKS, STRAGGLERS, alone_missing, last_counts
 from stashtrace.analysis.stalls.budget import stall_totals
+from stashtrace.analysis.stragglers.stragglers import LAST_RANKS, STRAGGLERS, alone_missing, last_counts
 from stashtrace.schema.table import Table
 
 Options = dict[str, Any]
@@ -87,5 +87,5 @@ _PER_RANK = (
 #: Analysis -> plan. Other analyses need all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {
     **{name: Plan((name,), _concatenated) for name in _PER_RANK},
-    "stragglers": Plan(("stragglers", "stashtrace.analysis.late.stragglers:last_ranks"), _stragglers),
+    "stragglers": Plan(("stragglers", "stashtrace.analysis.stragglers.stragglers:last_ranks"), _stragglers),
 }

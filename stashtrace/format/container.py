@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import json_object, valid_facts
 
 FILE_MAGIC = b"STASHTR\n"
 SYNC_WORD = 0xD15C0B5E9A7E5EED
@@ -165,7 +165,7 @@ def read_head(source: ByteFile) -> FileHead:
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} has a damaged field table") from error
     metadata.pop("blanks", None)  # filling of a merged file's head
-    return FileHead(major, minor, flags, records, sound_facts(metadata), data_offset)
+    return FileHead(major, minor, flags, records, valid_facts(metadata), data_offset)
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from stashtrace.collectors.context import DecodeContext
-from stashtrace.collectors.registry import Room, resolve
+from stashtrace.collectors.registry import Decoder, resolve
 from stashtrace.format.project import current_layouts
 from stashtrace.format.stash_file import StashFile, pieces
 from stashtrace.loading.collectives import GroupNotes, merge_collectives
@@ -38,22 +38,22 @@ class IoRows:
     to the end. ``end_ns``: latest end of a call that has been read; 0 before any was read.
     """
 
-    def __init__(self, process: Process, rooms: Sequence[Room], tracks: TrackRegistry) -> None:
+    def __init__(self, process: Process, decoders: Sequence[Decoder], tracks: TrackRegistry) -> None:
         self.file = process.file
-        self._process, self._rooms, self._tracks = process, rooms, tracks
-        counts = process.file.row_counts() if rooms else {}
-        self.rows_count = sum(counts.get(record, 0) for room in rooms for record in room.records)
+        self._process, self._decoders, self._tracks = process, decoders, tracks
+        counts = process.file.row_counts() if decoders else {}
+        self.rows_count = sum(counts.get(record, 0) for decoder in decoders for record in decoder.records)
         self.losses: list[LossRow] = []
         self.end_ns = 0
 
     def pieces(self) -> Iterator[Table]:
         """Yield the ``io`` table in pieces of bounded size, by thread and time."""
-        for room in self._rooms:
+        for decoder in self._decoders:
             context: DecodeContext | None = None
-            for raw in pieces(self.file, room.records):
+            for raw in pieces(self.file, decoder.records):
                 if context is None:  # one context for all pieces, because it caches lookups
                     context = self._process.context(raw, self._tracks, frozenset({"io"}))
-                table = _without_impossible(room.decode(raw, context).io, context)
+                table = _without_impossible(decoder.decode(raw, context).io, context)
                 if len(table):
                     self.end_ns = max(self.end_ns, int(table["end_ns"].max()))
                     yield table
@@ -92,20 +92,20 @@ def decode_processes(
 
 def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | None) -> Decoded:
     names = _collectors(process.file)
-    known = {name: room for name in names if (room := _resolved(name)) is not None}
+    known = {name: decoder for name in names if (decoder := _resolved(name)) is not None}
     filling = [
-        room
-        for room in known.values()
-        if wanted is None or room.name == "core" or not room.tables or wanted.intersection(room.tables)
+        decoder
+        for decoder in known.values()
+        if wanted is None or decoder.name == "core" or not decoder.tables or wanted.intersection(decoder.tables)
     ]
     # The size of ``io`` alone does not follow from the number of steps, so only ``io`` is never held twice.
-    streamed = [room for room in filling if room.tables == ("io",)]
-    rooms = [room for room in filling if room not in streamed]
-    raw = process.file.load({record for room in rooms for record in room.records} - _READ_BEFORE)
+    streamed = [decoder for decoder in filling if decoder.tables == ("io",)]
+    decoders = [decoder for decoder in filling if decoder not in streamed]
+    raw = process.file.load({record for decoder in decoders for record in decoder.records} - _READ_BEFORE)
     context = process.context(raw, tracks, wanted)
     parts: dict[str, list[Table]] = {}
-    for room in rooms:
-        for name, table in room.decode(raw, context).filled():
+    for decoder in decoders:
+        for name, table in decoder.decode(raw, context).filled():
             if wanted is None or name in wanted or name in _ALWAYS:
                 parts.setdefault(name, []).append(table)
     notes = GroupNotes()

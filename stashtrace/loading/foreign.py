@@ -24,8 +24,8 @@ from stashtrace.loading.collectives import GroupNotes
 from stashtrace.loading.foreign_files import (
     HINT,
     ArchiveAmongFilesError,
+    MemoryLimit,
     RefusedFileError,
-    Room,
     UnknownFileError,
     files_of,
     importer_of,
@@ -80,13 +80,13 @@ class Imported:
         require_trace_among(files, os.pathsep.join(self.paths), progress)
         total = sum(map(size_of, files))
         done, parts = 0, list[EventTables]()
-        room = Room()
+        limit = MemoryLimit()
         for file in files:
             at = [done]
 
             def advance(count: int, at: list[int] = at, name: str = file.name) -> None:
                 at[0] += count
-                room.check(count, name)
+                limit.check(count, name)
                 if progress is not None:
                     progress(at[0], total, name)
 

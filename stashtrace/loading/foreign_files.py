@@ -201,7 +201,7 @@ _GROUP_FILES = (
 HINT = "give fewer files or ranks at a time, or use a machine with more memory"
 
 
-class Room:
+class MemoryLimit:
     """Memory that is available to a load."""
 
     def __init__(self) -> None:

@@ -19,5 +19,5 @@ def install(module: ModuleType) -> None:
     multi = module._StatefulMultiProcessingDataLoaderIter
     patching.replace(collector, module.StatefulDataLoader, "__iter__", dataloader.timed_iter)
     patching.replace(collector, multi, "_reset", dataloader.counted_reset)
-    patching.replace(collector, multi, "_process_data", dataloader.told_worker)
+    patching.replace(collector, multi, "_process_data", dataloader.wrap_process_data)
     patching.replace(collector, multi, "_shutdown_workers", dataloader.timed_shutdown, needed=False)

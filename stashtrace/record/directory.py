@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -231,9 +232,10 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
 def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
     """Return True if another folder now has the name of the one in which a run began."""
     try:
-        return not os.path.samestat(os.stat(directory), began_in)
+        now = os.stat(directory)
     except OSError:
-        return False  # that is told by who writes into it
+        return False  # that is told by who writes into it, and so is a file in its place
+    return stat.S_ISDIR(now.st_mode) and not os.path.samestat(now, began_in)
 
 
 def _make_default(job: Job | None, now: time.struct_time) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import stashtrace
-from stashtrace.analysis.findings.facts import ranks_of_hosts
 from stashtrace.analysis.findings.losses import losses_of
+from stashtrace.analysis.findings.summary_input import ranks_of_hosts
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.record.directory import read_run_file
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines

@@ -15,12 +15,12 @@ import numpy as np
 
 from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.findings.lateness.costliest import wait_evidence
-from stashtrace.analysis.late.late import late
 from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.stragglers.late import late
 from stashtrace.errors import MissingDataError
-from stashtrace.report.lanes import Window, file_lane, longest_file, rank_lane, worker_lane
+from stashtrace.report.rows import Window, file_lane, longest_file, rank_lane, worker_lane
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS

@@ -172,7 +172,7 @@ class Trace(_Tables):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Results that were computed from this trace, by name; see :func:`kept_with_trace`.
+        """Results that were computed from this trace, by name; see :func:`cached_on_trace`.
 
         A trace does not change, so they hold as long as it lives. None of them may refer to the trace, or its memory
         would not be free until the next collection of garbage.
@@ -346,7 +346,7 @@ class Trace(_Tables):
         return processor
 
 
-def kept_with_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+def cached_on_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
     """Decorate a function of a trace alone: its result is computed once for each trace and kept with it.
 
     The result must not refer to the trace, and callers must not change it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Side
 from stashtrace.analysis.compare.cpu_use import OtherWork
-from stashtrace.analysis.compare.facts import FIELDS, Difference, Fact, changed_words, differences
+from stashtrace.analysis.compare.job_identity import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.table import Table
 from stashtrace.text import align
@@ -38,7 +38,7 @@ _FACT_WIDTH, _WORDS_AT_MOST = 48, 4
 def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[str]:
     """Say what differs between two jobs by what their recordings tell; also if nothing does.
 
-    ``before``, ``after``: as of :func:`stashtrace.analysis.compare.facts.job_facts`.
+    ``before``, ``after``: as of :func:`stashtrace.analysis.compare.job_identity.job_facts`.
     """
     found = differences(before, after)
     if not found:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
-from stashtrace.analysis.compare.facts import Fact
 from stashtrace.analysis.compare.gate import Gate, Judged
+from stashtrace.analysis.compare.job_identity import Fact
 from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.summary.compare import SAME_RECORDING, difference_texts, jobs_lines, other_work_text

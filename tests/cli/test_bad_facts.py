@@ -17,7 +17,7 @@ from stashtrace import _native
 from stashtrace.cli import main
 from stashtrace.format.container import FILE_HEADER
 from stashtrace.format.project import layout_of
-from stashtrace.run_facts import json_object, sound_facts
+from stashtrace.run_facts import json_object, valid_facts
 
 Run = Callable[..., Answer]
 MERGED = Path(__file__).resolve().parents[1] / "data/golden/v1/merged.stash"
@@ -130,8 +130,8 @@ def test_a_field_that_lies_beyond_all_memory_is_no_record() -> None:
 def test_sound_facts_are_kept_as_they_are() -> None:
     facts = {"pid": 1, "host": "a", "env": {"RANK": "0"}, "losses": [["a", "b", 1, 2, "c"]], "tick_hz": 2.5e9}
     facts |= {"parts": [{"host": "b", "exit_code": 0}], "of a later version": [1]}
-    assert sound_facts(facts) == facts
-    assert sound_facts({"parts": 1}) == {"parts": []}
+    assert valid_facts(facts) == facts
+    assert valid_facts({"parts": 1}) == {"parts": []}
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{", DEEP, '{"a": ' + "9" * 5_000 + "}"])

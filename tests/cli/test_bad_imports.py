@@ -196,13 +196,13 @@ def test_cut_files(run: Run, tmp_path: Path, zipped: bool) -> None:
 
 
 def test_a_load_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = foreign_files.Room()
+    limit = foreign_files.MemoryLimit()
     monkeypatch.setattr(foreign_files, "free_bytes", lambda: 5 << 30)
-    room.check(1 << 30, "big.json")
+    limit.check(1 << 30, "big.json")
     monkeypatch.setattr(foreign_files, "free_bytes", lambda: 100 << 20)
-    room.check(1 << 10, "big.json")  # not worth a look yet
+    limit.check(1 << 10, "big.json")  # not worth a look yet
     with pytest.raises(ImporterError, match=r"big\.json does not fit into memory: .* are kept so far, 105 MB are free"):
-        room.check(1 << 30, "big.json")
+        limit.check(1 << 30, "big.json")
 
 
 def test_memory_of_this_machine_is_known() -> None:

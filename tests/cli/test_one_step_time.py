@@ -20,7 +20,7 @@ from stash_files import StashWriter, ms
 
 import stashtrace
 from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
-from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.steps.step_time import StepTime, step_lengths, step_time, step_time_steps
 from stashtrace.cli import main
 from stashtrace.lab.synth import SyntheticJob, write

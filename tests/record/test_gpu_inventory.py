@@ -22,7 +22,7 @@ from stashtrace.record import doctor_gpu
 from stashtrace.record.gpu import inventory as inventories
 from stashtrace.record.gpu import nvml
 from stashtrace.record.gpu.inventory import InventoryReader, inventories_of, inventory_lines, read_inventory
-from stashtrace.run_facts import sound_facts
+from stashtrace.run_facts import valid_facts
 
 #: Two devices with four links between them, one with fourteen to switches as well.
 TWO = """
@@ -188,8 +188,8 @@ def test_the_older_package_of_the_same_name_is_read_too(tmp_path: Path, monkeypa
     ],
 )
 def test_a_damaged_inventory_is_left_out(damage: Any) -> None:
-    assert sound_facts({"gpu_inventory": damage, "host": "a"}) == {"host": "a"}
-    assert "gpu_inventory" in sound_facts({"gpu_inventory": {"devices": [FIRST]}})
+    assert valid_facts({"gpu_inventory": damage, "host": "a"}) == {"host": "a"}
+    assert "gpu_inventory" in valid_facts({"gpu_inventory": {"devices": [FIRST]}})
 
 
 def test_inventories_of_a_run_by_host(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from summary.scenes import job
 from stashtrace.analysis.findings import summarize
 from stashtrace.cli.values import read_ranks, read_window
 from stashtrace.errors import MissingDataError
-from stashtrace.report.facts import Commands, report_facts
+from stashtrace.report.document import Commands, report_facts
 from stashtrace.report.machine import machine_facts
 from stashtrace.report.page import page
 from stashtrace.schema.events import TABLES

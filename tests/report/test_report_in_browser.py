@@ -16,7 +16,7 @@ import pytest
 from summary.scenes import job
 from timeline.browser import Browser, Page, find_chromium
 
-from stashtrace.report.facts import report_facts
+from stashtrace.report.document import report_facts
 from stashtrace.report.page import page
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 from builders import MS, TraceBuilder
 from summary.scenes import job
 
-from stashtrace.report.facts import report_facts
+from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown
 from stashtrace.report.page.markdown import code, plain
 

@@ -15,7 +15,7 @@ import pytest
 from builders import MS, TraceBuilder
 from summary.scenes import job
 
-from stashtrace.report.facts import report_facts
+from stashtrace.report.document import report_facts
 from stashtrace.report.page import page
 from stashtrace.report.page.html import embedded_json, prose, table, tag
 from stashtrace.report.page.words import KINDS

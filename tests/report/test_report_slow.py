@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.report.slow import FEWEST, SLOW_RATIO, slow_steps
 from stashtrace.schema.trace import Trace
 

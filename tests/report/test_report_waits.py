@@ -10,8 +10,8 @@ import pytest
 from builders import MS, TraceBuilder
 from summary.scenes import job
 
-from stashtrace.analysis.findings.facts import gather
-from stashtrace.analysis.late.late import late
+from stashtrace.analysis.findings.summary_input import gather
+from stashtrace.analysis.stragglers.late import late
 from stashtrace.report.waits import CUT_OUTS, LISTED, VICTIMS, costliest_waits
 from stashtrace.schema.trace import Trace
 

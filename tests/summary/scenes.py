@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.parts import Finding, findings_of

@@ -12,8 +12,8 @@ from scenes import Verdict, job, verdicts
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.claims import claims_of
 from stashtrace.analysis.findings.crowding import contention_claims
-from stashtrace.analysis.findings.facts import RunFacts, gather
 from stashtrace.analysis.findings.rows import Claim, tables_of
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.kinds import TrackKind
 from stashtrace.summary.text import Look, render
 

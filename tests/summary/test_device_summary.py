@@ -13,7 +13,7 @@ from builders import MS, US, TraceBuilder
 from scenes import verdicts
 
 from stashtrace.analysis.findings import devices
-from stashtrace.analysis.findings.facts import gather
+from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.links.efficiency import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema.kinds import (

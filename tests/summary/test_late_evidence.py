@@ -10,9 +10,9 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.lateness.costliest import wait_evidence
 from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
-from stashtrace.analysis.late.causes import CAUSES
-from stashtrace.analysis.late.late import LATE
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.analysis.stragglers.late import LATE
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import evidence_texts, wait_text
 from stashtrace.summary.words.parts import Finding

@@ -12,7 +12,7 @@ from builders import MS, TraceBuilder, trace_from_text
 from scenes import job, verdicts
 
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.analysis.findings.facts import RankFacts, gather
+from stashtrace.analysis.findings.summary_input import RankFacts, gather
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.steps.kinds import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp

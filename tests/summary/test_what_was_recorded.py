@@ -14,8 +14,8 @@ from summary.scenes import job, row_texts, verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.document import document

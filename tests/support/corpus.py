@@ -14,7 +14,7 @@ CORPUS = Path(__file__).resolve().parents[3] / "shared/corpus"
 
 def corpus(name: str) -> Path:
     """A file or folder of the corpus; skips the test where it is absent."""
-    found = next((p for p in (CORPUS / name, CORPUS.parents[3] / "shared/corpus" / name) if p.exists()), None)
+    found = next((p for p in (CORPUS / name, CORPUS.parents[2] / "shared/corpus" / name) if p.exists()), None)
     if found is None:
         pytest.skip(f"the corpus of real traces is not beside the checkout ({name})")
     return found

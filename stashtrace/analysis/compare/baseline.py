@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.facts import FIELDS, Fact
+from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
 from stashtrace.calibration.checked import CheckedFile, is_number
 from stashtrace.errors import FormatError

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.facts import Fact, common_facts
+from stashtrace.analysis.compare.job_identity import Fact, common_facts
 from stashtrace.analysis.compare.resampling import (
     FOUR_OF_FIVE,
     NORMAL,

@@ -24,7 +24,7 @@ from stashtrace.analysis.compare.change import (
     same_recordings,
 )
 from stashtrace.analysis.compare.cpu_use import OtherWork, added_by_others
-from stashtrace.analysis.compare.facts import DECIDING, Difference, differences
+from stashtrace.analysis.compare.job_identity import DECIDING, Difference, differences
 from stashtrace.analysis.compare.needs import NO_NEEDS, Needs, needs_of, runs_without_other_work
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.errors import UsageError
@@ -144,8 +144,8 @@ def judge(
 ) -> Gate:
     """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
 
-    ``allowed``: fields of :data:`stashtrace.analysis.compare.facts.DECIDING` that may differ. ``allowance_ratio``,
-    ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`.
+    ``allowed``: fields of :data:`stashtrace.analysis.compare.job_identity.DECIDING` that may differ.
+    ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`.
     """
     differs = tuple(differences(before.facts, after.facts))
     refused = tuple(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.compare.cpu_use import CpuUse, cpu_use, worker_wait_ns
-from stashtrace.analysis.compare.facts import job_facts, recording_id
+from stashtrace.analysis.compare.job_identity import job_facts, recording_id
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.stalls.hidden import hidden
@@ -45,7 +45,7 @@ class StepsOfRun:
     steps_count: int
     #: Rank -> mean of each of them over its steps.
     ranks_ns: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    #: See :func:`stashtrace.analysis.compare.facts.job_facts`.
+    #: See :func:`stashtrace.analysis.compare.job_identity.job_facts`.
     facts: Mapping[str, Any] = field(default_factory=dict)
     #: Mean time of a step for which a step thread could run but had no CPU; None if unknown.
     cpu_wait_ns: float | None = None

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.facts import RunFacts, gather
-from stashtrace.analysis.findings.facts import budgets as budgets_of
 from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
+from stashtrace.analysis.findings.summary_input import budgets as budgets_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

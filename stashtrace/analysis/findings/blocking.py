@@ -11,12 +11,12 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.rows import Evidence
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.late.on_files import file_calls as calls_on_files
 from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.stragglers.on_files import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import OPERATORS, IoFlag, IoOp, SpanKind, StallKind, WaitOp
 from stashtrace.schema.table import Table

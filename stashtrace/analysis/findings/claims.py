@@ -11,11 +11,11 @@ from stashtrace.analysis.findings.crowding import contention_claims
 from stashtrace.analysis.findings.devices import agreement_evidence
 from stashtrace.analysis.findings.ending.claims import ending_claims, failure_claims
 from stashtrace.analysis.findings.ending.killed import killed
-from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.losses import loss_claims
 from stashtrace.analysis.findings.over_time.claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.over_time.in_steps import UNEVEN_STEPS, in_steps, made_steps
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
     left_out_claims,

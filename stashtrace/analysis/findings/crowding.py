@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import OTHERS_RATIO
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.stalls.cpus import HostCpu, thread_demand
 from stashtrace.analysis.steps.epochs import workers_count

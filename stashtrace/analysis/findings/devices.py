@@ -9,9 +9,9 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import collective_rows
-from stashtrace.analysis.findings.facts import RankFacts
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.findings.summary_input import RankFacts
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
 from stashtrace.analysis.stalls.budget import rank_layers

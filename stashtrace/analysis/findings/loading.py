@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.making import DATA_KINDS, Making, is_starved, making_of
 from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.late.on_files import as_one_database
 from stashtrace.analysis.stalls.batches import MAIN_PROCESS, UNSEEN_WORKER
 from stashtrace.analysis.stalls.index import blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
+from stashtrace.analysis.stragglers.on_files import as_one_database
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp
 from stashtrace.schema.table import Table

@@ -22,7 +22,6 @@ from stashtrace.analysis.findings.blocking import (
     time_of_kind,
 )
 from stashtrace.analysis.findings.crowding import WAITS_MATTER_RATIO
-from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.file_claims import file_claims, without_files
 from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
@@ -30,6 +29,7 @@ from stashtrace.analysis.findings.loading import loading
 from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.making import inside
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS

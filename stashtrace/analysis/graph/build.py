@@ -12,17 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.graph import device, events, host
-from stashtrace.analysis.graph.facts import facts_of
 from stashtrace.analysis.graph.model import Graph
+from stashtrace.analysis.graph.node_facts import facts_of
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
 from stashtrace.analysis.graph.transfers import transfers
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.late.stages import stages_of
 from stashtrace.analysis.stalls.budget import device_windows
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
+from stashtrace.analysis.stragglers.stages import stages_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -48,7 +48,7 @@ def add_rank(index: TraceIndex, thread: StepThread, steps: Table, transfers: Tra
     cells = Cells.of(ran, painted, np.concatenate([working, steps["end_ns"]]), working)
     if not len(cells):  # by damaged times the streams did nothing but wait
         return
-    paced = np.array([*(layer.kind == StallKind.COMPUTE and bool(layer.doubts) for layer in layers), False])
+    paced = np.array([*(layer.kind == StallKind.COMPUTE and bool(layer.alternatives) for layer in layers), False])
     nodes = cells.add_to(
         parts,
         rank=thread.rank,

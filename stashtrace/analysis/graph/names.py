@@ -17,11 +17,11 @@ from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.graph.critical import Part, Pieces
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.late.cause_names import BETWEEN_PHASES
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.stragglers.cause_names import BETWEEN_PHASES
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from stashtrace.analysis.graph.model import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.parts import Parts
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.stages import stated_numbers
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stragglers.stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind

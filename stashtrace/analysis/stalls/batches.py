@@ -6,7 +6,7 @@
 
 Without workers, the main process is the worker. Where only the sum of a worker's state is known (time off the CPU in
 this batch: page faults of a mapped file, threads that read for it), the amount is placed at the begin of the pieces
-that must contain it, and these pieces have a doubt.
+that must contain it, and these pieces have an alternative.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -94,7 +94,7 @@ def _last_row(groups: GroupBy, *keys: npt.NDArray[np.integer]) -> Int64:
 
 @dataclass(slots=True)
 class _Parts:
-    """Pieces of waits before their batch was made, by kind and doubt."""
+    """Pieces of waits before their batch was made, by kind and alternative."""
 
     fetch: list[TimeSet] = field(default_factory=list)
     likely_fetch: list[TimeSet] = field(default_factory=list)

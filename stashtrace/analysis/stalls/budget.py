@@ -23,7 +23,7 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.by_brackets import bracket_layers
 from stashtrace.analysis.stalls.by_kernels import kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
-from stashtrace.analysis.stalls.index import Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
 from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
@@ -33,7 +33,7 @@ from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Schema, schem
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import GrowingTable, Table
-from stashtrace.schema.trace import Trace, kept_with_trace
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 _CAUSE = (
     col.rank("cause_rank", "straggler: the rank that was waited for longest, -1 otherwise", missing=-1),
@@ -188,7 +188,7 @@ def bounds_of_groups(
 ) -> dict[int, dict[str, tuple[int, int]]]:
     """Return bounds of sums of kinds over some steps, by rank and name of the sum.
 
-    Tighter than the sums of the kinds' own bounds: a doubt between fetch and prep does not affect their sum.
+    Tighter than the sums of the kinds' own bounds: an alternative between fetch and prep does not affect their sum.
 
     ``trace``: needs steps. ``steps``: rows of ``steps``. ``groups``: name -> stall kinds in lower case. Returns rank ->
     name -> (lower, upper) bound in ns.
@@ -201,7 +201,7 @@ def bounds_of_groups(
         own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
         matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
         spent = [
-            (ns, {layer.kind, *layer.doubts})
+            (ns, {layer.kind, *layer.alternatives})
             for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
             if ns
         ]
@@ -213,7 +213,7 @@ def bounds_of_groups(
     return bounds
 
 
-@kept_with_trace
+@cached_on_trace
 def _budget(trace: Trace) -> tuple[Table, Table]:
     """Return the tables ``stalls`` and ``straggler_causes``; most callers of one need the other as well."""
     index = TraceIndex(trace)
@@ -291,11 +291,11 @@ def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
     return texts[kinds]
 
 
-def _merge_equal(time: Tagged) -> Tagged:
+def _merge_equal(time: LabelledIntervals) -> LabelledIntervals:
     """Join neighbours of one kind (two layers may have the same kind)."""
     apart = np.append(0, np.cumsum(time.begin[1:] != time.end[:-1]))[: len(time.begin)]
     stretches = GroupBy.runs(apart, time.tag)
-    return Tagged(time.begin[stretches.first], time.end[stretches.last], time.tag[stretches.first])
+    return LabelledIntervals(time.begin[stretches.first], time.end[stretches.last], time.tag[stretches.first])
 
 
 def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
@@ -393,10 +393,10 @@ def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
     for column, layer in enumerate([*made.layers, rest]):
         point[:, layer.kind] += spent[:, column]
         high[:, layer.kind] += spent[:, column]
-        if not layer.doubts:
+        if not layer.alternatives:
             low[:, layer.kind] += spent[:, column]
-        for doubt in layer.doubts:
-            high[:, doubt] += spent[:, column]
+        for alternative in layer.alternatives:
+            high[:, alternative] += spent[:, column]
     method = made.method_at(windows.begin[by_step.first])
     waited = StallKind.STRAGGLER
     causes = _causes(made, windows, by_step.number, point[:, waited], low[:, waited], high[:, waited])
@@ -418,7 +418,7 @@ def _causes(
             exposed = layer.time - taken
             begin, end, who = exposed.pieces(made.late.begin, made.late.end)
             cut = intervals.join(begin, end, windows.begin, windows.end)
-            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], not layer.doubts))
+            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], not layer.alternatives))
         taken = taken | layer.time
     at, cause, length = (int64(np.concatenate([part[n] for part in parts])) for n in range(3))
     sure = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
@@ -591,7 +591,7 @@ def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
     windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])
     layers: list[Layer] = []
-    late: list[Tagged] = []
+    late: list[LabelledIntervals] = []
     segments: list[tuple[str, TimeSet]] = []
     beside: dict[str, TimeSet] = {}
     for method in ("kernels", "brackets", "host"):
@@ -600,11 +600,11 @@ def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
         if not len(time):
             continue
         made = by_method(index, thread, method)
-        layers += [Layer(x.kind, x.time & time, x.doubts) for x in made.layers]
+        layers += [Layer(x.kind, x.time & time, x.alternatives) for x in made.layers]
         late.append(only_within(made.late, time))
         segments.append((method, time))
         for name, beside_time in made.beside.items():
             beside[name] = beside.get(name, TimeSet.empty()) | (beside_time & time)
     begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
     order = np.argsort(begin, kind="stable")
-    return RankLayers("host", layers, Tagged(begin[order], end[order], tag[order]), tuple(segments), beside)
+    return RankLayers("host", layers, LabelledIntervals(begin[order], end[order], tag[order]), tuple(segments), beside)

@@ -5,8 +5,9 @@
     seen loaded      compute                            an event stood in a stream behind unfinished work
     neither          compute, bounded                   the host was not ahead: some of it may be launch, sync, ...
 
-Stalls that brackets cannot see are doubts of ``compute``, never the point value of another kind. Where the step thread
-is known to have stood still as well (a checkpoint, a sleep), that kind is the point value and ``compute`` its doubt.
+Stalls that brackets cannot see are alternatives of ``compute``, never the point value of another kind. Where the step
+thread is known to have stood still as well (a checkpoint, a sleep), that kind is the point value and ``compute`` its
+alternative.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -122,17 +123,19 @@ def _all_waiting(view: DeviceView, whole: TimeSet) -> TimeSet:
 
 
 def _loading(index: TraceIndex, thread: StepThread, time: TimeSet) -> list[Layer]:
-    """Return layers of exposed batch waits by what the worker did; where it left no record, ``prep`` with doubts."""
-    layers = [Layer(x.kind, x.time & time, x.doubts) for x in batch_layers(index, thread, batch_waits(index, thread))]
+    """Return layers of exposed batch waits by what the worker did; without a record, ``prep`` with alternatives."""
+    layers = [
+        Layer(x.kind, x.time & time, x.alternatives) for x in batch_layers(index, thread, batch_waits(index, thread))
+    ]
     return [*layers, Layer(StallKind.PREP, time, (StallKind.FETCH, StallKind.HANDOFF))]
 
 
 def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
-    """Return layers of compute with doubts; where several causes are possible, a layer has the doubts of all."""
+    """Return layers of compute with alternatives; with several possible causes, those of all."""
     layers: list[Layer] = []
     kinds = sorted({k for _, ks in parts for k in ks})
     reach = {k: TimeSet.united(*(t for t, ks in parts if k in ks)) for k in kinds}
-    # Cut at every edge, so that each piece has one set of doubts.
+    # Cut at every edge, so that each piece has one set of alternatives.
     if not any(len(time) for time in reach.values()):
         return layers
     edges = np.unique(np.concatenate([e for t in reach.values() for e in (t.begin, t.end)]))
@@ -140,8 +143,8 @@ def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
     mask = np.stack([reach[k].within(begin, end) > 0 for k in kinds])
     codes = (mask * (1 << np.arange(len(kinds)))[:, None]).sum(axis=0)
     for code in np.unique(codes[codes > 0]).tolist():
-        doubts = tuple(k for bit, k in enumerate(kinds) if code >> bit & 1)
-        layers.append(Layer(_COMPUTE, TimeSet.of(begin[codes == code], end[codes == code]), doubts))
+        alternatives = tuple(k for bit, k in enumerate(kinds) if code >> bit & 1)
+        layers.append(Layer(_COMPUTE, TimeSet.of(begin[codes == code], end[codes == code]), alternatives))
     return layers
 
 

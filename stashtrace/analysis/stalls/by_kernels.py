@@ -80,7 +80,9 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     else:
         layers.append(Layer(StallKind.OTHER, idle, _UNSEEN))
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
-        layers = [x if x.kind == StallKind.COMPUTE else Layer(x.kind, x.time, (*x.doubts, *_UNKNOWN)) for x in layers]
+        layers = [
+            x if x.kind == StallKind.COMPUTE else Layer(x.kind, x.time, (*x.alternatives, *_UNKNOWN)) for x in layers
+        ]
     queued = queued_time(index, DeviceView(index, thread))
     beside = {
         "graph_opaque": opaque,

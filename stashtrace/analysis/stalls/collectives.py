@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
+from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
@@ -210,7 +210,7 @@ def _hang(index: TraceIndex, thread: StepThread, rows: Int64, call: Int64) -> tu
     return None if later else (begin, thread.end_ns, row)
 
 
-def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], Tagged, TimeSet]:
+def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
     """Return layers straggler, network and interconnect of blocked pieces, the straggler time with the rank waited for,
     and the link time that an estimate divides.
     """
@@ -229,23 +229,23 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     layers: list[Layer] = []
     working = blocked.launching | blocked.on_device
     plain = ~blocked.presumed & ~working
-    for group, doubts in (
+    for group, alternatives in (
         (plain, ()),
         (working, (StallKind.COMPUTE,)),
         (blocked.presumed, (StallKind.OTHER,)),
     ):
         chosen = is_late & group
-        layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), doubts))
+        layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), alternatives))
     estimated = []
     for unsure in (False, True):
         for at_work in (False, True):
             of = (partial == unsure) & (working == at_work)
-            doubt = (StallKind.STRAGGLER,) * unsure + (StallKind.COMPUTE,) * at_work
+            alternative = (StallKind.STRAGGLER,) * unsure + (StallKind.COMPUTE,) * at_work
             pieces = late_end[of], blocked.end[of], blocked.row[of], blocked.link[of]
-            made, guessed = transfer_layers(index, *pieces, doubt)
+            made, guessed = transfer_layers(index, *pieces, alternative)
             layers += made
             estimated.append(guessed)
-    late = Tagged(blocked.begin[is_late], late_end[is_late], cause[is_late])
+    late = LabelledIntervals(blocked.begin[is_late], late_end[is_late], cause[is_late])
     return layers, late, TimeSet.united(*estimated)
 
 
@@ -253,18 +253,18 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
 
 
 def transfer_layers(
-    index: TraceIndex, begin: Int64, end: Int64, row: Int64, link: Int64, doubt: tuple[StallKind, ...] = ()
+    index: TraceIndex, begin: Int64, end: Int64, row: Int64, link: Int64, alternative: tuple[StallKind, ...] = ()
 ) -> tuple[list[Layer], TimeSet]:
     """Return layers of transfers by link (``row`` may be -1), and the transfers that an estimate divides.
 
     If a group spans hosts and some members share a host, its transfer is network up to the cut, then interconnect.
-    Around an estimated cut, each of the two is the doubt of the other.
+    Around an estimated cut, each of the two is the alternative of the other.
     """
     network, inside = StallKind.NETWORK, StallKind.INTERCONNECT
     across, within, mixed = link == ACROSS, link == INSIDE, link == MIXED
     layers = [
-        Layer(network, TimeSet.of(begin[across], end[across]), doubt),
-        Layer(inside, TimeSet.of(begin[within], end[within]), doubt),
+        Layer(network, TimeSet.of(begin[across], end[across]), alternative),
+        Layer(inside, TimeSet.of(begin[within], end[within]), alternative),
     ]
     if not mixed.any():
         return layers, TimeSet.empty()
@@ -276,11 +276,11 @@ def transfer_layers(
     )
     bare = mixed & ~known
     layers += [
-        Layer(network, TimeSet.of(begin[known], low), doubt),
-        Layer(network, TimeSet.of(low, point), (inside, *doubt)),
-        Layer(inside, TimeSet.of(point, high), (network, *doubt)),
-        Layer(inside, TimeSet.of(high, end[known]), doubt),
-        Layer(network, TimeSet.of(begin[bare], end[bare]), (inside, *doubt)),
+        Layer(network, TimeSet.of(begin[known], low), alternative),
+        Layer(network, TimeSet.of(low, point), (inside, *alternative)),
+        Layer(inside, TimeSet.of(point, high), (network, *alternative)),
+        Layer(inside, TimeSet.of(high, end[known]), alternative),
+        Layer(network, TimeSet.of(begin[bare], end[bare]), (inside, *alternative)),
     ]
     guess &= cuts.point_ns[row[known]] >= 0
     return layers, TimeSet.of(begin[known][guess], end[known][guess])

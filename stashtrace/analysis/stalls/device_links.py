@@ -18,7 +18,7 @@ from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_layers
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
-from stashtrace.analysis.stalls.index import Layer, Tagged, TraceIndex
+from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import StallKind
@@ -31,7 +31,7 @@ class LinkTime:
     """Layers in order, the straggler time with the awaited rank, and the link time that an estimate divides."""
 
     layers: list[Layer]
-    late: Tagged
+    late: LabelledIntervals
     estimated: TimeSet
 
 
@@ -71,7 +71,7 @@ def link_layers(
         bare = TimeSet(bare.begin[~early], bare.end[~early])
         parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
     if not parts:
-        return LinkTime([], Tagged(int64([]), int64([]), int64([])), TimeSet.empty())
+        return LinkTime([], LabelledIntervals(int64([]), int64([]), int64([])), TimeSet.empty())
     begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     known = row >= 0
     default = int(devices.matched.link[own[0]]) if len(own) else INSIDE
@@ -85,7 +85,7 @@ def link_layers(
     return LinkTime(layers, late, estimated)
 
 
-def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], Tagged, TimeSet]:
+def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
     matched = index.on_devices.matched
     late_end = np.clip(matched.last_enter_ns[row], begin, end)
     is_late = late_end > begin
@@ -94,8 +94,8 @@ def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[l
     estimated: list[TimeSet] = []
     for unsure in (False, True):
         of = matched.partial[row] == unsure
-        doubt: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
-        made, guessed = transfer_layers(index, late_end[of], end[of], row[of], matched.link[row][of], doubt)
+        alternative: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
+        made, guessed = transfer_layers(index, late_end[of], end[of], row[of], matched.link[row][of], alternative)
         layers += made
         estimated.append(guessed)
     return layers, late, TimeSet.united(*estimated)
@@ -124,19 +124,19 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     return TimeSet.united(*parts)
 
 
-def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> Tagged:
+def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> LabelledIntervals:
     """Return tagged pieces without overlaps; the earlier piece keeps the time."""
     if len(begin) == 0:
-        return Tagged(int64([]), int64([]), int64([]))
+        return LabelledIntervals(int64([]), int64([]), int64([]))
     order = order_by(begin, end, tag)
     begin, end, tag = begin[order], end[order], tag[order]
     passed = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
     begin = np.maximum(begin, passed)
     keep = end > begin
-    return Tagged(int64(begin[keep]), int64(end[keep]), int64(tag[keep]))
+    return LabelledIntervals(int64(begin[keep]), int64(end[keep]), int64(tag[keep]))
 
 
-def only_within(late: Tagged, time: TimeSet) -> Tagged:
+def only_within(late: LabelledIntervals, time: TimeSet) -> LabelledIntervals:
     """Return the straggler time inside a set of times."""
     begin, end, row = time.pieces(late.begin, late.end)
-    return Tagged(begin, end, late.tag[row])
+    return LabelledIntervals(begin, end, late.tag[row])

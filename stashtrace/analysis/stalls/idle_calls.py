@@ -112,7 +112,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
 def _perhaps_idle(made: RankLayers) -> TimeSet:
     """Return the time in which a device waits, or may wait, for its host."""
     time = made.painted()
-    may = np.array([bool({x.kind, *x.doubts} & set(_HOST_KINDS)) for x in made.layers], dtype=bool)[time.tag]
+    may = np.array([bool({x.kind, *x.alternatives} & set(_HOST_KINDS)) for x in made.layers], dtype=bool)[time.tag]
     return TimeSet.of(time.begin[may], time.end[may])
 
 

@@ -46,16 +46,17 @@ _NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 class Layer:
     """Time of one kind, unless an earlier layer of the rank covers it.
 
-    ``doubts`` are the kinds it may have instead: they lower ``low_ns`` of this kind and raise ``high_ns`` of those.
+    ``alternatives`` are the kinds it may have instead: they lower ``low_ns`` of this kind and raise
+    ``high_ns`` of those.
     """
 
     kind: StallKind
     time: TimeSet
-    doubts: tuple[StallKind, ...] = ()
+    alternatives: tuple[StallKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class LabelledIntervals:
     """Sorted, disjoint intervals with a number each."""
 
     begin: Int64
@@ -72,7 +73,7 @@ class RankLayers:
     #: Together they cover the life of the rank; time without a layer is ``other``.
     layers: list[Layer]
     #: Straggler time with the awaited rank.
-    late: Tagged
+    late: LabelledIntervals
     #: Where another method than ``method`` made the layers.
     segments: tuple[tuple[str, TimeSet], ...] = ()
     #: Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
@@ -80,14 +81,14 @@ class RankLayers:
     #: had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next work).
     beside: dict[str, TimeSet] = field(default_factory=dict)
 
-    def painted(self) -> Tagged:
+    def painted(self) -> LabelledIntervals:
         """Return the time of the rank, cut by layers; the tag is the place of the layer."""
-        return Tagged(*intervals.paint([(layer.time.begin, layer.time.end) for layer in self.layers]))
+        return LabelledIntervals(*intervals.paint([(layer.time.begin, layer.time.end) for layer in self.layers]))
 
-    def painted_kinds(self) -> Tagged:
+    def painted_kinds(self) -> LabelledIntervals:
         """Return the time of the rank by kind; the tag is a number of :class:`StallKind`."""
         time = self.painted()
-        return Tagged(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
+        return LabelledIntervals(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
 
     def time_of(self, *kinds: StallKind) -> TimeSet:
         """Return the time that the budget gives to some kinds."""

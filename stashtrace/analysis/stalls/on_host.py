@@ -21,7 +21,7 @@ from stashtrace.analysis.stalls.collectives import (
     in_flight_heads,
     own_collectives,
 )
-from stashtrace.analysis.stalls.index import READ_OPS, Layer, RankLayers, Tagged, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.index import READ_OPS, LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.updates import runs_closure
 from stashtrace.schema.groupby import GroupBy
@@ -144,7 +144,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 def _beside_unread_device(layer: Layer) -> Layer:
     """Return a layer of a rank whose device is not seen: the host does not show whether the device worked or waited."""
-    return Layer(layer.kind, layer.time, (*layer.doubts, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
+    return Layer(layer.kind, layer.time, (*layer.alternatives, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
 
 
 def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
@@ -164,14 +164,14 @@ def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
 
 def _beside_collectives(
     index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
-) -> tuple[list[Layer], Tagged]:
+) -> tuple[list[Layer], LabelledIntervals]:
     """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
 
     It is unknown whether the thread was blocked on it. Nothing shows that it worked, so the point is the link, or the
     late rank, and any part may be ``python`` or ``other``, or ``compute`` where operators were not recorded. Also
     return the ranks that it would have waited for.
     """
-    nobody = Tagged(int64([]), int64([]), int64([]))
+    nobody = LabelledIntervals(int64([]), int64([]), int64([]))
     rows, call, end = own_collectives(index, thread)
     host = (index.trace.collectives["source_code"][rows] == CollectiveSource.HOST) & ~index.timed_on_device[rows]
     if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
@@ -186,7 +186,7 @@ def _beside_collectives(
     layers, late, _ = collective_layers(index, blocked)
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
-    return [Layer(x.kind, x.time, (*x.doubts, *unsure)) for x in layers], late
+    return [Layer(x.kind, x.time, (*x.alternatives, *unsure)) for x in layers], late
 
 
 def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
@@ -283,7 +283,7 @@ def gap_layers(
     """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
 
     What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
-    the operators of the step: it is ``compute``, with ``python`` as its doubt, unless annotations
+    the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
     ``are_compute``.
     """
     ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)

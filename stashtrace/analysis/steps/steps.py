@@ -28,7 +28,7 @@ from stashtrace.schema.events import STEPS
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, PhaseFlag, SpanKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace, kept_with_trace
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 #: Steps at the head of a run that are left out by default, and the length that marks further ones.
 WARMUP_STEPS, WARMUP_FACTOR = 5, 3
@@ -42,7 +42,7 @@ _EDGE_FACTORS = (1.5, 0.2, 3.0)
 _MOST_DIGITS = 15
 
 
-@kept_with_trace
+@cached_on_trace
 def steps(trace: Trace) -> Table:
     """Find the steps of every rank and number them alike on all ranks.
 
@@ -98,7 +98,7 @@ def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
     return np.asarray(GroupBy(steps["rank"], steps["step"]).find(rows["rank"], rows["step"]) >= 0, dtype=np.bool_)
 
 
-@kept_with_trace
+@cached_on_trace
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
     ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
@@ -115,7 +115,7 @@ def host_steps(trace: Trace) -> Table:
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
-@kept_with_trace
+@cached_on_trace
 def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
     """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""
     rows, devices = _Rows(trace), DeviceSteps(trace)

@@ -10,7 +10,7 @@ import numpy as np
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
-from stashtrace.schema.trace import Trace, kept_with_trace
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 #: Weights of the evidence that a thread drives the loop: one update outweighs any number of forwards.
 _UPDATE, _MARK, _OTHER, _ROLE = 1 << 40, 1 << 30, 1 << 2, 1
@@ -27,7 +27,7 @@ class StepThread:
     end_ns: int
 
 
-@kept_with_trace
+@cached_on_trace
 def step_threads(trace: Trace) -> tuple[StepThread, ...]:
     """One StepThread per rank, ascending.
 
@@ -70,7 +70,7 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
     return _with_lives(trace, best)
 
 
-@kept_with_trace
+@cached_on_trace
 def threads_without_steps(trace: Trace) -> tuple[StepThread, ...]:
     """Return the thread with the most collectives of each rank that has none in ``step_threads``, ascending.
 

@@ -52,7 +52,7 @@ _HINT = "`stashtrace check --help` shows the options"
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace check``."""
-    from stashtrace.analysis.compare.facts import DECIDING
+    from stashtrace.analysis.compare.job_identity import DECIDING
 
     parser = Parser(
         "check",

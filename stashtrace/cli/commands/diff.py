@@ -125,7 +125,7 @@ def _by_stalls(
 
 def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, list[str]]:
     """Compare the work on devices of two runs."""
-    from stashtrace.analysis.compare.facts import job_facts
+    from stashtrace.analysis.compare.job_identity import job_facts
     from stashtrace.analysis.devices.kernels import kernel_diff
     from stashtrace.summary.compare import jobs_lines, kernel_verdict
 

@@ -67,8 +67,8 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     recorded of them (see :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of
     rows of the losses table.
     """
-    from stashtrace.analysis.findings.facts import ranks_of_hosts
     from stashtrace.analysis.findings.losses import losses_of
+    from stashtrace.analysis.findings.summary_input import ranks_of_hosts
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.calibration.file import load_calibration
     from stashtrace.cli.loading import read_runs
-    from stashtrace.report.facts import report_facts
+    from stashtrace.report.document import report_facts
     from stashtrace.report.page import markdown, page
 
     if arguments.calibration:

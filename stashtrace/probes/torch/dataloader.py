@@ -50,7 +50,7 @@ def install(dataloader: ModuleType) -> None:
     global _worker_is_known
     process_data = getattr(multi, "_process_data", None)
     _worker_is_known = process_data is not None and len(inspect.signature(process_data).parameters) > 2
-    patching.replace(COLLECTOR, multi, "_process_data", told_worker)
+    patching.replace(COLLECTOR, multi, "_process_data", wrap_process_data)
     patching.replace(COLLECTOR, dataloader._DatasetKind, "create_fetcher", _create_fetcher)
     patching.replace(COLLECTOR, tools.pin_memory, "pin_memory", _pin_memory)
     patching.replace(COLLECTOR, tools.pin_memory, "_pin_memory_loop", _pin_memory_loop)
@@ -195,7 +195,7 @@ def _emit_epoch(begin: int, end: int, loader_id: int, batches: int) -> None:
     _emit_span(begin, end, loader_id, batches, recorder.intern("DataLoader"), kind)
 
 
-def told_worker(original: Any) -> Any:
+def wrap_process_data(original: Any) -> Any:
     """Wrap ``_process_data``, which knows the worker that made the batch."""
 
     def _process_data(self: Any, data: Any, *rest: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 from stashtrace.record.environment import untraced_environment
 from stashtrace.record.launchers import launchers
-from stashtrace.run_facts import GPU_INVENTORY, json_object, sound_facts
+from stashtrace.run_facts import GPU_INVENTORY, json_object, valid_facts
 
 #: What to do where the package is missing.
 INSTALL = "`pip install 'stashtrace[gpu]'`"
@@ -88,7 +88,7 @@ class InventoryReader:
             output.seek(0)
             text = output.read()
         try:
-            facts = sound_facts({GPU_INVENTORY: json_object(text)})
+            facts = valid_facts({GPU_INVENTORY: json_object(text)})
         except ValueError:
             return {"error": "the process that asked NVML ended without an answer"}
         inventory: dict[str, Any] = facts.get(GPU_INVENTORY, {"error": "NVML gave an answer that makes no sense"})

@@ -19,10 +19,10 @@ from stashtrace.analysis.findings.ending.claims import ending_claims
 from stashtrace.analysis.findings.lateness.in_words import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.late.on_files import on_file
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.stragglers.on_files import on_file
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.changes import BUCKET, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
@@ -159,7 +159,7 @@ def first_changes(trace: Trace) -> Table:
     present, count = _recorded(trace)
     if present < count and len(trace.collectives):  # one of the others may be as late
         chosen = [replace(one, low_ns=0.0) for one in chosen]
-    if shows_no_waits(trace):
+    if shows_no_waits(trace) or (is_imported(trace) and not len(trace.waits)):
         chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 

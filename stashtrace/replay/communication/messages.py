@@ -20,10 +20,10 @@ from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.instances import HUNG, PARTIAL, Instances, instances
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.instances import HUNG, PARTIAL, Instances, instances
 from stashtrace.calibration.lines import Floats
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts

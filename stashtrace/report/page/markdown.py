@@ -22,7 +22,7 @@ _WAITS, _SLOW, _TRANSFERS = 5, 5, 6
 def markdown(facts: dict[str, Any]) -> str:
     """Return the Markdown of a report: verdicts, budget, waits, slow steps, links, trust; the rest is folded in.
 
-    ``facts``: as :func:`stashtrace.report.facts.report_facts` returns it.
+    ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
     """
     blocks = [
         "## " + code(facts["path"]).join(title_around(facts)),

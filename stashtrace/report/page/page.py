@@ -14,7 +14,7 @@ from stashtrace.report.page.words import sentence, title_around
 def page(facts: dict[str, Any]) -> str:
     """Return the HTML of a report.
 
-    ``facts``: as :func:`stashtrace.report.facts.report_facts` returns it.
+    ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
     """
     parts = [
         ("verdict", "What slows it down", verdict_part(facts)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stashtrace.analysis.compare.facts import FIELDS, job_facts
+from stashtrace.analysis.compare.job_identity import FIELDS, job_facts
 from stashtrace.analysis.compare.steps_of_run import steps_of_run
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.samples import FACT

@@ -12,12 +12,12 @@ from summary.scenes import Verdict, job, verdicts
 from wait_chains import Job, on, pipeline_of
 
 from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.facts import gather
 from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.rows import Claim, tables_of
-from stashtrace.analysis.late.late import late
-from stashtrace.analysis.late.on_files import longer_on_file
+from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.stragglers.late import late
+from stashtrace.analysis.stragglers.on_files import longer_on_file
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

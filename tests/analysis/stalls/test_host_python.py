@@ -10,8 +10,8 @@ from analysis.table_text import stall_text
 from builders import MS, ProcessBuilder, TraceBuilder
 from summary.scenes import Verdict, verdicts
 
-from stashtrace.analysis.late.late import late
 from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.stragglers.late import late
 from stashtrace.schema.kinds import IoOp, WaitOp
 from stashtrace.schema.trace import Trace
 

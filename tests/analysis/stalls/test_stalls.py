@@ -195,7 +195,7 @@ CASES = {
         """,
         "0 0: compute 5, other 5",
     ),
-    "a gap without clocks is python, with doubts": (
+    "a gap without clocks is python, with alternatives": (
         """
         rank 0 phase  : F..BO
         """,

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.intervals import Int64, window_at
-from stashtrace.analysis.late.surplus import compared_steps
 from stashtrace.analysis.steps.steps import host_steps, in_steps
+from stashtrace.analysis.stragglers.surplus import compared_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.analysis.late.late import late
-from stashtrace.analysis.late.surplus import GROUPS
+from stashtrace.analysis.findings.summary_input import RunFacts
+from stashtrace.analysis.stragglers.late import late
+from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.units import ranks_in

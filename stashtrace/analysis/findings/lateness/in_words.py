@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RunFacts
+from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.lateness import costliest
 from stashtrace.analysis.findings.lateness.culprits import (
     Blame,
@@ -27,7 +26,8 @@ from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.lateness.staging import pipeline_claims
 from stashtrace.analysis.findings.lateness.unlike import Unlike, unlike_ranks
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.late.surplus import EXPLAINS_RATIO
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
+from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO
 from stashtrace.units import ranks_text
 
 #: Largest number of claims about late ranks.

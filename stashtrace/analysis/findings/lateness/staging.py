@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RankFacts, RunFacts
 from stashtrace.analysis.findings.lateness.culprits import Blame, lost_operation, name_behind
 from stashtrace.analysis.findings.lateness.in_words import kind_in_words
 from stashtrace.analysis.findings.lateness.noise import stands_out_of_noise
 from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.late.cause_names import Named
-from stashtrace.analysis.late.causes import CAUSES, rank_times
-from stashtrace.analysis.late.on_files import longer_on_file
-from stashtrace.analysis.late.roots import Floats
-from stashtrace.analysis.late.stages import Stages, stages_of
-from stashtrace.analysis.late.surplus import GROUPS
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.cause_names import Named
+from stashtrace.analysis.stragglers.causes import CAUSES, rank_times
+from stashtrace.analysis.stragglers.on_files import longer_on_file
+from stashtrace.analysis.stragglers.roots import Floats
+from stashtrace.analysis.stragglers.stages import Stages, stages_of
+from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.schema.trace import HOST_NOT_RECORDED
 from stashtrace.units import ranks_text
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.lateness.noise import noise_of, stands_out_of_noise
 from stashtrace.analysis.findings.losses import cut_ranks
-from stashtrace.analysis.late.roots import Floats
-from stashtrace.analysis.late.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
+from stashtrace.analysis.findings.summary_input import RunFacts
+from stashtrace.analysis.stragglers.roots import Floats
+from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.schema.groupby import GroupBy
 
 #: Whole steps hold noise of all kinds: work in them stands out if it is so many times as long as it varies.

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
-from stashtrace.analysis.late.on_files import as_one_database
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.on_files import as_one_database
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 from stashtrace.schema.stall_kinds import COLUMN_OF

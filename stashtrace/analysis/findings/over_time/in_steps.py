@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.facts import RunFacts
 from stashtrace.analysis.findings.losses import cut_ranks
 from stashtrace.analysis.findings.over_time.changes import changed_steps
 from stashtrace.analysis.findings.over_time.claims import how_changed
 from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS

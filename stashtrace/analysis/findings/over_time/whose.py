@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.over_time.behind import NOTHING, Cause, behind
 from stashtrace.analysis.findings.over_time.series import Floats
-from stashtrace.analysis.late.on_files import OnFile, on_file
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.stragglers.on_files import OnFile, on_file
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.placement import UNEQUAL, lines_of, stages_of_messages
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.stragglers.placement import UNEQUAL, lines_of, stages_of_messages
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.table import Table

@@ -8,8 +8,8 @@ import pytest
 from interleaved import BACKWARD_MS, FORWARD_MS, breadth_first, interleaved
 from wait_chains import MS, Job, none, pipeline_of
 
-from stashtrace.analysis.late.stages import Stages, stages_of
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stragglers.stages import Stages, stages_of
 from stashtrace.schema.trace import Trace
 
 

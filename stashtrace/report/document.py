@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings.facts import RunFacts, gather
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.replay.advice.first_changes import what_to_do_first

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.causes import CAUSES
-from stashtrace.analysis.late.roots import UNKNOWN, Floats, roots_of
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, steps
+from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.analysis.stragglers.roots import UNKNOWN, Floats, roots_of
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy

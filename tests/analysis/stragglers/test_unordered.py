@@ -9,7 +9,7 @@ from summary.scenes import worded
 
 from stashtrace.analysis.collectives.waits import collectives
 from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims
-from stashtrace.analysis.late.stragglers import stragglers
+from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.schema.trace import Trace
 
 #: By how much rank 1 calls after rank 0, one collective each.

@@ -21,9 +21,12 @@ from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.late.cause_names import Named, Namer, Window
-from stashtrace.analysis.late.causes import CAUSES, Causes, causes
-from stashtrace.analysis.late.instances import (
+from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.steps.steps import step_at_any
+from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
+from stashtrace.analysis.stragglers.causes import CAUSES, Causes, causes
+from stashtrace.analysis.stragglers.instances import (
     CLOCK,
     DURATION,
     HUNG,
@@ -33,9 +36,6 @@ from stashtrace.analysis.late.instances import (
     instances,
     launch_skews,
 )
-from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
-from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col

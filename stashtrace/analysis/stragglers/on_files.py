@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.late.surplus import compared_steps
 from stashtrace.analysis.stalls.batches import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.stragglers.surplus import compared_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag, IoOp, StallKind
 from stashtrace.schema.table import Table

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.late.causes import BEFORE, CAUSES, RankTimes, rank_times
-from stashtrace.analysis.late.waits import Waits, waits_of
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, rank_times
+from stashtrace.analysis.stragglers.waits import Waits, waits_of
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.trace import Trace, kept_with_trace
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Roots:
         return np.asarray(longer[self.root] * self.part_ns[:, None])
 
 
-@kept_with_trace
+@cached_on_trace
 def roots_of(trace: Trace) -> Roots:
     """Follow the waits of all ranks.
 

@@ -18,7 +18,6 @@ from stashtrace.analysis.findings.over_time.changes import changes_of
 from stashtrace.analysis.findings.rows import BUDGETS
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.late.on_files import OnFile
 from stashtrace.analysis.stalls.agreement import agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -28,6 +27,7 @@ from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
 from stashtrace.analysis.steps.steps import in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.stragglers.on_files import OnFile
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag

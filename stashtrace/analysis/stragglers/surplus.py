@@ -15,9 +15,9 @@ from functools import reduce
 
 import numpy as np
 
-from stashtrace.analysis.late.causes import BEFORE, CAUSES, COMPARED, rank_times
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, COMPARED, rank_times
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

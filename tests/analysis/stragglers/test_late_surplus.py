@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from analysis.late.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
+from analysis.stragglers.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
 from builders import MS
 from wait_chains import data_parallel
 
-from stashtrace.analysis.late.causes import CAUSES
-from stashtrace.analysis.late.surplus import GROUPS, surplus_over_peers
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.analysis.stragglers.surplus import GROUPS, surplus_over_peers
 from stashtrace.schema.trace import Trace
 
 

@@ -18,11 +18,11 @@ from wait_chains import (
     two_barriers,
 )
 
-from stashtrace.analysis.late.roots import roots_of
-from stashtrace.analysis.late.stages import stages_of
-from stashtrace.analysis.late.waits import waits_of
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stragglers.roots import roots_of
+from stashtrace.analysis.stragglers.stages import stages_of
+from stashtrace.analysis.stragglers.waits import waits_of
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 
