@@ -12,6 +12,7 @@ import pytest
 from builders import MS, TraceBuilder
 from replay.loader_jobs import Job
 from wait_chains import Job as Chain
+from wait_chains import data_parallel, noisy, on, through_a_server
 
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.registry import analyze
@@ -265,3 +266,19 @@ def test_json_has_the_headline_and_the_changes(stored: str, capsys: pytest.Captu
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
     saved = answer["replayed_ns"] - answer["high_ns"], answer["replayed_ns"] - answer["low_ns"]
     assert change["saved_low_ns"] <= saved[0] <= saved[1] <= change["saved_high_ns"] * 1.001
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_that_are_late_by_chance_are_not_named(seed: int) -> None:
+    """In 24 steps that vary by 8 ms, 3 ms more of one of three ranks are within what chance does."""
+    varies = noisy(seed, 8)
+    trace = data_parallel(lambda step, rank: varies(step, rank) + 3 * (rank == 1), ranks=3, steps=24)
+    assert all(row["change"] != "straggler=0" for row in first_changes(trace).rows())
+
+
+def test_a_server_without_steps_is_recorded() -> None:
+    """What it does is known, so the saving is sure: both trainers work for 31 ms, and rank 2 sleeps for 15."""
+    rows = list(first_changes(through_a_server(on(2, 15))).rows())
+    [late] = [row for row in rows if row["change"] == "straggler=0"]
+    assert (late["rank"], late["kind"], late["sure"]) == (2, "other", "sure")
+    assert late["saved_low_ns"] <= 15 * MS <= late["saved_high_ns"] * 1.01

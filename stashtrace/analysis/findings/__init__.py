@@ -16,7 +16,7 @@ from stashtrace.analysis.findings.rows import tables_of
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.findings.summary_input import budgets as budgets_of
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Summary:
         return cls(budgets_of(facts), *tables_of(claims_of(facts)))
 
 
+@cached_on_trace
 def summarize(trace: Trace) -> Summary:
     """Compute the three tables at the cost of one."""
     return Summary.of(gather(trace))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table, is_imported
+from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.ending.claims import ending_claims
 from stashtrace.analysis.findings.lateness.in_words import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
@@ -22,6 +23,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.analysis.stragglers.on_files import on_file
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.changes import BUCKET, KEPT, Change
@@ -154,6 +156,8 @@ def first_changes(trace: Trace) -> Table:
     if is_imported(trace):  # whether time without a record was a wait is not known
         answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
     chosen = _chosen(graph, answers, buckets)
+    if any(one.change.quantity == "straggler" and one.sure != "sure" for one in chosen) and _is_by_turns(trace):
+        chosen = _chosen(graph, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
     present, count = _recorded(trace)
@@ -164,13 +168,21 @@ def first_changes(trace: Trace) -> Table:
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 
 
+def _is_by_turns(trace: Trace) -> bool:
+    """Return True if no rank stands out among the late ones: what chance does one of them need not do another time."""
+    found = summarize(trace)
+    late = (found.findings["section"] == "verdict") & (found.findings["kind"] == "late")
+    unlike = found.evidence["finding_id"][found.evidence["code"] == "unlike_rank"]
+    stands_out = (found.findings["cause_rank"] >= 0) | np.isin(found.findings["finding_id"], unlike)
+    return not (late & stands_out).any()
+
+
 def _recorded(trace: Trace) -> tuple[int, int]:
-    """Return of how many ranks steps are recorded, and how many ranks the job has as far as is known."""
+    """Return of how many ranks the work is recorded, and how many ranks the job has as far as is known."""
     groups = group_table(trace).values()
     members = {rank for group in groups for rank in group.members.tolist()}
-    return len(np.unique(find_steps(trace)["rank"])), max(
-        int(trace.processes["world_size"].max(initial=-1)), len(members)
-    )
+    present = {*find_steps(trace)["rank"].tolist(), *(thread.rank for thread in threads_without_steps(trace))}
+    return len(present), max(int(trace.processes["world_size"].max(initial=-1)), len(members))
 
 
 def _others_unknown(trace: Trace) -> str:
