@@ -51,7 +51,7 @@ QUESTIONS = {
     "findings": 6,
     "graph": 6,
     "io": 5,
-    "late": 5,
+    "stragglers": 5,
     "compare": 4,
     "links": 4,
     "stalls": 3,
