@@ -108,7 +108,8 @@ def native_failure(error: Exception) -> CaptureError:
             f"the recorder cannot be loaded: it was built for a newer glibc than this system's {libc}",
             hint="wheels need glibc 2.28 or newer; `pip install --no-binary stashtrace stashtrace` builds it here",
         )
-    if "cannot import name" in str(error):
+    # By ``from stashtrace import _native``, and by ``from stashtrace._native import ...``.
+    if "cannot import name" in str(error) or isinstance(error, ModuleNotFoundError):
         python = f"{sys.implementation.cache_tag}{sys.abiflags}"
         return CaptureError(
             f"the recorder cannot be loaded: it is not built for this Python ({python})", hint=BUILD_HINT
