@@ -86,8 +86,8 @@ def prepare_directory(
 
     ``out``: the user's choice; by default ``./stash-MMDD-HHMMSS``, or ``./stash-JOB`` if the job has a name. ``job``:
     the job that this launcher is a part of. ``now``: time for the default name. ``overwrite``: replace another run in
-    ``out``. Returns absolute. Raises CaptureError if the directory cannot be written, is full, or holds another run, or
-    to overwrite it would remove other files.
+    ``out``. The path is absolute. Raises CaptureError if the directory cannot be written, is full, or holds another
+    run, or to overwrite it would remove other files.
     """
     if out is None:
         path = _make_default(job, now or time.localtime())

@@ -74,7 +74,7 @@ class GroupWitness:
 
         ``number``, ``sender``: signal, and process id of its sender; 0 for the kernel and for senders outside our pid
         namespace. ``by_terminal``: whether the kernel itself sent it; decides where there is no witness. Returns
-        whether the job has got it, as far as it is in our group.
+        True if the job has got it, as far as it is in our group.
         """
         begin_s = time.monotonic()
         while True:

@@ -30,7 +30,7 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
     """Copy the wanted files of a remote directory and of the folders in it.
 
     ``url``: the remote directory. ``directory``: where the copies go; made if missing. ``wanted``: called with the name
-    of each file; returns whether to copy it. ``progress``: see :data:`Progress`. Returns the copies. Raises UsageError
+    of each file; returns whether to copy it. ``progress``: see :data:`Progress`. Returns their paths. Raises UsageError
     if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if no file is wanted, or the
     directory cannot be read.
     """

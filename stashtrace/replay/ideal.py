@@ -93,7 +93,7 @@ def _entries(graph: Graph) -> Int64:
 def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
     """Find the transfer that the rank of each of these nodes entered next.
 
-    Returns index of the transfer, -1 if there is none. entries by their transfer.
+    Returns the index of the transfer, -1 if there is none, and the entries by their transfer.
     """
     edges = _entries(graph)
     source, transfers = graph.source[edges], GroupBy(graph.target[edges])

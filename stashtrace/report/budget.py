@@ -92,7 +92,7 @@ def alike(values: Floats) -> list[tuple[Ints, bool]]:
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
     near that median, the first row that is left is the middle.
 
-    Returns the largest group first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need
+    The largest group comes first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need
     not be alike.
     """
     left = np.arange(len(values))

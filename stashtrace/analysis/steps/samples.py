@@ -47,8 +47,8 @@ def step_samples(
 ) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
 
-    ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. Returns as many as there
-    are steps, in their order; empty if a loader that fed one of them does not say.
+    ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as
+    the steps, in their order; empty if a loader that fed one of them does not say.
     """
     order = np.argsort(steps["begin_ns"], kind="stable")
     begin, end = steps["begin_ns"][order], steps["end_ns"][order]

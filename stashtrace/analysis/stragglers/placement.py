@@ -114,7 +114,7 @@ def stages_of_messages(line: Line, computed: float, fills_once: bool) -> tuple[i
     ``computed``: backward computations of a rank in a step, one for each micro-batch and stage; 0 if unknown.
     ``fills_once``: of two ranks, the first takes in all micro-batches before any comes back, or the usual two. Where it
     holds several stages, it takes in more when the first ones have gone through its first stage. Two micro-batches that
-    go through several stages of two ranks look as more that go through one of each. Returns none if the messages are no
+    go through several stages of two ranks look as more that go through one of each. None if the messages are no
     whole numbers of micro-batches.
     """
     if line.back > 0:

@@ -70,7 +70,7 @@ class Stages:
 def stages_of(trace: Trace, steps: Table) -> Stages | None:
     """Find the stages of a job: those that its ranks state, else by which ranks send to each other in both ways.
 
-    ``trace``: needs steps. ``steps``: rows of ``steps``; messages are counted in these. Returns none if the job has no
+    ``trace``: needs steps. ``steps``: rows of ``steps``; messages are counted in these. None if the job has no
     pipeline, or none whose messages say how many micro-batches it has.
     """
     sent = _Sent.of(trace, steps)

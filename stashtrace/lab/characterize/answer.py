@@ -258,9 +258,9 @@ def characterization_in(path: Path) -> tuple[CheckedFile, dict[str, Any]]:
 def run_of_all_ranks(folder: Path) -> tuple[Path, Estimate | None]:
     """Choose the run that a model is fitted to: all ranks of one host, on synthetic data.
 
-    Returns of configuration 2, the one whose step time is nearest to the median. the interconnect stall; None if it was
-    not measured. Raises FormatError if the file is damaged, or knows nothing of its runs. Raises MissingDataError if
-    there is no such run, or it has been removed.
+    Returns the run of configuration 2 whose step time is nearest to the median, and the interconnect stall; None if it
+    was not measured. Raises FormatError if the file is damaged, or knows nothing of its runs. Raises MissingDataError
+    if there is no such run, or it has been removed.
     """
     answer = read_characterization(folder)
     runs = [(run.figures.step_ns, run.directory) for run in answer.runs_of(2) if run.figures is not None]

@@ -338,7 +338,7 @@ class Band:
 def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -> Band | tuple[Floats, Floats]:
     """Return the lines between limits or, if there is none, masks of the limits that contradict each other.
 
-    Returns the arrays mark the upper and lower limits that touch the line whose largest violation is smallest.
+    The masks mark the upper and lower limits that touch the line whose largest violation is smallest.
     """
     upper_at, lower_at = _hull(upper_time, upper), _hull(lower_time, -lower)
     ut, uv, lt, lv = upper_time[upper_at], upper[upper_at], lower_time[lower_at], lower[lower_at]

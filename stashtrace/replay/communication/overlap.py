@@ -192,8 +192,8 @@ def bucket_ends(
     buckets larger than those of the run are made of whole messages, and smaller ones divide messages anywhere.
 
     ``sizes_bytes``: messages of a backward pass. ``gradients_bytes``: in the order in which they are made.
-    ``recorded_bytes``: size of the run's buckets; by default a guess from the messages (:func:`divides`). Returns
-    messages were divided, and it is unknown where.
+    ``recorded_bytes``: size of the run's buckets; by default a guess from the messages (:func:`divides`). The second
+    value is True if messages were divided, and it is unknown where.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def rebucketed(
 ) -> tuple[Floats, Floats, bool]:
     """Regroup gradients into buckets of another size (:func:`bucket_ends`, :func:`ready_at`).
 
-    Returns of each bucket. messages were divided, and it is unknown where.
+    Returns when each bucket is ready, its size, and whether messages were divided, and it is unknown where.
 
     Examples
     --------

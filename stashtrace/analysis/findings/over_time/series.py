@@ -280,8 +280,8 @@ def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 
 def onset(values: Floats, found: Sequence[Stretch]) -> tuple[int, str]:
     """Return from which step on values differ to the end, and whether from one step to the next.
 
-    Returns place of the first of them. ``sudden``; ``gradual`` where they grow from there on; ``either`` where what is
-    left does not tell.
+    Returns the place of the first of them, and ``sudden``, ``gradual`` where they grow from there on, or ``either``
+    where what is left does not decide.
     """
     if len(found) < 2:
         return 0, "sudden"
