@@ -332,13 +332,17 @@ class _Watch:
             return sorted({*own, *adopted_processes(directory)})
 
         begin_s = time.monotonic()
+        was_empty = False
         while True:
             self._reap()
             left = living()
             waited_s = time.monotonic() - begin_s
-            if not left or waited_s >= grace_s:
+            # A child that replaces its program at this moment shows neither environment nor library: look once more.
+            may_begin = not left and not was_empty and bool(_children())
+            if (not left and not may_begin) or waited_s >= grace_s:
                 return left
-            if on_wait is not None and waited_s > 1.0:
+            was_empty = not left
+            if left and on_wait is not None and waited_s > 1.0:
                 on_wait(left)
                 on_wait = None
             info = signal.sigtimedwait(self._signals, _POLL_S)
