@@ -12,20 +12,16 @@ The statements of a program are those of tests/fakes/device_actor.cpp, the setti
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
-import socket
-import subprocess
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from native import native_build
-from traced import ROOT, TracedRun, _collect
+from traced import ROOT, TracedRun, run_facts, run_processes
 
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment
 from stashtrace.record.options import RecordOptions
@@ -179,47 +175,14 @@ def run_ranks(
         recorded = RecordOptions(collectors=collectors, **options)  # type: ignore[arg-type]
         base = traced_environment(base, recorded, run_dir=run_dir, run_id=run_id)
     base |= env or {}
-    facts = {
-        "format": 1,
-        "run_id": run_id,
-        "command": ["device_actor", "program"],
-        "host": socket.gethostname(),
-        "begin_realtime_ns": time.time_ns(),
-        "begin_monotonic_ns": time.monotonic_ns(),
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        "exit_code": None,
-        "signal": None,
-        "collectors": base.get("STASHTRACE_COLLECTORS", "").split(","),
-        "stashtrace_version": "test",
-        "launcher_pid": os.getpid(),
-    }
-    if traced:
-        (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-    processes = []
+    facts = run_facts(run_id, ["device_actor", "program"], base.get("STASHTRACE_COLLECTORS", "").split(","))
+    ranks_of_job = []
     for rank in range(ranks):
         file = directory / f"program{rank}.txt"
         file.write_text(program if isinstance(program, str) else program[rank], encoding="utf-8")
         own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        processes.append(
-            subprocess.Popen(
-                [str(build() / "bin/device_actor"), str(file)],
-                env=own,
-                cwd=directory,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
-    stdout, stderr, codes = _collect(processes, timeout_s)
-    if traced:
-        ended = {"end_realtime_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns(), "exit_code": codes[0]}
-        (run_dir / "run.json").write_text(json.dumps(facts | ended), encoding="utf-8")
-    if check:
-        for rank, code in enumerate(codes):
-            assert code == 0, f"rank {rank} ended with {code}\n{stdout[rank]}\n{stderr[rank][-4000:]}"
-    return TracedRun(run_dir, stdout, stderr, codes)
+        ranks_of_job.append(([str(build() / "bin/device_actor"), str(file)], own))
+    return run_processes(ranks_of_job, directory, facts if traced else None, timeout_s=timeout_s, check=check)
 
 
 def calls(directory: Path, library: str) -> dict[str, int]:

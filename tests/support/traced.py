@@ -19,7 +19,7 @@ import textwrap
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,20 +141,6 @@ def run_traced(
     run_id = uuid.uuid4().hex
     base = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES and not k.startswith("STASHTRACE_")}
     base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
-    facts: dict[str, Any] = {
-        "format": 1,
-        "run_id": run_id,
-        "command": ["python", "script.py"],
-        "host": socket.gethostname(),
-        "begin_realtime_ns": time.time_ns(),
-        "begin_monotonic_ns": time.monotonic_ns(),
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
-        "exit_code": None,
-        "signal": None,
-        "collectors": list(collectors or default_collectors()),
-        "stashtrace_version": "test",
-        "launcher_pid": os.getpid(),
-    }
     if traced:
         base = traced_environment(
             base,
@@ -167,9 +153,8 @@ def run_traced(
             run_dir=run_dir,
             run_id=run_id,
         )
-        (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     port = free_port()
-    processes = []
+    ranks_of_job = []
     for rank in range(ranks):
         own = base | {
             "RANK": str(rank),
@@ -178,22 +163,58 @@ def run_traced(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        processes.append(
-            subprocess.Popen(
-                [*python, str(file), *args],
-                env=own,
-                cwd=directory,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        ranks_of_job.append(([*python, str(file), *args], own))
+    facts = run_facts(run_id, ["python", "script.py"], collectors or default_collectors())
+    return run_processes(ranks_of_job, directory, facts if traced else None, timeout_s=timeout_s, check=check)
+
+
+def run_facts(run_id: str, command: list[str], collectors: Iterable[str]) -> dict[str, Any]:
+    """What ``stashtrace run`` writes into ``run.json`` when a job begins now."""
+    return {
+        "format": 1,
+        "run_id": run_id,
+        "command": command,
+        "host": socket.gethostname(),
+        "begin_realtime_ns": time.time_ns(),
+        "begin_monotonic_ns": time.monotonic_ns(),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        "exit_code": None,
+        "signal": None,
+        "collectors": list(collectors),
+        "stashtrace_version": "test",
+        "launcher_pid": os.getpid(),
+    }
+
+
+def run_processes(
+    ranks: Iterable[tuple[list[str], Mapping[str, str]]],
+    directory: Path,
+    facts: Mapping[str, Any] | None,
+    *,
+    timeout_s: float,
+    check: bool,
+) -> TracedRun:
+    """Run a command with an environment for each rank, and keep ``run.json`` as a launcher does if there are facts."""
+    run_dir = directory / "run"
+    if facts is not None:
+        (run_dir / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    processes = [
+        subprocess.Popen(
+            command,
+            env=own,
+            cwd=directory,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        for command, own in ranks
+    ]
     stdout, stderr, codes = _collect(processes, timeout_s)
-    if traced:
+    if facts is not None:
         ended = {"end_realtime_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns(), "exit_code": codes[0]}
-        (run_dir / "run.json").write_text(json.dumps(facts | ended), encoding="utf-8")
+        (run_dir / "run.json").write_text(json.dumps({**facts, **ended}), encoding="utf-8")
     if check:
         for rank, code in enumerate(codes):
             assert code == 0, f"rank {rank} ended with {code}\n{stdout[rank]}\n{stderr[rank][-4000:]}"

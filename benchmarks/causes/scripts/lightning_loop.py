@@ -9,14 +9,12 @@ a batch is collated, on the step thread.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from faults import Faults
+from framework import begin
 from lightning.pytorch.strategies import DDPStrategy
 from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -55,15 +53,7 @@ class Model(lightning.LightningModule):
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clock", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--fault", action="append", default=[])
-    options = parser.parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    watch = Stopwatch(options.clock, rank)
-    faults = Faults(options.fault, watch, world, options.clock)
+    options, world, watch, faults = begin(__doc__ or "")
 
     def collate(samples: list[Any]) -> Any:
         faults.strike("batch", watch.step)

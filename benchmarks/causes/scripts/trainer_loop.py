@@ -9,13 +9,11 @@ Points at which faults strike: ``forward`` where the loss is computed, ``log`` i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from faults import Faults
+from framework import begin
 from stopwatch import Stopwatch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -66,15 +64,7 @@ class EndOfStep(TrainerCallback):  # type: ignore[misc]
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clock", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--fault", action="append", default=[])
-    options = parser.parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    watch = Stopwatch(options.clock, rank)
-    faults = Faults(options.fault, watch, world, options.clock)
+    options, world, watch, faults = begin(__doc__ or "")
 
     def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         faults.strike("batch", watch.step)
