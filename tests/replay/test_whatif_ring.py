@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
+from wait_chains import PAIR
+from wait_chains import Job as Chain
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.graph import build
@@ -91,3 +94,48 @@ def test_who_waits_in_a_send_is_not_said_to_receive() -> None:
     (verdict,) = [row for row in document(summarize(ring()))["findings"] if row["kind"] == "late"]
     assert verdict["text"].startswith("rank 2 computes 40.0 ms a step longer than the others")
     assert "rank 1 waits for it in send, rank 3 for it in receive, and rank 0 for rank 3 in receive" in verdict["text"]
+
+
+def asked_late(steps: int = 24) -> Trace:
+    """Rank 0 sends two messages a step. Rank 1 waits a millisecond for one; for the other it asks after it has slept.
+
+    Rank 0 asks for the ends of both at the end of its step, when they have long been delivered.
+    """
+    job = Chain(2)
+    job.build.group([0, 1], group=PAIR, name="pair")
+    for step in range(steps):
+        begin = max(job.now.values())
+        job.now = dict.fromkeys(job.now, begin)
+        for rank in (0, 1):
+            job.compute(rank, 2)
+        sent = job.now[0]
+        asked = {0: sent + 26 * MS, 1: sent + 21 * MS}
+        # The second message is called when the first one has been delivered.
+        for place, (called, since, end) in enumerate(
+            ((sent, sent, sent + MS), (sent + MS, asked[1], asked[1] + 10_000)), start=2 * step
+        ):
+            ends = {0: asked[0] + 10_000, 1: end}
+            keys = {}
+            for rank, op in ((0, CollectiveOp.SEND), (1, CollectiveOp.RECEIVE)):
+                times = {rank: (called, ends[rank])}
+                keys |= job.build.collective(times, group=PAIR, sequence=place, op=op, peer_rank=1 - rank)
+            job.build.rank(1).collective_wait(keys[1], since, end)
+            job.build.rank(0).collective_wait(keys[0], asked[0], ends[0])
+        job.now[1] = sent + MS
+        job.sleep(1, 20)
+        job.now[1] = asked[1] + 10_000
+        job.compute(1, 5, "backward")
+        job.compute(0, 26, "backward")
+        job.now[0] = asked[0] + 10_000
+        for rank in (0, 1):
+            job.update(rank)
+    return job.trace()
+
+
+def test_a_message_takes_no_longer_because_it_is_asked_for_late() -> None:
+    """Both messages take a millisecond, as the one does that is waited for."""
+    graph = build(asked_late())
+    sizes = graph.work_ns[graph.is_transfer]
+    assert np.median(sizes) == pytest.approx(MS, abs=0.05 * MS)
+    assert sizes.max() < 1.1 * MS
+    assert graph.step_ns(graph.replay()).tolist() == graph.measured_step_ns.tolist()

@@ -21,6 +21,10 @@ from stashtrace.schema.table import Table
 IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 
 
+#: A thread that asks for the end of an operation and goes on so soon did not wait for it.
+_INSTANT_NS = 200_000
+
+
 @dataclass(frozen=True, slots=True)
 class Transfers:
     """Transfers by row of ``index.trace.collectives``."""
@@ -46,7 +50,8 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     operations = GroupBy(queue[rows], number[rows])
     group, first = operations.keys[0], rows[operations.first]
     enter = operations.max(np.maximum(matched.last_enter_ns, index.entered_ns)[rows])
-    done = operations.min(matched.end_ns[rows])
+    first_done = rows[operations.argmax(-matched.end_ns[rows])]
+    done = _unasked(enter, matched.end_ns[first_done], table["message_bytes"][first], _is_asked_late(index)[first_done])
     # Where a backend runs operations at the same time, one may end before another that was called first.
     alone = np.append(True, (group[1:] != group[:-1]) | (done[1:] < done[:-1]))
     begin = _queued(enter, done, alone)
@@ -64,6 +69,34 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     parts.edge(np.where(alone[1:], -1, nodes[:-1]), nodes[1:], EdgeKind.QUEUE)
     node[rows], end_of[rows] = nodes[operations.number], done[operations.number]
     return Transfers(node, end_of, matched.end_ns)
+
+
+def _is_asked_late(index: TraceIndex) -> npt.NDArray[np.bool_]:
+    """Return True for rows of ``collectives`` whose end was seen when a thread asked for it, which it did too late.
+
+    Of a send or a receive a backend may note the end only then: the message had arrived before.
+    """
+    table, waits = index.trace.collectives, index.trace.collective_waits
+    row = GroupBy(table["collective_key"]).row_of(waits["collective_key"])
+    asked = np.flatnonzero((row >= 0) & (waits["end_ns"] - waits["begin_ns"] < _INSTANT_NS))
+    row = row[asked]
+    seen = index.in_flight.end_ns[row] >= waits["begin_ns"][asked]
+    to_one_rank = np.isin(table["op_code"][row], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    late = np.zeros(len(table), dtype=bool)
+    late[row[seen & to_one_rank]] = True
+    return late
+
+
+def _unasked(enter: Int64, done: Int64, moved_bytes: Int64, is_late: npt.NDArray[np.bool_]) -> Int64:
+    """Return when messages were done; where that was seen too late, after what others of their size took at most."""
+    known = np.flatnonzero(~is_late)
+    if not len(known) or not is_late.any():
+        return done
+    sizes = GroupBy(moved_bytes[known])
+    at = np.searchsorted(sizes.values, moved_bytes)
+    same = np.append(sizes.values, -1)[at] == moved_bytes
+    took = np.append(sizes.median((done - enter)[known]), 0)[at]
+    return np.where(is_late & same, np.minimum(done, enter + took), done)
 
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
