@@ -183,7 +183,10 @@ def summary_of(path: Path, form: str, again: bool) -> str:
 
 def follow(member: Job, folder: Path, result: Judged) -> str:
     """Run the repaired job, and say what it saved beside what the summary advises."""
-    record.run_repaired(member, folder / "repaired")
+    try:
+        record.run_repaired(member, folder / "repaired")
+    except RuntimeError as error:  # says nothing of the recording, which is judged all the same
+        return f"the repaired job failed: {str(error).splitlines()[0]}"
     before = result.truth.step_ms if result.truth else 0.0
     after = truth.of_clocks(folder / "repaired" / "clock", ()).step_ms
     advice = re.search(r"do first:?\s*(.*?)(?:\n\s*\n|\Z)", result.text, re.S)
