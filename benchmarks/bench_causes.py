@@ -28,7 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -184,7 +184,9 @@ def summary_of(path: Path, form: str, again: bool) -> str:
 def follow(member: Job, folder: Path, result: Judged) -> str:
     """Run the repaired job, and say what it saved beside what the summary advises."""
     try:
-        record.run_repaired(member, folder / "repaired")
+        # It is recorded too, so that what the tracer costs stands on both sides.
+        shutil.rmtree(folder / "repaired", ignore_errors=True)
+        record.run(replace(member, arguments=member.repaired or ""), folder / "repaired")
     except RuntimeError as error:  # says nothing of the recording, which is judged all the same
         return f"the repaired job failed: {str(error).splitlines()[0]}"
     before = result.truth.step_ms if result.truth else 0.0

@@ -67,14 +67,6 @@ def run(job: Job, folder: Path) -> Path:
     return folder / "run"
 
 
-def run_repaired(job: Job, folder: Path) -> None:
-    """Run the repaired job without the tracer, its stopwatches in ``folder``/clock."""
-    folder.mkdir(parents=True, exist_ok=True)
-    code = _execute(command_of(job, job.repaired or "", folder / "clock"), folder, job)
-    if code:
-        raise RuntimeError(f"exit code {code}\n{(folder / 'log.txt').read_text(errors='replace')[-3000:]}")
-
-
 def _execute(command: list[str], folder: Path, job: Job) -> int:
     """Run a command in a session of its own, and kill it or its ranks where the job says so."""
     with open(folder / "log.txt", "wb") as output:
