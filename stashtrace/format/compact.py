@@ -386,7 +386,7 @@ def _check(path: str, checksums: list[int]) -> None:
     """Read back what was written: the head, every segment in its place, every payload."""
     with ByteFile(path) as source:
         head = read_head(source)
-        segments, skipped, torn = scan_segments(source, head)
+        segments, skipped, torn, _ = scan_segments(source, head.data_offset)
         found = [zlib.crc32(source.read(s.payload_offset, s.payload_bytes)) for s in segments]
     if skipped or torn or found != checksums or not head.merged:
         raise FormatError(f"{path} does not read back as written")

@@ -181,18 +181,19 @@ def field_table(text: bytes) -> tuple[Any, ...]:
 
 
 class Scan(NamedTuple):
-    """Segments of a file, and how many bytes are none: between segments, and after the last one."""
+    """Segments of a file, how many bytes are none (between them, after the last one), and where the last one ends."""
 
     segments: list[Segment]
     skipped_bytes: int
     torn_bytes: int
+    end_offset: int
 
 
-def scan_segments(source: ByteFile, head: FileHead) -> Scan:
-    """Read the headers of all segments; after a damaged one the scan goes on at the next sync word."""
+def scan_segments(source: ByteFile, begin_offset: int) -> Scan:
+    """Read the headers of all segments from an offset on; after a damaged one go on at the next sync word."""
     segments: list[Segment] = []
     skipped = torn = 0
-    offset = head.data_offset
+    offset = end = begin_offset
     while offset < source.size:
         segment = _segment_at(source, offset)
         if segment is None:
@@ -204,8 +205,8 @@ def scan_segments(source: ByteFile, head: FileHead) -> Scan:
             continue
         skipped, torn = skipped + torn, 0
         segments.append(segment)
-        offset = segment.payload_offset + padded(segment.payload_bytes)
-    return Scan(segments, skipped, torn)
+        offset = end = segment.payload_offset + padded(segment.payload_bytes)
+    return Scan(segments, skipped, torn, end)
 
 
 def _segment_at(source: ByteFile, offset: int) -> Segment | None:

@@ -61,12 +61,12 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     names = _list(path)
     stems = sorted({n.rpartition(".")[0] for n in names if n.endswith((".stash", ".ring"))})
     # File names begin with the pid, and pids start anew now and then: their order says nothing.
-    processes = sorted(_open_all(path, stems, strict, losses), key=_start_ns)
-    run = _run_json(path, losses, strict)
+    processes = sorted(_open_all(path, stems, strict, losses), key=start_ns)
+    run = read_run_facts(path, losses, strict)
     if not processes:
         raise _nothing_in(path, stems, losses)
     processes = _choose(path, run, processes, run_id)
-    _link_forks(processes)
+    link_forks(processes)
     if run_id is not None and not str(run.get("run_id", "")).startswith(run_id):
         run = {}
     if not run:
@@ -107,7 +107,8 @@ def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossRo
         raise newer
 
 
-def _start_ns(process: StashFile) -> int:
+def start_ns(process: StashFile) -> int:
+    """Return when a process started, by its wall clock; 0 if its file does not say."""
     started = process.metadata.get("start_realtime_ns")
     return started if isinstance(started, int) else 0
 
@@ -122,7 +123,11 @@ def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossRow]) -> F
     )
 
 
-def _run_json(path: str, losses: list[LossRow], strict: bool) -> dict[str, Any]:
+def read_run_facts(path: str, losses: list[LossRow], strict: bool = False) -> dict[str, Any]:
+    """Return the content of ``run.json`` of a directory, empty if there is none; damage becomes a loss.
+
+    Raises FormatError on damage with ``strict``.
+    """
     try:
         return read_facts(os.path.join(path, RUN_FILE))
     except FileNotFoundError:
@@ -134,7 +139,7 @@ def _run_json(path: str, losses: list[LossRow], strict: bool) -> dict[str, Any]:
         return {}
 
 
-def _link_forks(processes: Sequence[StashFile]) -> None:
+def link_forks(processes: Sequence[StashFile]) -> None:
     """Give each forked child its parent, whose string ids are valid in the child too."""
 
     def identity(facts: Mapping[str, Any], pid: str, incarnation: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import itertools
 import os
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
 #: Bytes of a text that one row of ``string_part`` holds.
 PART_BYTES = 56
+
+
+#: (collector, reason, severity, advice)
+_Loss = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,11 @@ class StashFile:
         self.name = os.path.basename(path).removesuffix(".stash")
         self.strict = strict
         self._ring: RingImage | None = None
-        self._losses: Counter[tuple[str, str, int, str]] = Counter()
+        self._losses: Counter[_Loss] = Counter()
+        #: Those that the ring tells of, and texts that lack parts.
+        self._ring_losses: Counter[_Loss] = Counter()
         #: Rows that are there and cannot be read; a merge carries them along.
-        self._unread: Counter[tuple[str, str, int, str]] = Counter()
+        self._unread: Counter[_Loss] = Counter()
         self._by_thread: dict[int, list[int]] | None = None  # numbers of segments
         self._row_counts: dict[str, int] | None = None
         self._own_texts: dict[int, str] | None = None
@@ -76,7 +82,7 @@ class StashFile:
             ring_error = error
         with ByteFile(path) as source:
             self.head: FileHead = read_head(source)
-            self.segments, skipped, torn = scan_segments(source, self.head)
+            self.segments, skipped, torn, self._scanned_to = scan_segments(source, self.head.data_offset)
             self.size_bytes = source.size
         if self.head.merged:
             self._ring = None
@@ -90,7 +96,11 @@ class StashFile:
             skipped += torn
         if skipped:
             self._damage("damaged_bytes", skipped, f"{self.name}.stash ends early or was damaged; the rest was read")
-        self._lane_ends = self._account_for_lanes()
+        #: Sequence after the last row of each lane in the file.
+        self._lane_ends: dict[tuple[int, int], int] = {}
+        self._account_for_segments(self.segments)
+        self._account_for_merged()
+        self._account_for_ring()
 
     @property
     def ring_path(self) -> str:
@@ -110,12 +120,12 @@ class StashFile:
     @property
     def losses(self) -> list[LossRow]:
         """Losses found so far; damaged payloads are found while rows are read."""
-        return [(c, r, s, n, a) for (c, r, s, a), n in (*self._losses.items(), *self._unread.items())]
+        return [*self.lasting_losses, *((c, r, s, n, a) for (c, r, s, a), n in self._unread.items())]
 
     @property
     def lasting_losses(self) -> list[LossRow]:
         """Losses that a rewritten file has to carry along; each reader finds the others in its rows."""
-        return [(c, r, s, n, a) for (c, r, s, a), n in self._losses.items()]
+        return [(c, r, s, n, a) for (c, r, s, a), n in (self._losses + self._ring_losses).items()]
 
     def row_counts(self) -> dict[str, int]:
         """Rows of each record name, from the headers alone; the caller must not change the dict."""
@@ -159,6 +169,9 @@ class StashFile:
                 rows = self._rows_of(source, segment, layout)
                 if rows is not None and len(rows):
                     yield Chunk(layout, segment.tid, segment.lane_id, segment.first_sequence, rows)
+        yield from self._ring_chunks(records, tids)
+
+    def _ring_chunks(self, records: Collection[str] | None, tids: Collection[int] | None) -> Iterator[Chunk]:
         for layout, tid, lane_id, (first, count, data) in self._ring_parts():
             if (records is None or layout.name in records) and (tids is None or tid in tids):
                 yield Chunk(layout, tid, lane_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
@@ -198,7 +211,17 @@ class StashFile:
     def text_bytes(self) -> dict[int, bytes]:
         """String id -> text as it was written, without those of the parent."""
         parts = self._records(("string_part",)).get("string_part")
-        return {} if parts is None else self._texts(parts.rows)
+        if parts is None:
+            return {}
+        texts, incomplete = joined_texts(parts.rows)
+        self._count_incomplete(len(incomplete))
+        return texts
+
+    def _count_incomplete(self, count: int) -> None:
+        key = ("core", "incomplete_strings", int(Severity.DATA_LOSS), "parts of some texts were not recorded")
+        self._ring_losses.pop(key, None)
+        if count:
+            self._ring_losses[key] = count
 
     # Rows ---------------------------------------------------------------------------------------
 
@@ -247,57 +270,34 @@ class StashFile:
         layout = self.layouts.get(record_id)
         return layout.name if layout else ""
 
-    def _texts(self, rows: npt.NDArray[np.void]) -> dict[int, bytes]:
-        """String id -> text. A text that lacks a part is cut there and ends in an ellipsis."""
-
-        def columns(chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int, bytes]]:
-            fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
-            return zip(*fields, strict=True)
-
-        is_whole = (rows["part"] == 0) & (rows["length_bytes"] <= PART_BYTES)
-        texts = {string_id: text[:length] for string_id, _, length, text in columns(is_whole)}
-        parts: dict[int, dict[int, bytes]] = {}
-        lengths: dict[int, int] = {}
-        for string_id, part, length, text in columns(~is_whole):
-            parts.setdefault(string_id, {})[part] = text
-            lengths[string_id] = length
-        incomplete = 0
-        for string_id, known in parts.items():
-            count = -(-lengths[string_id] // PART_BYTES)
-            kept = list(itertools.takewhile(known.__contains__, range(count)))
-            data = b"".join(known[part].ljust(PART_BYTES, b"\0") for part in kept)[: lengths[string_id]]
-            texts[string_id] = data + (b"" if len(kept) == count else "…".encode())
-            incomplete += len(kept) != count
-        if incomplete:
-            key = ("core", "incomplete_strings", int(Severity.DATA_LOSS), "parts of some texts were not recorded")
-            self._losses[key] = incomplete
-        return texts
-
     # Losses -------------------------------------------------------------------------------------
 
-    def _account_for_lanes(self) -> dict[tuple[int, int], int]:
-        """Sequence after the last row of each lane in the file; gaps between segments become losses."""
-        ends: dict[tuple[int, int], int] = {}
-        for segment in self.segments:
+    def _account_for_segments(self, segments: Iterable[Segment]) -> None:
+        """Note where each lane ends in the file; gaps between segments become losses."""
+        for segment in segments:
             layout = self.layouts.get(segment.record_id)
             if layout is None or layout.name not in current_layouts():
                 name = layout.name if layout else f"record {segment.record_id:#x}"
                 collector = layout.collector if layout else "format"
                 advice = f"{name} rows were written by another version of stashtrace and are skipped"
                 self._unread[collector, "unknown_record_rows", int(Severity.INFO), advice] += segment.row_count
-            self._gap(ends, (segment.record_id, segment.lane_id), segment.first_sequence, segment.row_count)
+            lane = segment.record_id, segment.lane_id
+            self._gap(self._lane_ends, self._losses, lane, segment.first_sequence, segment.row_count)
+
+    def _account_for_merged(self) -> None:
+        """Take over the losses that the merge wrote into the head."""
         for row in self.metadata.get("losses", ()) if self.head.merged else ():
             collector, reason, severity, count, advice = row
             key = (str(collector), str(reason), int(severity), str(advice))
             if key not in self._unread:  # merges once wrote these down too
                 self._losses[key] += int(count)
-        in_file = dict(ends)
-        if self._ring is not None:
-            self._account_for_ring(ends)
-        return in_file
 
-    def _account_for_ring(self, ends: dict[tuple[int, int], int]) -> None:
-        assert self._ring is not None
+    def _account_for_ring(self) -> None:
+        """Count what the ring says is lost; its rows continue where the lanes end in the file."""
+        self._ring_losses.clear()
+        if self._ring is None:
+            return
+        ends, losses = dict(self._lane_ends), self._ring_losses
         for lane in self._ring.lanes:
             layout = self.layouts.get(lane.record_id)
             collector = layout.collector if layout else "format"
@@ -305,24 +305,25 @@ class StashFile:
                 reason, what = _loss_cause(
                     self._ring.write_error, "lane_full_rows", "came faster than they could be written"
                 )
-                self._lose(collector, reason, lane.dropped, f"{layout.name if layout else 'some'} rows {what}")
+                advice = f"{layout.name if layout else 'some'} rows {what}"
+                self._lose(collector, reason, lane.dropped, advice, losses)
             if layout is None or layout.dtype.itemsize != lane.row_bytes:
                 advice = f"{self.name}.ring holds rows that its .stash does not describe"
-                self._lose(collector, "unknown_record_rows", lane.row_count, advice)
+                self._lose(collector, "unknown_record_rows", lane.row_count, advice, losses)
             else:
                 self._account_for_rows(lane, collector, ends.get((lane.record_id, lane.lane_id), 0))
-                self._gap(ends, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
+                self._gap(ends, losses, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
         if self._ring.lost_lanes:
             reason, what = _loss_cause(
                 self._ring.grow_error, "lost_lane_rows", "of more threads than the ring file could grow for"
             )
-            self._lose("core", reason, self._ring.lost_lanes, f"rows {what}")
+            self._lose("core", reason, self._ring.lost_lanes, f"rows {what}", losses)
         if self._ring.damaged_lanes:
             advice = f"{self.name}.ring lacks whole lanes: an unknown number of rows is missing"
-            self._damage("damaged_lanes", self._ring.damaged_lanes, advice)
+            self._damage("damaged_lanes", self._ring.damaged_lanes, advice, losses=losses)
         if not self._ring.has_header:
             advice = f"{self.name}.ring lacks its header: whether rows found no place in it is unknown"
-            self._damage("damaged_ring_header", 1, advice)
+            self._damage("damaged_ring_header", 1, advice, losses=losses)
 
     def _account_for_rows(self, lane: Lane, collector: str, drained: int) -> None:
         """Count the rows that a ring published and no longer holds, but for those that the file has."""
@@ -331,25 +332,68 @@ class StashFile:
         count = int(lane.gone[max(drained - lane.first_sequence, 0) :].sum())
         if count:
             advice = f"{self.name}.ring ends early or has holes: it published rows that it no longer holds"
-            self._damage("lost_ring_rows", count, advice, collector)
+            self._damage("lost_ring_rows", count, advice, collector, self._ring_losses)
 
-    def _gap(self, ends: dict[tuple[int, int], int], lane: tuple[int, int], first: int, count: int) -> None:
+    def _gap(
+        self,
+        ends: dict[tuple[int, int], int],
+        losses: Counter[_Loss],
+        lane: tuple[int, int],
+        first: int,
+        count: int,
+    ) -> None:
         expected = ends.get(lane, 0)
         if first > expected and not self.head.merged:
             layout = self.layouts.get(lane[0])
             advice = f"{self.name}.stash lacks rows that were written to it"
-            self._damage("missing_rows", first - expected, advice, layout.collector if layout else "format")
+            self._damage("missing_rows", first - expected, advice, layout.collector if layout else "format", losses)
         ends[lane] = max(expected, first + count)
 
     def _lose(
-        self, collector: str, reason: str, count: int, advice: str, severity: Severity = Severity.DATA_LOSS
+        self,
+        collector: str,
+        reason: str,
+        count: int,
+        advice: str,
+        losses: Counter[_Loss] | None = None,
     ) -> None:
-        self._losses[(collector, reason, int(severity), advice)] += count
+        losses = self._losses if losses is None else losses
+        losses[(collector, reason, int(Severity.DATA_LOSS), advice)] += count
 
-    def _damage(self, reason: str, count: int, advice: str, collector: str = "format") -> None:
+    def _damage(
+        self, reason: str, count: int, advice: str, collector: str = "format", losses: Counter[_Loss] | None = None
+    ) -> None:
         if self.strict:
             raise FormatError(advice)
-        self._lose(collector, reason, count, advice)
+        self._lose(collector, reason, count, advice, losses)
+
+
+def joined_texts(rows: npt.NDArray[np.void]) -> tuple[dict[int, bytes], set[int]]:
+    """Return string id -> text of rows of ``string_part``, and the ids whose parts are not all there.
+
+    A text that lacks a part is cut there and ends in an ellipsis.
+    """
+
+    def columns(chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int, bytes]]:
+        fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
+        return zip(*fields, strict=True)
+
+    is_whole = (rows["part"] == 0) & (rows["length_bytes"] <= PART_BYTES)
+    texts = {string_id: text[:length] for string_id, _, length, text in columns(is_whole)}
+    parts: dict[int, dict[int, bytes]] = {}
+    lengths: dict[int, int] = {}
+    for string_id, part, length, text in columns(~is_whole):
+        parts.setdefault(string_id, {})[part] = text
+        lengths[string_id] = length
+    incomplete = set()
+    for string_id, known in parts.items():
+        count = -(-lengths[string_id] // PART_BYTES)
+        kept = list(itertools.takewhile(known.__contains__, range(count)))
+        data = b"".join(known[part].ljust(PART_BYTES, b"\0") for part in kept)[: lengths[string_id]]
+        texts[string_id] = data + (b"" if len(kept) == count else "…".encode())
+        if len(kept) != count:
+            incomplete.add(string_id)
+    return texts, incomplete
 
 
 def _loss_cause(error: int, reason: str, what: str) -> tuple[str, str]:

@@ -180,24 +180,38 @@ def open_processes(
     if not paths:
         raise UsageError("no path given")
     runs = [open_run(one, strict=strict, run_id=run_id) for one in paths]
+    return _identify(runs, os.pathsep.join(paths), _start_of(run_id), ranks)
+
+
+def load_growing(run: RawRun, start: int | None = None) -> tuple[Trace, RunClocks]:
+    """Load what is in memory of a run that still records, as :func:`load_trace` does; nothing is warned of.
+
+    ``run``: of ``format.growing.GrowingRun.look``. ``start``: of an elastic job; the one with the most rows if None.
+    Returns the trace and the clocks that put it on one timeline. Raises FormatError if no process has a clock reading.
+    """
+    opened = _identify([run], run.path, start, None)
+    return _load_run(opened, None, run.path), opened.clocks
+
+
+def _identify(runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None) -> OpenedRun:
+    """Identify the processes of opened directories and align their clocks."""
     files = [file for run in runs for file in run.processes]
     core = [file.load(_CORE_RECORDS) for file in files]
     clocks = host_clocks(runs[0].path, core)
-    everyone = identify_processes(files, core, clocks, _start_of(run_id), runs[0].run_id)
+    everyone = identify_processes(files, core, clocks, start, runs[0].run_id)
     clocks.refer_to(leader(everyone).clock)
     clock_losses = _align(runs, everyone, clocks) if len(clocks.of_boots()) > 1 else []
     clocks.count_from(_first_ns(runs, everyone, clocks))
-    joined_path = os.pathsep.join(paths)
-    processes = choose_processes(everyone, ranks, joined_path)
-    start, starts = generations([process.identity for process in everyone])
+    processes = choose_processes(everyone, ranks, path)
+    shown, starts = generations([process.identity for process in everyone])
     tracks = _thread_tracks(processes)
     processes, device_losses = _with_device_clocks(processes)
     return OpenedRun(
-        joined_path,
+        path,
         runs,
         everyone,
         processes,
-        start,
+        shown,
         starts,
         ranks is None,
         clocks,

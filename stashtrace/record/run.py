@@ -32,6 +32,7 @@ from stashtrace.record.directory import (
     write_run_file,
 )
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, without_library
+from stashtrace.record.follower import Follower
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
@@ -110,6 +111,7 @@ def run_command(
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
+    follow: Sequence[str] | None = None,
 ) -> Outcome:
     """Run ``command`` with tracing on; wait for it and for the processes that it leaves behind.
 
@@ -120,8 +122,9 @@ def run_command(
     counts as ended. ``overwrite``: replace another run in ``out``. ``library``: runtime library; by default the
     package's own. ``on_wait``: called once with the processes that are waited for after the command has ended.
     ``on_changed``: called with the number of staged files whose copies are used, and the names of those that changed
-    since they were copied. Raises UsageError if there is no such command, or an option or the URL cannot be used.
-    Raises CaptureError if the command cannot be started, or the directory cannot be used.
+    since they were copied. ``follow``: arguments of the process that follows the run while it records
+    (``record.follower``); None for no such process. Raises UsageError if there is no such command, or an option or the
+    URL cannot be used. Raises CaptureError if the command cannot be started, or the directory cannot be used.
     """
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
@@ -157,6 +160,10 @@ def run_command(
     goal = None if options.until_step is None else StepGoal(records)
     # Beside the job: NVML may take seconds to answer where the driver was not in use before.
     inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
+    follower = None
+    if follow is not None:
+        with file_rights(options.share):
+            follower = Follower(records, follow, os.environ)
     try:
         with _Watch(goal) as watch:
             try:
@@ -172,6 +179,8 @@ def run_command(
             survivors = watch.wait_for_stragglers(records, grace_s, on_wait, alone=launch_file is None)
             watch.take_pending()
     finally:
+        if follower is not None:
+            follower.end()
         own_list.unlink(missing_ok=True)
         devices = None if inventory is None else inventory.result()
     status = watch.status or 0

@@ -23,6 +23,7 @@ FLOORS = {
     "exporters": 7,
     "fleet": 7,
     "replay": 7,
+    "live": 7,
     "summary": 6,
     "analysis": 5,
     "calibration": 4,

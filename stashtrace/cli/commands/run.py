@@ -46,6 +46,11 @@ def parser() -> Parser:
     parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
     )
+    add_flag(
+        parser,
+        "--live",
+        "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live DIR` shows more",
+    )
     parser.add_argument(
         "--grace",
         metavar="SECONDS",
@@ -73,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
         overwrite=arguments.overwrite,
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
+        follow=[] if arguments.live else None,
     )
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2

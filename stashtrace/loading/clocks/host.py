@@ -23,9 +23,9 @@ from stashtrace.schema.trace import RawProcess
 
 Int64 = npt.NDArray[np.int64]
 
-#: The best reading of each window of this length is kept (a sixteenth of a short run): in shorter pieces, the
+#: The best reading of each window of this length is kept, or of so many windows of a short run: in shorter pieces, the
 #: noise of readings would look like a change of rate.
-_WINDOW_NS = 500_000_000
+_WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000
 #: A reading this much wider than the usual best one only adds noise.
@@ -105,7 +105,7 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 
 def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
     """Return the index of the narrowest reading in each window of time; windows without a narrow one have none."""
-    width = min(_WINDOW_NS, int(ns.max() - ns.min()) // 16 + 1)
+    width = min(_WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
     window = (ns - ns.min()) // width
     best = np.lexsort([bracket, window])
     starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
@@ -240,6 +240,16 @@ class HostClock:
         out -= self.origin_ns
         return out
 
+    def settled_ns(self) -> int | None:
+        """Return until when later readings do not move the times of this clock; None if they may move all of them.
+
+        A run that has not reached the full length of the windows of readings gets others when it goes on.
+        """
+        ns = self.map.ns[1:-1]
+        if len(ns) < 3 or ns[-1] - ns[0] < _WINDOW_NS * _LEAST_WINDOWS:
+            return None
+        return int(ns[-2]) + self.offset_ns - self.origin_ns
+
     def start_ns(self, metadata: Mapping[str, Any]) -> int:
         """Return the start of the process in ns on the common clock, from its file header."""
         return int(self(_start_ticks(metadata))[0])
@@ -283,6 +293,12 @@ class RunClocks:
     def of_boots(self) -> dict[str, HostClock]:
         """Map each boot id to one of its clocks; two tick sources of a host follow the same monotonic clock."""
         return {clock.boot_id: clock for clock in self}
+
+    def settled_ns(self) -> int | None:
+        """Return until when later readings do not move the times of any clock; None if they may move all of one."""
+        times = [clock.settled_ns() for clock in self]
+        known = [time for time in times if time is not None]
+        return min(known) if len(known) == len(times) else None
 
     def refer_to(self, reference: HostClock) -> None:
         """Map all clocks to the host of one of them; clocks of other hosts by the wall clock."""

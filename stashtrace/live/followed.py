@@ -1,0 +1,106 @@
+"""One run that is followed: its rounds, and what each leaves in the run directory."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stashtrace.analysis.findings import summarize
+from stashtrace.errors import StashtraceError
+from stashtrace.format.growing import GrowingRun
+from stashtrace.format.liveness import own_boot_id
+from stashtrace.live.accounts import LiveAccounts, Round
+from stashtrace.live.events import EventLog
+from stashtrace.live.state import EVENTS_KEPT, LiveState
+from stashtrace.live.table import LiveFile
+from stashtrace.live.totals import LiveTotals
+from stashtrace.record.directory import read_run_file
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.parts import findings_of
+
+#: Verdicts cost more than the budget of a step; they are made anew after this time.
+_VERDICTS_S = 15.0
+_VERDICTS_COUNT = 3
+
+
+class FollowedRun:
+    """A run whose processes write on this host. ``directory``: where they write. ``log``: takes the events."""
+
+    def __init__(self, directory: Path, log: EventLog) -> None:
+        facts = read_run_file(directory)
+        boot_id = own_boot_id()
+
+        def is_ours(metadata: Mapping[str, Any]) -> bool:
+            return str(metadata.get("boot_id", "")) == boot_id and metadata.get("run_id") == facts.get("run_id")
+
+        self.directory = directory
+        self.log = log
+        self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
+        self.totals = LiveTotals()
+        host = os.uname().nodename
+        self.state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])))
+        self.state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
+        self._file = LiveFile(directory, host, {"run_id": self.state.run_id})
+        self._verdicts_at_s = time.monotonic()
+
+    def round(self, *, ended: bool = False, interval_s: float = 0.0) -> None:
+        """Take in what was written since the last round, and write what follows from it.
+
+        ``ended``: whether the job has ended. ``interval_s``: seconds since the last round. What cannot be read or
+        written is a note of the state: the next round tries again.
+        """
+        notes: list[str] = []
+        try:
+            found = self.accounts.round(time.monotonic_ns(), ended=ended)
+        except StashtraceError as error:
+            notes.append(str(error))
+            found = None
+        try:
+            if found is not None:
+                self._file.append(found.closed)
+                self.totals.add(found.closed)
+                self._look_at(found, ended)
+            self._write_state(notes, ended, interval_s)
+        except OSError as error:
+            notes.append(f"cannot write to {self.directory}: {error.strerror}")
+            self.state.notes = notes
+
+    def _look_at(self, found: Round, ended: bool) -> None:
+        if found.window is None:
+            return
+        self.state.lost_records_count = _lost_count(found.window)
+        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= _VERDICTS_S):
+            self._verdicts_at_s = time.monotonic()
+            self.state.verdicts = verdicts_of(found.window)
+
+    def _write_state(self, notes: list[str], ended: bool, interval_s: float) -> None:
+        state = self.state
+        state.updated_realtime_ns = time.time_ns()
+        zero_ns = time.time_ns() - time.monotonic_ns() + self.accounts.origin_ns
+        state.take_totals(self.totals, zero_ns)
+        state.own_cpu_ns = time.process_time_ns()
+        state.rounds_count += 1
+        state.interval_s, state.ended, state.notes = interval_s, ended, notes
+        state.events = self.log.events[-EVENTS_KEPT:]
+        state.write(self.directory)
+
+
+def verdicts_of(window: Trace) -> list[str]:
+    """Return the sentences of the summary about the newest steps, worst first; none if they cannot be made."""
+    with contextlib.suppress(StashtraceError):
+        tables = summarize(window)
+        found = findings_of(tables.findings, tables.evidence)
+        return [claim_text(f) for f in found if f.row["section"] == "verdict"][:_VERDICTS_COUNT]
+    return []
+
+
+def _lost_count(window: Trace) -> int:
+    losses = window.losses
+    return int(losses["lost_count"][losses["severity_code"] == int(Severity.DATA_LOSS)].sum())

@@ -1,0 +1,59 @@
+"""Follow a run while it records: ``python -m stashtrace.live.follower DIR``, started by the launcher of each host.
+
+A process of its own, of low priority, so that a fault here costs the job nothing. It ends when its standard input is
+closed, after one more round: the launcher closes it when the job has ended, and the system does if the launcher dies.
+The time between rounds grows with what a round costs, so that the CPU time stays bounded.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stashtrace.live.events import EventLog
+from stashtrace.live.followed import FollowedRun
+
+#: Seconds between two rounds, and the share of one core that all rounds may take.
+_LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
+_NICE = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow a run until the launcher says that it has ended."""
+    parser = argparse.ArgumentParser(prog="stashtrace.live.follower", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--quiet", action="store_true", help="write no line when something happens")
+    arguments = parser.parse_args(argv)
+    # What the terminal sends is meant for the job; we end with it.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
+    run = FollowedRun(arguments.directory, log)
+    interval_s = _LEAST_S
+    while True:
+        ended = _is_closed(sys.stdin.fileno(), interval_s)
+        before_s = time.process_time()
+        run.round(ended=ended, interval_s=interval_s)
+        if ended:
+            return 0
+        interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), _MOST_S)
+
+
+def _is_closed(descriptor: int, timeout_s: float) -> bool:
+    """Wait until the other end of a pipe is closed or the time is over; return whether it was closed."""
+    readable, _, _ = select.select([descriptor], [], [], timeout_s)
+    return bool(readable) and os.read(descriptor, 1) == b""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

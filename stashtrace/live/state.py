@@ -1,0 +1,111 @@
+"""What is known of a run now: one small JSON file for each host in the run directory, replaced in each round.
+
+``stashtrace live`` shows it and the metrics are made of it, so that neither reads the records a second time.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stashtrace.errors import FormatError
+from stashtrace.live.totals import LiveTotals
+from stashtrace.whole_files import write_whole
+
+_NAME = "live-{host}.json"
+_FORMAT = 1
+#: Events in the state; all of them are in the log.
+EVENTS_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: a slow step, a stuck job, a lost rank."""
+
+    #: ``slow_step``, ``stuck``, ``moves_again``, ``rank_lost`` or ``capture``.
+    kind: str
+    #: A sentence.
+    text: str
+    realtime_ns: int
+    #: -1 where it is of no single step or rank.
+    step: int = -1
+    rank: int = -1
+    #: Time that it costs, 0 if unknown.
+    cost_ns: int = 0
+    #: Path of the window with its evidence, empty if there is none.
+    window: str = ""
+
+
+@dataclass(slots=True)
+class LiveState:
+    """What is known of the part of a run that one host sees."""
+
+    host: str
+    run_id: str = ""
+    command: list[str] = field(default_factory=list)
+    #: CLOCK_REALTIME at the begin of the run, and when this state was made.
+    begin_realtime_ns: int = 0
+    updated_realtime_ns: int = 0
+    #: Seconds between two rounds, and the CPU time of all so far.
+    interval_s: float = 0.0
+    own_cpu_ns: int = 0
+    rounds_count: int = 0
+    #: Whether the job has ended.
+    ended: bool = False
+    #: Start of an elastic job.
+    start: int = 0
+    #: Rank -> numbers as ``RankTotals`` has them, and the realtime of its last step's end.
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Sentences of the summary about the newest steps, worst first.
+    verdicts: list[str] = field(default_factory=list)
+    #: The sentence about a job that is stuck, and the ranks that it waits for; empty while it moves.
+    stuck: str = ""
+    stuck_ranks: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    lost_records_count: int = 0
+    #: What this host cannot know, and why rows are missing.
+    notes: list[str] = field(default_factory=list)
+
+    def take_totals(self, totals: LiveTotals, realtime_of_zero_ns: int) -> None:
+        """Take over the sums of each rank; the common clock's zero is at ``realtime_of_zero_ns``."""
+        self.ranks = {}
+        for rank, own in sorted(totals.ranks.items()):
+            facts = dataclasses.asdict(own)
+            newest = facts.pop("newest")
+            facts["newest_count"] = len(newest)
+            facts["newest_ns"] = sum(length for length, _ in newest)
+            facts["newest_stall_ns"] = {kind: sum(spent[kind] for _, spent in newest) for kind in own.stall_ns}
+            facts["last_end_realtime_ns"] = own.last_end_ns + realtime_of_zero_ns if own.last_end_ns >= 0 else 0
+            self.ranks[str(rank)] = facts
+
+    def write(self, directory: str | os.PathLike[str]) -> None:
+        """Replace the file of this host in one step; errors of the system are raised as they are."""
+        text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, separators=(",", ":"))
+        write_whole(Path(directory) / _NAME.format(host=self.host), text)
+
+
+def read_states(directory: str | os.PathLike[str]) -> list[LiveState]:
+    """Return the state of each host of a run; none if nobody follows it.
+
+    Raises FormatError if a file is damaged or from a newer stashtrace.
+    """
+    return [_read(path) for path in sorted(Path(directory).glob(_NAME.format(host="*")))]
+
+
+def _read(path: Path) -> LiveState:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts.pop("format") > _FORMAT:
+            raise FormatError(
+                f"{path} is from a newer stashtrace", hint="show it with the stashtrace that follows the run"
+            )
+        known = {one.name for one in dataclasses.fields(LiveState)}
+        events = [Event(**event) for event in facts.pop("events", [])]
+        return LiveState(**{name: value for name, value in facts.items() if name in known}, events=events)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,162 @@
+"""The table of a live run: one row for each closed step of each rank, appended to a file in the run directory.
+
+    live-HOST.rows     head | rows of one round | rows of the next round | ...
+
+The file is framed and packed as those of the recorder are (``format.container``), but holds no process: it names its
+columns itself, each batch of rows has a checksum, and a torn end is left out.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.steps.kinds import KINDS
+from stashtrace.errors import FormatError
+from stashtrace.format.codec import decode, encode
+from stashtrace.format.container import ByteFile, pack_head, pack_segment, read_head, scan_segments
+from stashtrace.format.project import FIELD_DTYPES, layouts
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import INTERVAL, RANK, schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import STALL_KINDS
+from stashtrace.schema.table import Table
+
+LIVE_STEPS = schema(
+    "live_steps",
+    "Where the time of each step went, as it was known when the step closed; the kinds of a step sum to its length",
+    RANK,
+    col.number("step", "ordinal"),
+    col.number("start", "start of an elastic job that made the step, 0 otherwise"),
+    col.word("step_kind", "steps.kind"),
+    *INTERVAL,
+    *(col.ns(f"{kind.name}_ns", kind.label) for kind in STALL_KINDS),
+    col.rank("cause_rank", "rank that was waited for longest, -1 if none or unknown", missing=-1),
+    col.ns("cause_ns", "part of straggler_ns that waited for it"),
+    col.number("complete", "0 if memory did not suffice for the rows of the step: its times are too small"),
+)
+#: Columns with the time of each kind.
+KIND_COLUMNS = {kind.name: f"{kind.name}_ns" for kind in STALL_KINDS}
+_RECORD_ID, _VERSION = 1, 1
+_NAME = "live-{host}.rows"
+
+
+def wide_rows(stalls: Table, steps: Table, *, start: int, complete: npt.NDArray[np.bool_]) -> Table:
+    """Return rows of ``live_steps``, one for each row of ``steps``.
+
+    ``stalls``: rows of ``stalls`` by step of these steps, maybe among others. ``complete``: of each row of ``steps``.
+    """
+    keys = GroupBy(steps["rank"], steps["step"])
+    row = keys.row_of(stalls["rank"], stalls["step"])
+    columns: dict[str, npt.NDArray[Any]] = {name: steps[name] for name in ("rank", "step", "begin_ns", "end_ns")}
+    columns["step_kind"] = steps["kind"]
+    columns["start"] = np.full(len(steps), start)
+    columns["complete"] = complete.astype(np.int64)
+    columns["cause_rank"], columns["cause_ns"] = np.full(len(steps), -1), np.zeros(len(steps), dtype=np.int64)
+    for kind, name in KIND_COLUMNS.items():
+        chosen = np.flatnonzero((stalls["kind"] == kind) & (row >= 0))
+        columns[name] = np.zeros(len(steps), dtype=np.int64)
+        columns[name][row[chosen]] = stalls["stall_ns"][chosen]
+        if kind == StallKind.STRAGGLER.name.lower():
+            columns["cause_rank"][row[chosen]] = stalls["cause_rank"][chosen]
+            share = np.maximum(stalls["cause_share_ratio"][chosen], 0.0)
+            columns["cause_ns"][row[chosen]] = np.rint(share * stalls["stall_ns"][chosen])
+    return Table(LIVE_STEPS, columns)
+
+
+class LiveFile:
+    """The file that the steps of one host are appended to."""
+
+    def __init__(self, directory: str | os.PathLike[str], host: str, metadata: Mapping[str, Any]) -> None:
+        self.path = Path(directory) / _NAME.format(host=host)
+        types = {name: "u16" if name == "step_kind" else "i64" for name in LIVE_STEPS.names}
+        self._dtype = np.dtype([(name, FIELD_DTYPES[kind]) for name, kind in types.items()])
+        self._rows_count = 0
+        sizes = [np.dtype(FIELD_DTYPES[kind]).itemsize for kind in types.values()]
+        fields = [
+            {"name": name, "type": kind, "offset": sum(sizes[:at])} for at, (name, kind) in enumerate(types.items())
+        ]
+        record = {
+            "name": LIVE_STEPS.name,
+            "collector": "live",
+            "id": _RECORD_ID,
+            "version": _VERSION,
+            "row_bytes": self._dtype.itemsize,
+            "fields": fields,
+        }
+        with open(self.path, "wb") as file:
+            file.write(pack_head([record], {**metadata, "host": host, "step_kinds": list(KINDS)}))
+
+    def append(self, rows: Table) -> None:
+        """Append rows of ``live_steps``.
+
+        Raises OSError if the system refuses; what was written so far stays readable.
+        """
+        if not len(rows):
+            return
+        packed = np.empty(len(rows), dtype=self._dtype)
+        for name in LIVE_STEPS.names:
+            packed[name] = _kind_codes(rows[name]) if name == "step_kind" else rows[name]
+        codec, payload = encode(packed)
+        segment = pack_segment(
+            payload,
+            record_id=_RECORD_ID,
+            codec=codec,
+            tid=0,
+            lane_id=0,
+            row_count=len(packed),
+            first_sequence=self._rows_count,
+        )
+        with open(self.path, "ab") as file:
+            file.write(segment)
+        self._rows_count += len(packed)
+
+
+def _kind_codes(words: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
+    return np.select([words == word for word in KINDS], range(len(KINDS)))
+
+
+def live_files(directory: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of live steps in a run directory, one for each host."""
+    return sorted(Path(directory).glob(_NAME.format(host="*")))
+
+
+def read_live(directory: str | os.PathLike[str]) -> Table:
+    """Return the closed steps of all hosts of a run, by step and rank; none if nobody followed it.
+
+    Raises FormatError if a file is none of ours or was written by a newer stashtrace.
+    """
+    parts = [_read(path) for path in live_files(directory)]
+    return Table.concat(LIVE_STEPS, parts).sort_by("start", "step", "rank")
+
+
+def _read(path: Path) -> Table:
+    with ByteFile(str(path)) as source:
+        head = read_head(source)
+        layout = layouts(head.records).get(_RECORD_ID)
+        words = np.array(head.metadata.get("step_kinds", KINDS), dtype="U16")
+        if layout is None or layout.version > _VERSION:
+            raise FormatError(f"{path} holds no steps that this stashtrace reads")
+        parts = []
+        for segment in scan_segments(source, head.data_offset).segments:
+            payload = source.read(segment.payload_offset, segment.payload_bytes)
+            if zlib.crc32(payload) == segment.payload_crc32:
+                parts.append(decode(segment.codec, payload, segment.row_count, layout.dtype))
+    rows = np.concatenate(parts) if parts else np.empty(0, dtype=layout.dtype)
+    names = rows.dtype.names or ()
+    columns: dict[str, npt.NDArray[Any]] = {
+        column.name: rows[column.name].astype(np.int64)
+        if column.name in names
+        else np.full(len(rows), column.missing, dtype=np.int64)
+        for column in LIVE_STEPS.columns
+    }
+    columns["step_kind"] = words[np.minimum(columns["step_kind"], len(words) - 1)]
+    return Table(LIVE_STEPS, columns)
