@@ -193,13 +193,17 @@ class GrowingRun:
         else:
             self._files[stem] = file
 
-    def forget(self, before_ns: int) -> None:
-        """Let go of rows that were there at a look before a time, and of processes that had ended by then."""
+    def forget(self, before_ns: int, keep: Collection[str] = ()) -> None:
+        """Let go of rows that were there at a look before a time, and of processes that had ended by then.
+
+        ``keep``: names of files whose processes stay known, without their rows.
+        """
         for stem, file in list(self._files.items()):
             file.forget(before_ns)
-            if not file.is_open and file.newest_ns < before_ns and not self._is_parent(file):
-                del self._files[stem]
-                self._ignored.add(stem)
+            if file.is_open or file.newest_ns >= before_ns or stem in keep or self._is_parent(file):
+                continue
+            del self._files[stem]
+            self._ignored.add(stem)
 
     @property
     def held_bytes(self) -> int:

@@ -22,6 +22,7 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.live.window import cut_at_step
 from stashtrace.loading.load import load_growing
+from stashtrace.loading.presence import OpenedRun
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table
@@ -36,6 +37,9 @@ CONTEXT_NS, LEAST_STEPS = 60_000_000_000, 8
 LEAST_NS = 2_000_000_000
 
 
+#: Samplers write several times a second while a process lives: one that has written nothing for so long is dead or
+#: stopped, and steps close without it.
+SILENT_NS = 10_000_000_000
 #: Rows in memory at most; beyond it the oldest go, and steps that need them are marked.
 MOST_BYTES = 512 << 20
 
@@ -77,42 +81,44 @@ class LiveAccounts:
         if not raw.processes:
             return Round(nothing)
         try:
-            whole, clocks = load_growing(raw)
+            whole, opened = load_growing(raw)
         except FormatError:  # its only processes have begun, but not yet read their clocks
             return Round(nothing)
-        self.origin_ns = clocks.origin_monotonic_ns
+        self.origin_ns = opened.clocks.origin_monotonic_ns
+        if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
+            self.start = opened.start
+            self.closed, self._begins_ns, self._first_step = {}, {}, 0
         trace = cut_at_step(whole, self._first_step, self._begins_ns)
         try:
             table = steps(trace)
         except MissingDataError:
             return Round(nothing, trace)
-        settled_ns = np.iinfo(np.int64).max if ended else clocks.settled_ns()
-        closed = table.take(self._closing(trace, table, settled_ns, ended))
+        settled_ns = np.iinfo(np.int64).max if ended else opened.clocks.settled_ns()
+        closed = table.take(self._closing(trace, table, settled_ns, None if ended else at_ns))
         rows = nothing
         if len(closed):
             complete = closed["begin_ns"] > self._cut_ns
             rows = wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
             for rank, step in zip(closed["rank"].tolist(), closed["step"].tolist(), strict=True):
                 self.closed[rank] = max(step, self.closed.get(rank, -1))
-            self._move_on(trace)
+            self._move_on(trace, opened)
         self._bound_memory()
         return Round(rows, trace)
 
-    def _closing(self, trace: Trace, table: Table, settled_ns: int | None, ended: bool) -> npt.NDArray[np.bool_]:
-        """Return a mask of the steps that close now."""
+    def _closing(self, trace: Trace, table: Table, settled_ns: int | None, at_ns: int | None) -> npt.NDArray[np.bool_]:
+        """Return a mask of the steps that close now; ``at_ns`` is None once the job has ended."""
         if settled_ns is None:
             return np.zeros(len(table), dtype=bool)
-        last = np.full(len(table), -1)
         ranks, row = np.unique(table["rank"], return_inverse=True)
         last = np.array([self.closed.get(rank, -1) for rank in ranks.tolist()])[row]
         chosen = (table["step"] > last) & (table["end_ns"] <= settled_ns)
-        if not ended:
-            chosen &= table["step"] <= self._left_by_all(trace, table)
+        if at_ns is not None:
+            chosen &= table["step"] <= self._left_by_all(trace, table, at_ns)
         return np.asarray(chosen)
 
-    def _left_by_all(self, trace: Trace, table: Table) -> int:
+    def _left_by_all(self, trace: Trace, table: Table, at_ns: int) -> int:
         """Return the last step that each rank has left that still records; -1 if there is none."""
-        records = self._recording_ranks(trace)
+        records = self._recording_ranks(trace, at_ns)
         left = [int(table["step"].max())]
         begun = _last_begun(trace)
         for rank, rows in GroupBy(table["rank"]).items():
@@ -121,10 +127,15 @@ class LiveAccounts:
                 left.append(int(table["step"][rows][ended].max(initial=-1)))
         return min(left)
 
-    def _recording_ranks(self, trace: Trace) -> set[int]:
-        """Return the ranks whose process had not ended at the last look."""
+    def _recording_ranks(self, trace: Trace, at_ns: int) -> set[int]:
+        """Return the ranks whose process had not ended at the last look, and has written something lately.
+
+        Of a process that was killed the ring stays.
+        """
         living = {
-            (str(file.metadata.get("host", "")), file.metadata.get("pid")) for file in self.run.files if file.is_open
+            (str(file.metadata.get("host", "")), file.metadata.get("pid"))
+            for file in self.run.files
+            if file.is_open and at_ns - file.newest_ns < SILENT_NS
         }
         table = trace.processes
         return {
@@ -133,7 +144,7 @@ class LiveAccounts:
             if row["role_code"] == ProcessRole.RANK and (trace.text(row["host_code"]), row["pid"]) in living
         }
 
-    def _move_on(self, trace: Trace) -> None:
+    def _move_on(self, trace: Trace, opened: OpenedRun) -> None:
         """Let the window begin at a later step, and let go of the rows that only earlier ones need."""
         table = host_steps(trace)
         last = min(self.closed.values())
@@ -152,7 +163,11 @@ class LiveAccounts:
         self._first_step = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == self._first_step)
         self._begins_ns = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
-        self.run.forget(int(own["begin_ns"].min()) + self.origin_ns)
+        # Starts of an elastic job are counted by its ranks, also by those that have ended.
+        ranks = {
+            p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or p.identity.generation >= 0
+        }
+        self.run.forget(int(own["begin_ns"].min()) + self.origin_ns, keep=ranks)
 
     def _bound_memory(self) -> None:
         """Let go of the oldest rows where a step is so long that its rows do not fit into memory."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
@@ -21,6 +22,10 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import BatchPhase, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+
+#: Clock readings since the last round may have moved the begin of the step by less than this; the part of the loop
+#: before it began earlier.
+_SLACK_NS = 1_000
 
 
 def cut_at_step(trace: Trace, first_step: int, begins_ns: Mapping[int, int]) -> Trace:
@@ -35,12 +40,12 @@ def cut_at_step(trace: Trace, first_step: int, begins_ns: Mapping[int, int]) -> 
         threads = step_threads(trace)
     except MissingDataError:
         return trace
-    limits = np.full(int(trace.tracks["track_id"].max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    limits = np.zeros(int(trace.tracks["track_id"].max(initial=-1)) + 1, dtype=np.int64)
     for thread in threads:
-        limits[thread.track_id] = begins_ns.get(thread.rank, np.iinfo(np.int64).min)
+        limits[thread.track_id] = begins_ns.get(thread.rank, 0) - _SLACK_NS
     phases, batches, spans = trace.phases, trace.batches, trace.spans
 
-    def begun_before(table: Table) -> np.ndarray:
+    def begun_before(table: Table) -> npt.NDArray[np.bool_]:
         return np.asarray(table["begin_ns"] < limits[table["track_id"]])
 
     facts = trace.metadata

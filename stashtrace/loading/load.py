@@ -183,14 +183,16 @@ def open_processes(
     return _identify(runs, os.pathsep.join(paths), _start_of(run_id), ranks)
 
 
-def load_growing(run: RawRun, start: int | None = None) -> tuple[Trace, RunClocks]:
+def load_growing(run: RawRun) -> tuple[Trace, OpenedRun]:
     """Load what is in memory of a run that still records, as :func:`load_trace` does; nothing is warned of.
 
-    ``run``: of ``format.growing.GrowingRun.look``. ``start``: of an elastic job; the one with the most rows if None.
-    Returns the trace and the clocks that put it on one timeline. Raises FormatError if no process has a clock reading.
+    ``run``: of ``format.growing.GrowingRun.look``. Of an elastic job the last start is loaded. Returns the trace and
+    the run that it is of. Raises FormatError if no process has a clock reading.
     """
-    opened = _identify([run], run.path, start, None)
-    return _load_run(opened, None, run.path), opened.clocks
+    opened = _identify([run], run.path, None, None)
+    if opened.starts and opened.start != opened.starts[-1]:
+        opened = _identify([run], run.path, opened.starts[-1], None)
+    return _load_run(opened, None, run.path), opened
 
 
 def _identify(runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None) -> OpenedRun:

@@ -1,0 +1,119 @@
+"""Lets a recorded run grow again, as it grew while it was recorded: files with what had been written by some moment.
+
+    for now_ns in grow(recorded, target, every_ns=2 * S):
+        ...  # target holds the rows that had ended by then, and the ring of each process that still lived
+
+Rows that lie in the files of processes come in segments of one look each; a process has a ring without rows, which says
+that it has not ended, until its last row.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.format.codec import Codec
+from stashtrace.format.container import FLAG_MERGED, pack_head, pack_segment
+from stashtrace.format.reader import RawRun, open_run
+from stashtrace.format.ring import PAGE_BYTES, RING_HEADER, RING_MAGIC
+from stashtrace.format.stash_file import Chunk, StashFile
+from stashtrace.loading.clocks.host import host_clocks
+
+_MOMENTS = ("ticks", "end_ticks", "return_ticks", "call_ticks", "receive_ticks", "after_ticks", "send_ticks")
+
+
+@dataclass
+class _Lane:
+    chunk: Chunk
+    rows: npt.NDArray[np.void]
+    #: When each row was there: no row is written before those that its lane holds already.
+    there_ns: npt.NDArray[np.int64]
+    written_count: int = 0
+
+
+def grow(recorded: Path, target: Path, every_ns: int) -> Iterator[int]:
+    """Write more of a run each time, and yield CLOCK_MONOTONIC of that moment; the last time all of it is there."""
+    run = open_run(recorded)
+    target.mkdir(parents=True, exist_ok=True)
+    if (recorded / "run.json").exists():
+        facts = json.loads((recorded / "run.json").read_text())
+        shutil.copy(recorded / "run.json", target / "run.json")
+        (target / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if not k.startswith("end_")}))
+    files = [_File(process, target, lanes) for process, lanes in zip(run.processes, _lanes(run), strict=True)]
+    now, last = min(f.begin_ns for f in files), max(f.end_ns for f in files)
+    while now <= last:
+        now += every_ns
+        for file in files:
+            file.write(now)
+        yield now
+
+
+def _lanes(run: RawRun) -> Iterator[list[_Lane]]:
+    core = [file.load(("clock_sync",)) for file in run.processes]
+    clocks = host_clocks(run.path, core)
+    for process, raw in zip(run.processes, core, strict=True):
+        clock = clocks.of(raw)
+        lanes: dict[tuple[int, int, int], list[Chunk]] = {}
+        for chunk in process.chunks():
+            lanes.setdefault((chunk.layout.record_id, chunk.tid, chunk.lane_id), []).append(chunk)
+        made = []
+        for chunks in lanes.values():
+            rows = np.concatenate([c.rows for c in sorted(chunks, key=lambda c: c.first_sequence)])
+            names = rows.dtype.names or ()
+            ticks = [rows[name].astype(np.uint64) for name in _MOMENTS if name in names]
+            if "duration_ticks" in names:
+                ticks.append((rows["begin_ticks"] + rows["duration_ticks"]).astype(np.uint64))
+            latest = np.max(ticks, axis=0) if ticks else np.zeros(len(rows), dtype=np.uint64)
+            there = clock(latest) if ticks else np.zeros(len(rows), dtype=np.int64)
+            made.append(_Lane(chunks[0], rows, np.maximum.accumulate(there)))
+        yield made
+
+
+class _File:
+    def __init__(self, process: StashFile, target: Path, lanes: list[_Lane]) -> None:
+        self._path = target / f"{process.name}.stash"
+        self._ring = target / f"{process.name}.ring"
+        self._process = process
+        self._lanes = lanes
+        self.begin_ns = int(process.metadata["start_monotonic_ns"])
+        self.end_ns = max((int(lane.there_ns[-1]) for lane in lanes), default=self.begin_ns)
+        self._begun = False
+
+    def write(self, now_ns: int) -> None:
+        """Append the rows that are there by now."""
+        if now_ns < self.begin_ns:
+            return
+        if not self._begun:
+            self._begun = True
+            head = self._process.head
+            self._path.write_bytes(pack_head(head.records, head.metadata, flags=head.flags & ~FLAG_MERGED))
+            header = RING_HEADER.pack(RING_MAGIC, 1, 0, self._process.metadata["pid"], PAGE_BYTES, 0, 0, 0)
+            self._ring.write_bytes(header.ljust(PAGE_BYTES, b"\0"))
+        with open(self._path, "ab") as file:
+            for lane in self._lanes:
+                count = int(np.searchsorted(lane.there_ns, now_ns, side="right"))
+                if count > lane.written_count:
+                    file.write(_segment(lane, count))
+                    lane.written_count = count
+        if now_ns >= self.end_ns:
+            self._ring.unlink(missing_ok=True)
+
+
+def _segment(lane: _Lane, count: int) -> bytes:
+    rows = lane.rows[lane.written_count : count]
+    return pack_segment(
+        rows.tobytes(),
+        record_id=lane.chunk.layout.record_id,
+        codec=Codec.RAW,
+        tid=lane.chunk.tid,
+        lane_id=lane.chunk.lane_id,
+        row_count=len(rows),
+        first_sequence=lane.written_count,
+    )
