@@ -30,6 +30,14 @@ _LASTING = frozenset(
         *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
     }
 )
+#: Records that a training loop may write any number of within a step. Without them a step has less to explain it, but
+#: still its number and its length.
+_BULKY = frozenset(
+    {
+        *("io_op", "io_op_long", "thread_wait", "task_sample", "process_sample", "host_sample", "net_sample"),
+        *("counter", "instant", "device_call", "device_sample", "kernel", "nccl_channel", "nccl_proxy"),
+    }
+)
 
 
 class GrowingFile(StashFile):
@@ -112,9 +120,16 @@ class GrowingFile(StashFile):
         self.segments = kept
         self._by_thread = self._row_counts = None
 
-    def seen_ns(self) -> list[int]:
-        """Return when each segment with rows that need not stay was first seen."""
-        return [self._seen_ns[s.payload_offset] for s in self.segments if not self._lasts(s)]
+    def forget_bulky(self, before_ns: int) -> None:
+        """Let go of rows that were there at a look before a time, and of which a step may have any number."""
+        for s in self.segments:
+            if self._name_of(s.record_id) in _BULKY and self._seen_ns[s.payload_offset] < before_ns:
+                self._rows[s.payload_offset] = None
+
+    def bulky_seen_ns(self) -> list[int]:
+        """Return when each segment of which :meth:`forget_bulky` may let go was first seen."""
+        bulky = (s for s in self.segments if self._name_of(s.record_id) in _BULKY)
+        return [self._seen_ns[s.payload_offset] for s in bulky if self._rows[s.payload_offset] is not None]
 
     def _lasts(self, segment: Segment) -> bool:
         return self._name_of(segment.record_id) in _LASTING
@@ -211,11 +226,11 @@ class GrowingRun:
         return sum(file.held_bytes for file in self._files.values())
 
     def forget_half(self) -> int:
-        """Let go of the older half of the rows, whether they are needed or not; return up to when."""
-        seen = sorted(time for file in self._files.values() for time in file.seen_ns())
+        """Let go of the older half of the rows of which a step may have any number; return up to when."""
+        seen = sorted(time for file in self._files.values() for time in file.bulky_seen_ns())
         limit_ns = seen[len(seen) // 2] + 1 if seen else 0
         for file in self._files.values():
-            file.forget(limit_ns)
+            file.forget_bulky(limit_ns)
         return limit_ns
 
     def _is_parent(self, file: GrowingFile) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,21 @@ class _Lane:
     written_count: int = 0
 
 
-def grow(recorded: Path, target: Path, every_ns: int) -> Iterator[int]:
-    """Write more of a run each time, and yield CLOCK_MONOTONIC of that moment; the last time all of it is there."""
+def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = ()) -> Iterator[int]:
+    """Write more of a run each time, and yield CLOCK_MONOTONIC of that moment; the last time all of it is there.
+
+    ``killed``: ids of processes whose rings stay.
+    """
     run = open_run(recorded)
     target.mkdir(parents=True, exist_ok=True)
     if (recorded / "run.json").exists():
         facts = json.loads((recorded / "run.json").read_text())
         shutil.copy(recorded / "run.json", target / "run.json")
         (target / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if not k.startswith("end_")}))
-    files = [_File(process, target, lanes) for process, lanes in zip(run.processes, _lanes(run), strict=True)]
+    files = [
+        _File(process, target, lanes, process.metadata["pid"] in killed)
+        for process, lanes in zip(run.processes, _lanes(run), strict=True)
+    ]
     now, last = min(f.begin_ns for f in files), max(f.end_ns for f in files)
     while now <= last:
         now += every_ns
@@ -77,7 +83,7 @@ def _lanes(run: RawRun) -> Iterator[list[_Lane]]:
 
 
 class _File:
-    def __init__(self, process: StashFile, target: Path, lanes: list[_Lane]) -> None:
+    def __init__(self, process: StashFile, target: Path, lanes: list[_Lane], killed: bool) -> None:
         self._path = target / f"{process.name}.stash"
         self._ring = target / f"{process.name}.ring"
         self._process = process
@@ -85,6 +91,7 @@ class _File:
         self.begin_ns = int(process.metadata["start_monotonic_ns"])
         self.end_ns = max((int(lane.there_ns[-1]) for lane in lanes), default=self.begin_ns)
         self._begun = False
+        self._killed = killed
 
     def write(self, now_ns: int) -> None:
         """Append the rows that are there by now."""
@@ -102,7 +109,7 @@ class _File:
                 if count > lane.written_count:
                     file.write(_segment(lane, count))
                     lane.written_count = count
-        if now_ns >= self.end_ns:
+        if now_ns >= self.end_ns and not self._killed:
             self._ring.unlink(missing_ok=True)
 
 
