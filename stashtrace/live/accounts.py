@@ -17,10 +17,10 @@ import numpy.typing as npt
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.steps.window import Window, with_window
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.table import LIVE_STEPS, wide_rows
-from stashtrace.live.window import cut_at_step
 from stashtrace.loading.load import load_growing
 from stashtrace.loading.presence import OpenedRun
 from stashtrace.schema.groupby import GroupBy
@@ -64,9 +64,8 @@ class LiveAccounts:
     start: int = 0
     #: Zero of the common time on CLOCK_MONOTONIC of this host.
     origin_ns: int = 0
-    #: The window's first step, and when the loop of each rank began it.
-    _first_step: int = 0
-    _begins_ns: dict[int, int] = field(default_factory=dict)
+    #: Where the rows in memory begin; None while all of the run is there.
+    window: Window | None = None
     #: Rows before this were let go for want of memory.
     _cut_ns: int = -1
 
@@ -87,8 +86,8 @@ class LiveAccounts:
         self.origin_ns = opened.clocks.origin_monotonic_ns
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
-            self.closed, self._begins_ns, self._first_step = {}, {}, 0
-        trace = cut_at_step(whole, self._first_step, self._begins_ns)
+            self.closed, self.window = {}, None
+        trace = whole if self.window is None else with_window(whole, self.window, self.origin_ns)
         try:
             table = steps(trace)
         except MissingDataError:
@@ -157,12 +156,13 @@ class LiveAccounts:
         long_ago = (by_step.values <= last - CONTEXT_STEPS) | (
             (by_step.values <= last - LEAST_STEPS) & (begin < newest_ns - CONTEXT_NS)
         )
-        fitting = np.flatnonzero(everybody & old & long_ago & (by_step.values > self._first_step))
+        first = 0 if self.window is None else self.window.first_step
+        fitting = np.flatnonzero(everybody & old & long_ago & (by_step.values > first))
         if not len(fitting):
             return
-        self._first_step = int(by_step.values[fitting[-1]])
-        own = table.take(table["step"] == self._first_step)
-        self._begins_ns = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
+        first = int(by_step.values[fitting[-1]])
+        own = table.take(table["step"] == first)
+        self.window = Window(first, dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True)))
         # Starts of an elastic job are counted by its ranks, also by those that have ended.
         ranks = {
             p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or p.identity.generation >= 0

@@ -23,6 +23,7 @@ from stashtrace.analysis.steps.loop import (
 from stashtrace.analysis.steps.quiet import brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.steps.window import begun_before, fact_of_run, window_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.events import STEPS
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -173,22 +174,16 @@ def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = 
 
 
 def first_recorded_step(trace: Trace) -> int:
-    """Number of the first step that a run with ``--steps A:B`` recorded, 0 for a whole run."""
-    first = _fact(trace, "steps").partition(":")[0]
+    """Number of the first step of a window, or that a run with ``--steps A:B`` recorded; 0 for a whole run."""
+    if (window := window_of(trace)) is not None:
+        return window.first_step
+    first = fact_of_run(trace, "steps").partition(":")[0]
     return int(first) if first.isdecimal() and len(first) <= _MOST_DIGITS else 0
 
 
 def _are_numbered(trace: Trace) -> bool:
     """Whether the trace is from a store whose steps were numbered; a rank of it may have had none."""
-    return bool(len(trace.numbered_steps)) or _fact(trace, "numbered_steps") not in ("", "0")
-
-
-def _fact(trace: Trace, key: str) -> str:
-    """Value of a key in the metadata of the whole run; empty if it has none."""
-    facts = trace.metadata
-    code = trace.strings.find(key)
-    values = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
-    return trace.text(values[0]) if len(values) and code >= 0 else ""
+    return bool(len(trace.numbered_steps)) or fact_of_run(trace, "numbered_steps") not in ("", "0")
 
 
 def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Table]]:
@@ -211,7 +206,11 @@ class _Rows:
     """Rows that tokens are made of, grouped by thread once for all ranks."""
 
     def __init__(self, trace: Trace) -> None:
-        phases, batches, spans = trace.phases, trace.batches, trace.spans
+        window, threads = window_of(trace), step_threads(trace)
+        phases, batches, spans = (
+            table.take(~begun_before(table, threads, window)) if window is not None else table
+            for table in (trace.phases, trace.batches, trace.spans)
+        )
         self.phases = phases.take((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
         self.waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
         self.marks = spans.take(spans["kind_code"] == SpanKind.STEP_MARK)
