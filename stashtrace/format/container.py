@@ -28,6 +28,9 @@ CONTAINER_MINOR = 0
 OLDEST_MAJOR = 1
 FLAG_MERGED = 1
 MAX_SEGMENT_ROWS = 1 << 20
+#: Record of a segment whose rows were dropped because only the last steps of a run are kept. It stands in the place of
+#: the segments that held them, has the number of their rows, and its payload is a hole in the file.
+DROPPED_RECORD = 0xFFFF
 
 FILE_HEADER = struct.Struct("<8sHHIIIQII")
 SEGMENT_HEADER = struct.Struct("<QHHIIIQIIII")
@@ -244,6 +247,14 @@ def pack_head(records: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any],
         flags,
     )
     return (header + text).ljust(offset, b"\0")
+
+
+def dropped_header(size: int, row_count: int) -> bytes:
+    """Bytes of the header that stands in the place of ``size`` bytes of segments, which held so many rows."""
+    payload_bytes = size - SEGMENT_HEADER.size
+    fields = (SYNC_WORD, DROPPED_RECORD, Codec.RAW, 0, 0, row_count, 0, payload_bytes, 0, 0, 0)
+    checked = SEGMENT_HEADER.pack(*fields)[:_CHECKED_BYTES]
+    return checked + struct.pack("<II", zlib.crc32(checked), 0)
 
 
 def pack_segment(

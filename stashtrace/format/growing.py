@@ -8,15 +8,16 @@ the ring or in the file.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import FormatError
-from stashtrace.format.container import ByteFile, Segment, scan_segments
+from stashtrace.format.container import SEGMENT_HEADER, ByteFile, Segment, dropped_header, padded, scan_segments
 from stashtrace.format.reader import RawRun, link_forks, read_run_facts, start_ns
 from stashtrace.format.ring import read_ring
 from stashtrace.format.stash_file import Chunk, StashFile, joined_texts
@@ -30,6 +31,9 @@ _LASTING = frozenset(
         *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
     }
 )
+#: Readings of clocks stay so much longer than other rows: those before a row are needed to place it in time.
+CLOCKS_NS = 20_000_000_000
+_CLOCKS = ("clock_sync", "device_clock")
 #: Records that a training loop may write any number of within a step. Without them a step has less to explain it, but
 #: still its number and its length.
 _BULKY = frozenset(
@@ -38,6 +42,60 @@ _BULKY = frozenset(
         *("counter", "instant", "device_call", "device_sample", "kernel", "nccl_channel", "nccl_proxy"),
     }
 )
+
+
+#: Smaller ranges stay until more rows beside them are let go of: holes are whole pages.
+_LEAST_HOLE_BYTES = 1 << 14
+#: The length of a segment has 32 bits.
+_LONGEST_BYTES = 1 << 30
+_KEEP_SIZE, _PUNCH_HOLE, _PAGE_BYTES = 1, 2, 4096
+
+
+def punch_hole(descriptor: int, begin: int, end: int) -> int:
+    """Replace the whole pages of a range of a file by a hole; return how many bytes that frees.
+
+    Raises OSError if the file system has no holes.
+    """
+    begin, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
+    if begin >= end:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate64.argtypes = arguments
+    if libc.fallocate64(descriptor, _PUNCH_HOLE | _KEEP_SIZE, begin, end - begin):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return end - begin
+
+
+class _Range(NamedTuple):
+    """Segments that lie side by side in a file: when their rows were seen, and where each begins."""
+
+    begin: int
+    end: int
+    rows_count: int
+    seen_ns: int
+    parts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, segment: Segment, seen_ns: int) -> _Range:
+        begin = segment.payload_offset - SEGMENT_HEADER.size
+        end = segment.payload_offset + padded(segment.payload_bytes)
+        return cls(begin, end, segment.row_count, seen_ns, (begin,))
+
+
+def _joined(ranges: Iterable[_Range]) -> list[_Range]:
+    """Join ranges that follow each other without a gap; those of one call are in order."""
+    joined: list[_Range] = []
+    for one in ranges:
+        last = joined[-1] if joined else None
+        if last is not None and last.end == one.begin and one.end - last.begin < _LONGEST_BYTES:
+            parts = (*last.parts, *one.parts)
+            rows_count, seen_ns = last.rows_count + one.rows_count, max(last.seen_ns, one.seen_ns)
+            joined[-1] = _Range(last.begin, one.end, rows_count, seen_ns, parts)
+        else:
+            joined.append(one)
+    return joined
 
 
 class GrowingFile(StashFile):
@@ -49,6 +107,8 @@ class GrowingFile(StashFile):
         #: When each segment was first seen: its rows are older.
         self._seen_ns: dict[int, int] = {}
         self._whole_texts: dict[int, str] = {}
+        #: Ranges of the file whose rows were let go of, in order; see :meth:`drop`.
+        self._released: list[_Range] = []
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
         self._newest_ns = at_ns
@@ -96,9 +156,8 @@ class GrowingFile(StashFile):
                 if layout is None:
                     continue
                 rows = self._rows_of(source, segment, layout)
-                if layout.name == "string_part":
-                    self._text_parts += [] if rows is None else [rows]
-                    continue
+                if layout.name == "string_part" and rows is not None:
+                    self._text_parts.append(rows)
                 self.segments.append(segment)
                 self._rows[segment.payload_offset] = rows
                 self._seen_ns[segment.payload_offset] = at_ns
@@ -113,12 +172,38 @@ class GrowingFile(StashFile):
 
     def forget(self, before_ns: int) -> None:
         """Let go of rows that were there at a look before a time, but for those that are needed for good."""
-        kept = [s for s in self.segments if self._seen_ns[s.payload_offset] >= before_ns or self._lasts(s)]
-        for segment in self.segments if len(kept) < len(self.segments) else ():
-            if self._seen_ns[segment.payload_offset] < before_ns and not self._lasts(segment):
-                del self._seen_ns[segment.payload_offset], self._rows[segment.payload_offset]
+        kept = []
+        for segment in self.segments:
+            name, seen_ns = self._name_of(segment.record_id), self._seen_ns[segment.payload_offset]
+            if name in _LASTING or seen_ns >= before_ns - (CLOCKS_NS if name in _CLOCKS else 0):
+                kept.append(segment)
+                continue
+            self._released.append(_Range.of(segment, seen_ns))
+            del self._seen_ns[segment.payload_offset], self._rows[segment.payload_offset]
         self.segments = kept
         self._by_thread = self._row_counts = None
+
+    def drop(self, before_ns: int) -> int:
+        """Give the space of rows that were let go of, and were there before a time, back to the file system.
+
+        A header in their place says how many rows there were, so that a reader takes the gap for no damage. Returns how
+        many bytes were freed. Raises OSError if the file system cannot: the rows stay.
+        """
+        old = sorted(one for one in self._released if one.seen_ns < before_ns)  # clocks were released later than others
+        ready = [one for one in _joined(old) if one.end - one.begin >= _LEAST_HOLE_BYTES]
+        if not ready:
+            return 0
+        freed = 0
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for one in ready:
+                freed += punch_hole(descriptor, one.begin + SEGMENT_HEADER.size, one.end)
+                os.pwrite(descriptor, dropped_header(one.end - one.begin, one.rows_count), one.begin)
+        finally:
+            os.close(descriptor)
+        done = {at for one in ready for at in one.parts}
+        self._released = [one for one in self._released if one.begin not in done]
+        return freed
 
     def forget_bulky(self, before_ns: int) -> None:
         """Let go of rows that were there at a look before a time, and of which a step may have any number."""
@@ -130,9 +215,6 @@ class GrowingFile(StashFile):
         """Return when each segment of which :meth:`forget_bulky` may let go was first seen."""
         bulky = (s for s in self.segments if self._name_of(s.record_id) in _BULKY)
         return [self._seen_ns[s.payload_offset] for s in bulky if self._rows[s.payload_offset] is not None]
-
-    def _lasts(self, segment: Segment) -> bool:
-        return self._name_of(segment.record_id) in _LASTING
 
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
         """Rows of the named records and threads, as :meth:`StashFile.chunks`, from memory."""
@@ -232,6 +314,17 @@ class GrowingRun:
         for file in self._files.values():
             file.forget_bulky(limit_ns)
         return limit_ns
+
+    def drop(self, before_ns: int) -> int:
+        """Give the space of rows that were let go of, and were there before a time, back to the file system.
+
+        Returns how many bytes were freed. Raises OSError if the file system cannot.
+        """
+        return sum(file.drop(before_ns) for file in self._files.values())
+
+    def bytes_on_disk(self) -> int:
+        """Return the space that the files take."""
+        return sum(os.stat(file.path).st_blocks * 512 for file in self._files.values())
 
     def _is_parent(self, file: GrowingFile) -> bool:
         return any(other.parent is file for other in self._files.values())

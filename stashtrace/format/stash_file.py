@@ -21,7 +21,15 @@ import numpy.typing as npt
 
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode
-from stashtrace.format.container import ByteFile, FileHead, Segment, pack_segment, read_head, scan_segments
+from stashtrace.format.container import (
+    DROPPED_RECORD,
+    ByteFile,
+    FileHead,
+    Segment,
+    pack_segment,
+    read_head,
+    scan_segments,
+)
 from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import Lane, RingImage, read_ring
 from stashtrace.schema.kinds import Severity
@@ -31,6 +39,7 @@ from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 PART_BYTES = 56
 
 
+_DROPPED = "rows of earlier steps were dropped: only the last steps are kept, as asked"
 #: (collector, reason, severity, advice)
 _Loss = tuple[str, str, int, str]
 
@@ -96,6 +105,8 @@ class StashFile:
             skipped += torn
         if skipped:
             self._damage("damaged_bytes", skipped, f"{self.name}.stash ends early or was damaged; the rest was read")
+        #: Rows that were dropped on purpose and have not yet been seen as a gap in their lane.
+        self._dropped_rows = 0
         #: Sequence after the last row of each lane in the file.
         self._lane_ends: dict[tuple[int, int], int] = {}
         self._account_for_segments(self.segments)
@@ -180,7 +191,7 @@ class StashFile:
         """Segments of records that the field table does not describe, as they are: (checksum, bytes)."""
         with ByteFile(self.path) as source:
             for s in self.segments:
-                if s.record_id not in self.layouts:
+                if s.record_id not in self.layouts and s.record_id != DROPPED_RECORD:
                     yield (
                         s.payload_crc32,
                         pack_segment(
@@ -275,6 +286,10 @@ class StashFile:
     def _account_for_segments(self, segments: Iterable[Segment]) -> None:
         """Note where each lane ends in the file; gaps between segments become losses."""
         for segment in segments:
+            if segment.record_id == DROPPED_RECORD:
+                self._dropped_rows += segment.row_count
+                self._losses["core", "dropped_rows", int(Severity.INFO), _DROPPED] += segment.row_count
+                continue
             layout = self.layouts.get(segment.record_id)
             if layout is None or layout.name not in current_layouts():
                 name = layout.name if layout else f"record {segment.record_id:#x}"
@@ -343,10 +358,13 @@ class StashFile:
         count: int,
     ) -> None:
         expected = ends.get(lane, 0)
-        if first > expected and not self.head.merged:
+        missing = 0 if self.head.merged else max(first - expected, 0)
+        known = min(missing, self._dropped_rows)  # a gap that dropped rows have left
+        self._dropped_rows -= known
+        if missing > known:
             layout = self.layouts.get(lane[0])
             advice = f"{self.name}.stash lacks rows that were written to it"
-            self._damage("missing_rows", first - expected, advice, layout.collector if layout else "format", losses)
+            self._damage("missing_rows", missing - known, advice, layout.collector if layout else "format", losses)
         ends[lane] = max(expected, first + count)
 
     def _lose(

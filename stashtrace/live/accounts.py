@@ -9,6 +9,7 @@ two. What no later step needs is let go, so that memory does not grow with the r
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +38,8 @@ CONTEXT_NS, LEAST_STEPS = 60_000_000_000, 8
 LEAST_NS = 2_000_000_000
 
 
+#: Rounds of which it is known where their window began.
+_WINDOWS_KEPT = 10_000
 #: Samplers write several times a second while a process lives: one that has written nothing for so long is dead or
 #: stopped, and steps close without it.
 SILENT_NS = 10_000_000_000
@@ -66,6 +69,12 @@ class LiveAccounts:
     origin_ns: int = 0
     #: Where the rows in memory begin; None while all of the run is there.
     window: Window | None = None
+    #: Windows so far, by their first step: where what is left on disk may begin.
+    windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS_KEPT))
+    #: Steps before the open ones that stay in memory.
+    context_steps: int = CONTEXT_STEPS
+    #: Whether rows must stay as they are, because a window of them is to be sealed.
+    held: bool = False
     #: Rows before this were let go for want of memory.
     _cut_ns: int = -1
 
@@ -87,6 +96,7 @@ class LiveAccounts:
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
             self.closed, self.window = {}, None
+            self.windows.clear()
         trace = whole if self.window is None else with_window(whole, self.window, self.origin_ns)
         try:
             table = steps(trace)
@@ -145,6 +155,8 @@ class LiveAccounts:
 
     def _move_on(self, trace: Trace, opened: OpenedRun) -> None:
         """Let the window begin at a later step, and let go of the rows that only earlier ones need."""
+        if self.held:
+            return
         table = host_steps(trace)
         last = min(self.closed.values())
         by_step = GroupBy(table["step"])
@@ -153,7 +165,7 @@ class LiveAccounts:
         at = int(np.searchsorted(by_step.values, last))
         newest_ns = int(begin[min(at, len(begin) - 1)])
         old = begin < newest_ns - LEAST_NS
-        long_ago = (by_step.values <= last - CONTEXT_STEPS) | (
+        long_ago = (by_step.values <= last - self.context_steps) | (
             (by_step.values <= last - LEAST_STEPS) & (begin < newest_ns - CONTEXT_NS)
         )
         first = 0 if self.window is None else self.window.first_step
@@ -163,6 +175,7 @@ class LiveAccounts:
         first = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == first)
         self.window = Window(first, dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True)))
+        self.windows.append(self.window)
         # Starts of an elastic job are counted by its ranks, also by those that have ended.
         ranks = {
             p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or p.identity.generation >= 0

@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from stashtrace.analysis.findings import summarize
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
-from stashtrace.live.accounts import LiveAccounts, Round
+from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
+from stashtrace.live.capture import Captures, Sealed, take_requests
 from stashtrace.live.events import EventLog
-from stashtrace.live.state import EVENTS_KEPT, LiveState
+from stashtrace.live.keeping import Keeper
+from stashtrace.live.state import EVENTS_KEPT, Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import LiveTotals
 from stashtrace.record.directory import read_run_file
@@ -24,16 +27,30 @@ from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.parts import findings_of
+from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
 _VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class FollowOptions:
+    """What is done beside the accounting."""
+
+    #: Steps, and bytes of files, that are kept of the run; 0 for all.
+    keep_steps: int = 0
+    keep_bytes: int = 0
+    #: Steps of a window before the step that was asked for, and after it.
+    before_steps: int = 20
+    after_steps: int = 5
+
+
 class FollowedRun:
     """A run whose processes write on this host. ``directory``: where they write. ``log``: takes the events."""
 
-    def __init__(self, directory: Path, log: EventLog) -> None:
+    def __init__(self, directory: Path, log: EventLog, options: FollowOptions | None = None) -> None:
+        options = options or FollowOptions()
         facts = read_run_file(directory)
         boot_id = own_boot_id()
 
@@ -43,6 +60,10 @@ class FollowedRun:
         self.directory = directory
         self.log = log
         self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
+        self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
+        self.captures = Captures(directory, facts)
+        self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
+        self.options = options
         self.totals = LiveTotals()
         host = os.uname().nodename
         self.state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])))
@@ -67,10 +88,27 @@ class FollowedRun:
                 self._file.append(found.closed)
                 self.totals.add(found.closed)
                 self._look_at(found, ended)
+                self._windows(ended)
             self._write_state(notes, ended, interval_s)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
             self.state.notes = notes
+
+    def _windows(self, ended: bool) -> None:
+        """Open the windows that are asked for, seal those that are ready, and drop what need not stay."""
+        at_ns = time.monotonic_ns()
+        newest = min(self.accounts.closed.values(), default=-1)
+        for request in take_requests(self.directory):
+            step, after = newest, request.after_steps
+            if not self.captures.ask(f"step-{max(step, 0):06}-asked", step, after, at_ns, by_hand=True):
+                text = "a window was asked for while another one is open: none is sealed for it"
+                self.log.add(Event("capture", text, time.time_ns(), step=step))
+        sealed = self.captures.seal_if_ready(self.accounts, at_ns, ended=ended)
+        if sealed is not None:
+            self.log.add(_event_of(sealed))
+        self.accounts.held = self.captures.is_open
+        if not ended:
+            self.keeper.drop(self.accounts)
 
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:
@@ -87,9 +125,20 @@ class FollowedRun:
         state.take_totals(self.totals, zero_ns)
         state.own_cpu_ns = time.process_time_ns()
         state.rounds_count += 1
+        notes += [self.keeper.error] if self.keeper.error else []
         state.interval_s, state.ended, state.notes = interval_s, ended, notes
         state.events = self.log.events[-EVENTS_KEPT:]
         state.write(self.directory)
+
+
+def _event_of(sealed: Sealed) -> Event:
+    """Word a window that was sealed, or that could not be."""
+    if sealed.error:
+        text = f"the window {sealed.name} could not be written: {sealed.error}"
+        return Event("capture", text, time.time_ns(), step=sealed.last_step)
+    size = bytes_text(sealed.size_bytes)
+    text = f"steps {sealed.first_step} to {sealed.last_step} are kept in {sealed.path} ({size})"
+    return Event("capture", text, time.time_ns(), step=sealed.last_step, window=sealed.path)
 
 
 def verdicts_of(window: Trace) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stashtrace.live.events import EventLog
-from stashtrace.live.followed import FollowedRun
+from stashtrace.live.followed import FollowedRun, FollowOptions
 
 #: Seconds between two rounds, and the share of one core that all rounds may take.
 _LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stashtrace.live.follower", description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--quiet", action="store_true", help="write no line when something happens")
+    parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
+    parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
     arguments = parser.parse_args(argv)
     # What the terminal sends is meant for the job; we end with it.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
-    run = FollowedRun(arguments.directory, log)
+    options = FollowOptions(keep_steps=arguments.keep_steps, keep_bytes=arguments.keep_bytes)
+    run = FollowedRun(arguments.directory, log, options)
     interval_s = _LEAST_S
     while True:
         ended = _is_closed(sys.stdin.fileno(), interval_s)

@@ -28,6 +28,7 @@ from stashtrace.record.directory import (
     living_processes,
     make_scratch,
     prepare_directory,
+    read_run_file,
     was_replaced,
     write_run_file,
 )
@@ -201,6 +202,8 @@ def run_command(
     write_error = None
     replaced = was_replaced(directory, began_in)
     try:
+        if follower is not None:  # it notes there where a run begins of which only the last steps are kept
+            content = {**read_run_file(records), **content}
         if replaced:
             raise CaptureError(f"another folder has taken the place of run directory {directory} during the run")
         with file_rights(options.share):

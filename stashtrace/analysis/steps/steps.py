@@ -72,7 +72,13 @@ def steps(trace: Trace) -> Table:
     """
     if _are_numbered(trace):
         return Table(STEPS, {name: trace.numbered_steps[name] for name in STEPS.names})
-    return number_steps(local_steps(trace), trace.collectives, first_recorded_step(trace))
+    return _whole_ones(number_steps(local_steps(trace), trace.collectives, first_recorded_step(trace)), trace)
+
+
+def _whole_ones(table: Table, trace: Trace) -> Table:
+    """Return the steps up to the last one that is whole in a window."""
+    window = window_of(trace)
+    return table if window is None or window.last_step is None else table.take(table["step"] <= window.last_step)
 
 
 def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
@@ -104,7 +110,7 @@ def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
     ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
     if not _are_numbered(trace):
-        return number_steps(ranks, trace.collectives, first_recorded_step(trace))
+        return _whole_ones(number_steps(ranks, trace.collectives, first_recorded_step(trace)), trace)
     known = steps(trace)
     begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
     rows = RowsBy(known["rank"])
@@ -206,7 +212,8 @@ class _Rows:
     """Rows that tokens are made of, grouped by thread once for all ranks."""
 
     def __init__(self, trace: Trace) -> None:
-        window, threads = window_of(trace), step_threads(trace)
+        self.window = window = window_of(trace)
+        threads = step_threads(trace)
         phases, batches, spans = (
             table.take(~begun_before(table, threads, window)) if window is not None else table
             for table in (trace.phases, trace.batches, trace.spans)
@@ -235,6 +242,10 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSt
         columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
     if not len(columns.begin):
         columns = devices.unaided(thread.process_id)
+    elif rows.window is not None and thread.rank in rows.window.begins_ns:
+        # The step began where the one before it ended, which is no longer there.
+        begun = min(rows.window.begins_ns[thread.rank], int(columns.begin[0]))
+        columns = replace(columns, begin=np.concatenate(([begun], columns.begin[1:])))
     ordinal = whole["value"] if len(whole) else int64(np.arange(len(columns.begin)))
     begin, end, clock = devices.on_device(thread.process_id, columns)
     thinned = devices.thinned(thread.process_id, begin, end)

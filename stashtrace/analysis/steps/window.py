@@ -5,7 +5,8 @@
                         ranks begin K at times of their own; what their loops did before it is of no whole step
 
 Followed runs have such a beginning, as do the windows that they seal and runs of which only the last steps are kept.
-The fact ``window`` of the run says it: ``K RANK:NS RANK:NS ...``, in ns of the monotonic clock.
+The fact ``window`` of the run says it: ``K RANK:NS RANK:NS ...``, or ``K-N`` in place of ``K`` where it ends with step
+N, in ns of the monotonic clock.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -39,11 +40,14 @@ class Window:
     first_step: int
     #: Rank -> when its loop began that step, on the common clock.
     begins_ns: Mapping[int, int]
+    #: The last step that is whole; None where the recording goes on.
+    last_step: int | None = None
 
     def fact(self, origin_ns: int) -> str:
         """Return the text of the fact; ``origin_ns``: zero of the common clock on the monotonic clock."""
         begins = (f"{rank}:{begin + origin_ns}" for rank, begin in sorted(self.begins_ns.items()))
-        return " ".join([str(self.first_step), *begins])
+        steps = str(self.first_step) if self.last_step is None else f"{self.first_step}-{self.last_step}"
+        return " ".join([steps, *begins])
 
 
 def fact_of_run(trace: Trace, key: str) -> str:
@@ -56,16 +60,17 @@ def fact_of_run(trace: Trace, key: str) -> str:
 
 def window_of(trace: Trace) -> Window | None:
     """Return where a recording begins; None if it is one from the start, or the fact makes no sense."""
-    first, *begins = fact_of_run(trace, FACT).split() or [""]
+    numbers, *begins = fact_of_run(trace, FACT).split() or [""]
+    first, dash, last = numbers.partition("-")
     origin = fact_of_run(trace, "origin_monotonic_ns")
-    if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (first, origin)):
+    if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (first, origin, last if dash else "0")):
         return None
     known = {}
     for text in begins:
         rank, _, begin = text.partition(":")
         if rank_number(rank) >= 0 and begin.isdecimal() and len(begin) <= _MOST_DIGITS:
             known[int(rank)] = int(begin) - int(origin)
-    return Window(int(first), known)
+    return Window(int(first), known, int(last) if dash else None)
 
 
 def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:

@@ -6,12 +6,14 @@ What is recorded, and how, is declared in ``record.options``; here is only where
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import argparse
 import signal
 from collections.abc import Sequence
 
 from stashtrace.cli.merging import conclude, processes_text, shown_directory
 from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
+from stashtrace.cli.values import read_size
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -52,6 +54,17 @@ def parser() -> Parser:
         "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live DIR` shows more",
     )
     parser.add_argument(
+        "--keep-last",
+        metavar="STEPS",
+        type=int,
+        help="keep so many steps at the end of the run, and drop the records of earlier ones while it runs",
+    )
+    parser.add_argument(
+        "--keep-bytes",
+        metavar="SIZE",
+        help="drop the records of the earliest steps while the run takes more than SIZE (2 GiB) on disk",
+    )
+    parser.add_argument(
         "--grace",
         metavar="SECONDS",
         type=float,
@@ -78,13 +91,28 @@ def main(argv: Sequence[str]) -> int:
         overwrite=arguments.overwrite,
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
-        follow=[] if arguments.live else None,
+        follow=_follower_words(arguments),
     )
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2
     with file_rights(arguments.share):
         conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command)
     return outcome.exit_code
+
+
+def _follower_words(arguments: argparse.Namespace) -> list[str] | None:
+    """Return the arguments of the process that follows the run; None if nothing asks for it.
+
+    Raises UsageError if an option has no possible value.
+    """
+    words = [] if arguments.live else ["--quiet"]
+    if arguments.keep_last is not None:
+        if arguments.keep_last < 1:
+            raise UsageError(f"--keep-last {arguments.keep_last} keeps nothing", hint="for example --keep-last 500")
+        words += ["--keep-steps", str(arguments.keep_last)]
+    if arguments.keep_bytes is not None:
+        words += ["--keep-bytes", str(read_size(arguments.keep_bytes, "--keep-bytes"))]
+    return None if words == ["--quiet"] else words
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,192 @@
+"""Windows and runs of which only the last steps are kept: their steps have the numbers and times of the whole run."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from growing_files import grow
+from made_job import write_job
+from test_accounts import SECOND, afterwards, differences
+
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import StashtraceError
+from stashtrace.format import growing
+from stashtrace.format.compact import compact_run
+from stashtrace.format.growing import GrowingRun
+from stashtrace.format.reader import open_run
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.capture import Captures, Limits, Request, put_request, take_requests
+from stashtrace.live.keeping import Keeper
+from stashtrace.loading.load import load_trace
+from stashtrace.record.directory import read_run_file
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.table import Table
+
+
+def whole_steps(path: Path) -> Table:
+    """The rows of all steps of a run or window."""
+    return afterwards(path)
+
+
+def dropped_rows(path: Path) -> int:
+    trace = load_trace(path)
+    named = trace.losses["name_code"] == trace.strings.find("dropped_rows")
+    assert (trace.losses["severity_code"][named] == int(Severity.INFO)).all()
+    serious = trace.losses["severity_code"] == int(Severity.DATA_LOSS)
+    assert not serious.any(), [trace.text(code) for code in trace.losses["name_code"][serious]]
+    return int(trace.losses["lost_count"][named].sum())
+
+
+def test_a_window_has_the_steps_of_the_whole_run(tmp_path: Path) -> None:
+    """Asked for at step 200 of 400 with 10 steps after it; loaded as a run, its steps equal those of the recording."""
+    write_job(tmp_path / "job", steps_count=400, late_ms={(1, 195): 60.0})
+    target = tmp_path / "grown"
+    accounts = LiveAccounts(GrowingRun(str(target)))
+    captures = Captures(target, {"run_id": "x"})
+    asked, sealed = False, None
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        accounts.round(now_ns)
+        if not asked and accounts.closed.get(0, -1) >= 200:
+            asked = captures.ask("step-000200-asked", 200, 10, now_ns)
+            assert asked
+        found = captures.seal_if_ready(accounts, now_ns)
+        accounts.held = captures.is_open
+        sealed = sealed or found
+    assert sealed is not None
+    assert sealed.error == ""
+    window = whole_steps(Path(sealed.path))
+    assert window["step"].min() == sealed.first_step <= 195
+    assert window["step"].max() == sealed.last_step >= 210
+    assert len(window) == 2 * (sealed.last_step - sealed.first_step + 1)
+    assert differences(window, whole_steps(tmp_path / "job")) == []
+    slow = window.take((window["step"] == 195) & (window["rank"] == 0))
+    assert slow["straggler_ns"][0] >= 50_000_000
+    assert sealed.size_bytes < sum(path.stat().st_size for path in target.glob("*.stash"))
+    assert not load_trace(sealed.path).losses["severity_code"].tolist().count(int(Severity.DATA_LOSS))
+
+
+def test_only_the_last_steps_stay_on_disk(tmp_path: Path) -> None:
+    """Of 2000 steps at least 100 are kept; files stay small, and what is left has the numbers of the whole run."""
+    write_job(tmp_path / "job", steps_count=2000)
+    target = tmp_path / "grown"
+    accounts = LiveAccounts(GrowingRun(str(target)))
+    keeper = Keeper(target, steps=100)
+    taken = []
+    for now_ns in grow(tmp_path / "job", target, 2 * SECOND):
+        accounts.round(now_ns)
+        keeper.drop(accounts)
+        taken.append(accounts.run.bytes_on_disk())
+    accounts.round(now_ns, ended=True)
+    assert keeper.error == ""
+    assert keeper.dropped_bytes > 0
+    left = whole_steps(target)
+    assert left["step"].min() == keeper.window.first_step  # type: ignore[union-attr]
+    assert 1800 < left["step"].min() <= 1900
+    assert left["step"].max() == 1999
+    assert differences(left, whole_steps(tmp_path / "job")) == []
+    assert dropped_rows(target) > 0
+    half = len(taken) // 2
+    assert max(taken[half:]) < 1.6 * max(taken[: half // 2]), "space on disk is to stay bounded"
+
+
+def test_a_limit_of_bytes(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", steps_count=1500)
+    target = tmp_path / "grown"
+    accounts = LiveAccounts(GrowingRun(str(target)))
+    keeper = Keeper(target, most_bytes=800_000)
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        accounts.round(now_ns)
+        keeper.drop(accounts)
+    assert accounts.run.bytes_on_disk() < 1_200_000
+    assert differences(whole_steps(target), whole_steps(tmp_path / "job")) == []
+
+
+def test_a_file_system_without_holes_keeps_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS before 4.2, for one: said once, and nothing is damaged."""
+    write_job(tmp_path / "job", steps_count=1000)
+    target = tmp_path / "grown"
+    accounts, keeper = LiveAccounts(GrowingRun(str(target))), Keeper(target, steps=50)
+
+    def refuse(descriptor: int, begin: int, end: int) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(growing, "punch_hole", refuse)
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        accounts.round(now_ns)
+        keeper.drop(accounts)
+    said = r"all steps are kept: the file system of .* cannot drop any \(Operation not supported\)"
+    assert re.fullmatch(said, keeper.error)
+    assert dropped_rows(target) == 0
+
+
+def test_a_run_that_was_cut_merges(tmp_path: Path) -> None:
+    """The merge carries along what was dropped, and the steps are the same before and after it."""
+    write_job(tmp_path / "job", steps_count=1000)
+    target = tmp_path / "grown"
+    accounts, keeper = LiveAccounts(GrowingRun(str(target))), Keeper(target, steps=50)
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        accounts.round(now_ns)
+        keeper.drop(accounts)
+    before, dropped = whole_steps(target), dropped_rows(target)
+    compact_run(open_run(target))
+    assert differences(whole_steps(target), before) == []
+    assert dropped_rows(target) == dropped > 0
+
+
+def test_a_storm_of_triggers_seals_few_windows(tmp_path: Path) -> None:
+    captures = Captures(tmp_path, {}, Limits(windows_count=3, pause_ns=10))
+    accounts = LiveAccounts(GrowingRun(str(tmp_path)))
+    accounts.closed = {0: 1000}
+    sealed = 0
+    for at_ns in range(0, 1000, 4):
+        captures.ask("step-x", 5, 0, at_ns)
+        sealed += captures.seal_if_ready(accounts, at_ns) is not None
+    assert sealed == 3
+    assert captures.refused_count == 250 - 3
+    assert captures.ask("step-y", 5, 0, 1001, by_hand=True), "a person may ask beyond the limits"
+
+
+def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a window is not left: it would be read as a whole one."""
+    write_job(tmp_path / "job", steps_count=100)
+    accounts = LiveAccounts(GrowingRun(str(tmp_path / "grown")))
+    for moment_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
+        accounts.round(moment_ns)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("stashtrace.live.capture.write_packed", refuse)
+    captures = Captures(tmp_path / "grown", {})
+    assert captures.ask("step-x", 5, 0, 0)
+    sealed = captures.seal_if_ready(accounts, 1)
+    assert sealed is not None
+    assert sealed.error == "No space left on device"
+    assert list((tmp_path / "grown" / "windows").iterdir()) == []
+
+
+def test_requests_are_taken_once(tmp_path: Path) -> None:
+    put_request(tmp_path, Request(7))
+    (tmp_path / "capture-x.request").write_text("{")
+    assert take_requests(tmp_path) == [Request(7)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fact", ["x", "-1", "3-x 0:5", "3 0:-5", "3 x:5", "9" * 30])
+def test_a_damaged_fact_is_no_window(tmp_path: Path, fact: str) -> None:
+    """Steps count from 0 then, or from the number that makes sense; nothing is raised but errors of ours."""
+    write_job(tmp_path / "job", steps_count=20)
+    content = read_run_file(tmp_path / "job") | {"window": fact}
+    (tmp_path / "job" / "run.json").write_text(json.dumps(content))
+    try:
+        table = steps(load_trace(tmp_path / "job"))
+    except StashtraceError:
+        return
+    assert np.unique(table["step"]).tolist() in ([*range(20)], [*range(3, 23)])
