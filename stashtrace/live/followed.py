@@ -63,6 +63,8 @@ class FollowedRun:
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
         self.captures = Captures(directory, facts)
         self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
+        if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
+            self.keeper.error = f"all steps are kept: several hosts record into {directory}"
         self.options = options
         self.totals = LiveTotals()
         host = os.uname().nodename

@@ -1,0 +1,90 @@
+"""A run that is followed: `run --live --keep-last` and `capture`, on a loop that marks its steps and needs no torch."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_job import ENVIRONMENT, stashtrace
+
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.live.state import read_states
+from stashtrace.live.table import read_live
+from stashtrace.loading.load import load_trace
+
+#: Steps of 40 ms for 24 s: rows are dropped from 20 s before the kept steps on, and the clocks take some seconds.
+LOOP = """
+import time, stashtrace
+for step in range(1000):
+    time.sleep(0.04)
+    stashtrace.step()
+    if time.monotonic() - begin > 30: break
+""".replace("for step", "begin = time.monotonic()\nfor step")
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str], str]:
+    """The run directory, what `capture` said in the middle of the run, and what `run` said on stderr."""
+    folder = tmp_path_factory.mktemp("live")
+    words = [sys.executable, "-m", "stashtrace", "run", "--live", "--keep-last", "50", "--out", "run", "--"]
+    command = [*words, sys.executable, "-c", LOOP]
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not any(s.ranks for s in _states(folder / "run")):
+            time.sleep(0.2)
+        answer = stashtrace("capture", "run", "--steps", "3", cwd=folder)
+        assert job.stderr is not None
+        said = job.stderr.read()
+    assert job.returncode == 0, said
+    return folder / "run", answer, said
+
+
+def _states(directory: Path) -> list[object]:
+    return list(read_states(directory)) if directory.exists() else []
+
+
+def test_steps_close_while_the_job_runs(followed: tuple[Path, subprocess.CompletedProcess[str], str]) -> None:
+    (state,) = read_states(followed[0])
+    assert state.ended
+    assert state.notes == []
+    assert state.rounds_count > 2
+    assert state.ranks["0"]["last_step"] == len(read_live(followed[0])) - 1
+
+
+def test_the_last_steps_are_kept(followed: tuple[Path, subprocess.CompletedProcess[str], str]) -> None:
+    """They have the numbers and lengths of the whole run, in the merged recording too."""
+    table, live = steps(load_trace(followed[0])), read_live(followed[0])
+    first, last = int(table["step"].min()), int(table["step"].max())
+    assert first > 0
+    assert last - first + 1 >= 50
+    assert json.loads((followed[0] / "run.json").read_text())["window"].startswith(f"{first} 0:")
+    same = live.take((live["step"] >= first) & (live["step"] <= last))
+    lengths = table["end_ns"] - table["begin_ns"]
+    assert np.abs(lengths - (same["end_ns"] - same["begin_ns"])).max() <= 5
+
+
+def test_capture_seals_a_window(followed: tuple[Path, subprocess.CompletedProcess[str], str]) -> None:
+    answer = followed[1]
+    assert answer.returncode == 0, answer.stderr
+    window = Path(answer.stdout.strip())
+    table, live = steps(load_trace(window)), read_live(followed[0])
+    assert len(table) > 10
+    at = np.searchsorted(live["step"], table["step"])
+    assert (live["step"][at] == table["step"]).all()
+    assert np.abs(live["begin_ns"][at] - table["begin_ns"]).max() <= 5
+    assert f"are kept in {window}" in followed[2]
+
+
+def test_a_run_that_is_not_followed_is_refused(tmp_path: Path) -> None:
+    made = stashtrace("run", "--no-merge", "--out", "run", "--", sys.executable, "-c", "pass", cwd=tmp_path)
+    assert made.returncode == 0
+    answer = stashtrace("capture", "run", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "is not followed" in answer.stderr
+    assert "hint: begin it with `stashtrace run --live`" in answer.stderr
