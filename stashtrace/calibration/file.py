@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.calibration.checked import CheckedFile, is_number
-from stashtrace.calibration.fit import Fit, Piece
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.checked_files import CheckedFile, is_number
+from stashtrace.calibration.fit_link import Fit, Piece
+from stashtrace.calibration.robust_line import Floats
 
 FORMAT_VERSION = 1
 #: Where a run's own calibration is looked for.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli import say_error
-from stashtrace.cli.loading import ignore_losses
+from stashtrace.cli.find_runs import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import StashtraceError
 from stashtrace.record import launchers
@@ -48,7 +48,7 @@ def merge_and_report(
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.text import Look, render
+    from stashtrace.summary.summary_text import Look, render
 
     with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
         progress.stage(0.0, 0.4)
@@ -77,7 +77,7 @@ def merge_and_report(
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.text import summary
+    from stashtrace.summary.summary_text import summary
 
     _write_words(path, summary(trace, shown=shown, first=what_to_do_first(trace)))
 

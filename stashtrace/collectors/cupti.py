@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext, Int64, Stream, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, Int64, Stream, columns_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag

@@ -2,7 +2,7 @@
 
 There is one row for each call. Its times on the device are the plugin's stamps of the kernel, else the events of the
 bracket whose correlation_id is the call (in a group: the bracket of its stream). Tasks of the plugin without a call
-have rows of their own. ``loading.collectives`` then joins the rows with torch's calls.
+have rows of their own. ``loading.join_collectives`` then joins the rows with torch's calls.
 
 A row belongs to a communicator, or to a *lane* of it: messages of one pair of ranks, and replays of graphs, have
 numbers of their own, because other ranks do not take part in these.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext, Int64, Lane, for_each
+from stashtrace.collectors.decode_context import DecodeContext, Int64, Lane, for_each
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
 from stashtrace.schema.trace import EventTables, RawProcess

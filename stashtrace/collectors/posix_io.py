@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("io_op", "io_op_long")

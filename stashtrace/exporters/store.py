@@ -19,7 +19,7 @@ import numpy as np
 from stashtrace import __version__
 from stashtrace.analysis.collectives.matching import match_columns
 from stashtrace.analysis.collectives.shares import KEPT
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.steps import first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError

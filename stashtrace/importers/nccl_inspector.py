@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, parse_json
 from stashtrace.importers.collective_names import PER_PEER, collective_op, lane_hash
-from stashtrace.importers.context import Bools, ImportContext, Int64
+from stashtrace.importers.import_context import Bools, ImportContext, Int64
+from stashtrace.importers.import_limits import HIGHEST, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, NcclFlag, Severity

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import FREE_BYTES, Expansion
+from stashtrace.importers.import_limits import FREE_BYTES, Expansion
 
 #: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import OutOfBoundsError
 from stashtrace.importers.collective_names import lane_hash
-from stashtrace.importers.context import Bools, ImportContext, Int64
+from stashtrace.importers.import_context import Bools, ImportContext, Int64
+from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.collectors.registry import Decoder, resolve
 from stashtrace.format.project import current_layouts
 from stashtrace.format.stash_file import StashFile, pieces
-from stashtrace.loading.collectives import GroupNotes, merge_collectives
-from stashtrace.loading.identity import Process
+from stashtrace.loading.join_collectives import GroupNotes, merge_collectives
+from stashtrace.loading.process_identity import Process
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.possible import without_impossible

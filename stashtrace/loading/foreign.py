@@ -15,12 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import ImporterError, UsageError
-from stashtrace.importers.context import Claim, ImportContext, ImportedProcess, NamedJob
+from stashtrace.importers.import_context import Claim, ImportContext, ImportedProcess, NamedJob
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
-from stashtrace.loading.archives import named
-from stashtrace.loading.clocks.foreign import ImportedClocks, imported_clocks
-from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.clocks.align_imported import ImportedClocks, imported_clocks
 from stashtrace.loading.foreign_files import (
     HINT,
     ArchiveAmongFilesError,
@@ -34,6 +32,8 @@ from stashtrace.loading.foreign_files import (
     size_of,
 )
 from stashtrace.loading.join import join_table, join_tables
+from stashtrace.loading.join_collectives import GroupNotes
+from stashtrace.loading.temporary_archives import named
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool

@@ -16,7 +16,7 @@ from typing import Any
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.loading.identity import Place, places
+from stashtrace.loading.process_identity import Place, places
 from stashtrace.record.directory import (
     RUN_FILE,
     TRACE_SUFFIXES,

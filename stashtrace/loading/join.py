@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.join_collectives import GroupNotes
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives, offset_keys
 from stashtrace.schema.strings import ranks_of

@@ -151,7 +151,9 @@ class Table:
         return table_html(self.schema, self._columns, len(self))
 
     def plot(self) -> Figure:
-        """Draw the table, if it is one of the analysis ``stalls``; see :func:`stashtrace.summary.plot.plot_stalls`.
+        """Draw the table, if it is one of the analysis ``stalls``.
+
+        See :func:`stashtrace.summary.stalls_plot.plot_stalls`.
 
         Returns
         -------
@@ -163,7 +165,7 @@ class Table:
         UsageError
             If there is no picture of this table, or matplotlib is not installed.
         """
-        figure: Figure = lazy_function("stashtrace.summary.plot:plot_table")(self)
+        figure: Figure = lazy_function("stashtrace.summary.stalls_plot:plot_table")(self)
         return figure
 
     def _preview(self) -> list[str]:

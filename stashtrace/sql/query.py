@@ -27,8 +27,8 @@ from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.sql.catalog import Named, catalog, listing, no_table, rows_of
-from stashtrace.sql.columns import Texts, describing, query_names, to_arrow
+from stashtrace.sql.duckdb_tables import Texts, describing, query_names, to_arrow
+from stashtrace.sql.query_names import Named, catalog, listing, no_table, rows_of
 
 if TYPE_CHECKING:
     import duckdb

@@ -43,7 +43,7 @@ from stashtrace.store.layout import (
     require_pyarrow,
     to_arrow,
 )
-from stashtrace.store.reinstating import Reinstated, add_losses
+from stashtrace.store.restore_rows import Reinstated, add_losses
 from stashtrace.whole_files import new_file, write_whole
 
 if TYPE_CHECKING:

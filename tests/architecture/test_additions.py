@@ -102,7 +102,7 @@ def add_collector(tree: Tree) -> None:
 
         import numpy as np
 
-        from stashtrace.collectors.context import DecodeContext
+        from stashtrace.collectors.decode_context import DecodeContext
         from stashtrace.schema.trace import EventTables, RawProcess
 
         RECORDS = ("fan_speed",)

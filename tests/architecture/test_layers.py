@@ -64,8 +64,10 @@ QUESTIONS = {
 }
 # Rooms whose files stand side by side: they may use the named shared doors of their package only.
 ROOMS = {
-    "collectors": {"context", "registry", "core"},
-    "importers": {"registry", "context", "source", "bounds", "collective_names", "phase_names", "protobuf"},
+    "collectors": {"decode_context", "registry", "core"},
+    "importers": {
+        *("registry", "import_context", "source", "import_limits", "collective_names", "phase_names", "protobuf"),
+    },
 }
 # Packages that may import floor 0 alone.
 GROUND_ONLY = {"record"}

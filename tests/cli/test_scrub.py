@@ -28,7 +28,7 @@ from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
-from stashtrace.format.scrubbed import ScrubbedFile
+from stashtrace.format.scrub_file import ScrubbedFile
 from stashtrace.lab import synth
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.scrubbing import RANK_VARIABLES

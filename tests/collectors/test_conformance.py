@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from collectors.recorded import NATIVE, compiled, plain_environment, record
 
-from stashtrace.record.staged import Copy, write_staged_list
+from stashtrace.record.staged_files import Copy, write_staged_list
 
 HOOKED = NATIVE.parents[2] / "csrc" / "hooks" / "real_functions.def"
 TIMEOUT_S = 900

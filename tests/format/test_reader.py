@@ -19,7 +19,7 @@ from stashtrace.errors import DataLossWarning, FormatError, UnsupportedVersionEr
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile, pieces
 from stashtrace.schema.kinds import Severity
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def io_rows(stash: StashWriter, count: int, first: int = 0, path: str = "/data/a.bin") -> list[tuple[Any, ...]]:

@@ -11,12 +11,12 @@ import pytest
 from stash_files import StashWriter, ms
 
 import stashtrace
-from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
+from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
 from stashtrace.errors import DataLossWarning, FormatError
 from stashtrace.format.container import ByteFile
 from stashtrace.format.ring import LANE_HEADER, LANE_MAGIC, PAGE_BYTES, RING_HEADER, RING_MAGIC, read_ring
 from stashtrace.format.stash_file import StashFile
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 _UNKNOWN = {"damaged_lanes", "unreadable_ring", "damaged_ring_header"}
 #: Lanes of threads: (tid, rows in segments, rows published, how many of them segments have too, room).

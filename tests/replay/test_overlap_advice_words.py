@@ -12,8 +12,8 @@ import pytest
 from builders import MS
 
 from stashtrace.replay.advice import Advice, named_advice
-from stashtrace.replay.advice.report import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
-from stashtrace.replay.advice.table import OVERLAP_ADVICE
+from stashtrace.replay.advice.advice_table import OVERLAP_ADVICE
+from stashtrace.replay.advice.advice_text import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
 from stashtrace.schema.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]

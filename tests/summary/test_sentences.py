@@ -11,11 +11,11 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job, worded
 
-from stashtrace.analysis.findings.rows import SECTIONS, Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import SECTIONS, Claim, Evidence
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.registry import analyze
-from stashtrace.summary.words.claims import CLAIMS
-from stashtrace.summary.words.evidence import EVIDENCE
+from stashtrace.summary.words.claim_templates import CLAIMS
+from stashtrace.summary.words.evidence_templates import EVIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "stashtrace" / "analysis" / "findings"

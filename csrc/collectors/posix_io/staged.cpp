@@ -15,7 +15,7 @@
 
 namespace stashtrace::posix_io {
 
-// As packed by record/staged.py, little-endian: head, slots, texts that end in zero.
+// As packed by record/staged_files.py, little-endian: head, slots, texts that end in zero.
 struct StagedList {
   struct Slot {
     std::uint64_t hash;       // 0: empty

@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
-from stashtrace.calibration.checked import CheckedFile, is_number
+from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import FormatError
 from stashtrace.scrubbing import scrub_arguments, scrub_urls
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.tables import IDLE
+from stashtrace.analysis.devices.device_tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.devices.tables import KERNEL_DIFF, KERNEL_TIMES
+from stashtrace.analysis.devices.device_tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps

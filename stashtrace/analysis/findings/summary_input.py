@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.blocking import blocked_calls
+from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.one_file import files_of_ranks
-from stashtrace.analysis.findings.over_time.changes import changes_of
-from stashtrace.analysis.findings.rows import BUDGETS
+from stashtrace.analysis.findings.over_time.step_changes import changes_of
 from stashtrace.analysis.findings.trust import Trust, trust
+from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.agreement import agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden
-from stashtrace.analysis.steps.kinds import step_kinds
-from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.analysis.steps.step_kinds import step_kinds
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
 from stashtrace.analysis.steps.steps import in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
-from stashtrace.analysis.stragglers.on_files import OnFile
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.counters import FileCounters, count_files
 from stashtrace.analysis.io.data_files import is_pseudo_file
+from stashtrace.analysis.io.file_counters import FileCounters, count_files
 from stashtrace.analysis.io.files import groups
+from stashtrace.analysis.io.io_tables import IO_ADVICE
 from stashtrace.analysis.io.ranges import file_reads
-from stashtrace.analysis.io.tables import IO_ADVICE
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -18,7 +18,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.calls import READING, Bools, Follower, moves, process_pieces, time_class
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
-from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
+from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table

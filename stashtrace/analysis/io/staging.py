@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.calls import OPENS
-from stashtrace.analysis.io.counters import count_files
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files, is_pseudo_file
+from stashtrace.analysis.io.file_counters import count_files
 from stashtrace.analysis.io.files import groups
-from stashtrace.analysis.io.tables import IO_STAGING
+from stashtrace.analysis.io.io_tables import IO_STAGING
 from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError

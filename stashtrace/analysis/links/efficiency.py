@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
+from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows, host_names
-from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.file import Calibration, find_calibration, load_calibration
-from stashtrace.calibration.fit import bus_bytes
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.fit_link import bus_bytes
+from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table, match
-from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.devices.identity import counted_gpu
+from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_layers
+from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, transfer_layers
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
-from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import StallKind

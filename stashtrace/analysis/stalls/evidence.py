@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
-from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
+from stashtrace.analysis.stalls.by_host import CHECKPOINT_PHASES
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.calibration.fit import bus_bytes
+from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by

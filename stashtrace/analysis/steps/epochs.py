@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy

@@ -10,15 +10,15 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TABLE_FORMATS, Parser, add_flag
-from stashtrace.cli.rows import column_details, screen_width, write_rows
+from stashtrace.cli.print_tables import column_details, screen_width, write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from stashtrace.schema.strings import StringPool
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
-    from stashtrace.sql.catalog import Named
     from stashtrace.sql.query import Run
+    from stashtrace.sql.query_names import Named
 
 _EPILOG = """QUERY is one statement in DuckDB's SQL that reads. It names tables of the
 recording and analyses alike; only those that it names are read or computed. Of
@@ -50,7 +50,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the answer of a query."""
     arguments = parser().read(argv)
-    from stashtrace.loading.archives import named
+    from stashtrace.loading.temporary_archives import named
     from stashtrace.sql.query import Database, require_duckdb, run_labels
 
     require_duckdb()
@@ -76,7 +76,7 @@ def _query_and_jobs(words: Sequence[str]) -> tuple[str, list[list[str]]]:
     Raises UsageError if there is no query. Raises MissingDataError if a run does not exist, or none is named and there
     is none here.
     """
-    from stashtrace.cli.loading import find_jobs
+    from stashtrace.cli.find_runs import find_jobs
 
     if not words:
         raise UsageError("there is no query", hint=_EXAMPLE)
@@ -106,8 +106,8 @@ class _LoadedRun:
 
     def rows(self, named: Named) -> tuple[Table, StringPool]:
         """See :class:`stashtrace.sql.query.Run`."""
-        from stashtrace.cli.loading import read_runs
-        from stashtrace.sql.catalog import rows_of
+        from stashtrace.cli.find_runs import read_runs
+        from stashtrace.sql.query_names import rows_of
 
         if self._trace is None:
             self._trace = read_runs(self._paths, run_id=self._run_id)

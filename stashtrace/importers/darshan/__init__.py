@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, counted
-from stashtrace.importers.bounds import nanoseconds as as_ns
-from stashtrace.importers.context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
 from stashtrace.importers.darshan.child import Item, Job, Segments, read_apart
+from stashtrace.importers.import_context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
+from stashtrace.importers.import_limits import HIGHEST, counted
+from stashtrace.importers.import_limits import nanoseconds as as_ns
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 from stashtrace.schema.trace import PROCESSES

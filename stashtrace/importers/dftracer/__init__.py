@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, LONGEST_LINE_BYTES, parse_json
-from stashtrace.importers.context import (
+from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
+from stashtrace.importers.import_context import (
     BLOCKED_FROM,
     TRANSFERS,
     Bools,
@@ -31,7 +31,7 @@ from stashtrace.importers.context import (
     blocked_by_duration,
     per_distinct,
 )
-from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
+from stashtrace.importers.import_limits import HIGHEST, LONGEST_LINE_BYTES, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.collective_names import collective_op, element_bytes, lane_hash
-from stashtrace.importers.context import ImportContext, Int64
 from stashtrace.importers.flight_recorder.pickle import read_pickle
+from stashtrace.importers.import_context import ImportContext, Int64
+from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, Severity
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, integer_or, parse_json
-from stashtrace.importers.context import Bools, ImportContext, ImportedProcess, Int64, per_distinct
+from stashtrace.importers.import_context import Bools, ImportContext, ImportedProcess, Int64, per_distinct
+from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.kernel_names import communicates
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.importers.collective_names import PER_PEER, algorithm_and_protocol, collective_op, lane_hash
-from stashtrace.importers.context import ImportContext, Int64
+from stashtrace.importers.import_context import ImportContext, Int64
 from stashtrace.importers.nsys.database import Processes
 from stashtrace.importers.nsys.device import Work
 from stashtrace.importers.nsys.nvtx import CollectiveRanges

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import bound_queries
-from stashtrace.importers.context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_limits import bound_queries
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import ProcessRole
 

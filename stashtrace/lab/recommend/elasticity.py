@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.recommend.candidates import Candidate
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.calibration.fit import bytes_factor
+from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.intervals import Interval, exactly
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.number_intervals import Interval, exactly
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 
 #: In the words of the output and of docs/guides/recommend.md.

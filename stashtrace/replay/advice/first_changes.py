@@ -16,26 +16,26 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table, is_imported
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.claims import ending_claims
-from stashtrace.analysis.findings.lateness.in_words import shows_no_waits
+from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.lateness.late_work_names import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
-from stashtrace.analysis.stragglers.on_files import on_file
+from stashtrace.analysis.stragglers.file_calls import on_file
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
-from stashtrace.replay.loaders.number import known_loaders
-from stashtrace.replay.loaders.uneven import without_slow_workers, worker_numbers
-from stashtrace.replay.report import unreliable
+from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
+from stashtrace.replay.loaders.worker_count import known_loaders
+from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
 from stashtrace.replay.sharing import workers_of
-from stashtrace.replay.straggler import without_lateness
-from stashtrace.replay.transfers import LINKS
 from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
+from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
@@ -43,7 +43,7 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary as text_of
+from stashtrace.summary.summary_text import summary as text_of
 
 FIRST_CHANGES = schema(
     "first_changes",

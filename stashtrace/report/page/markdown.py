@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.report.budget import percents
+from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_reasons
-from stashtrace.report.page.words import claims_of, finding_how, method_text, title_around
+from stashtrace.report.page.page_words import claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
 from stashtrace.visible import markdown_code as code

@@ -1,0 +1,340 @@
+"""Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
+from stashtrace.analysis.stalls.collective_blocking import (
+    Blocked,
+    blocked_on_collectives,
+    collective_layers,
+    device_waits,
+    disjoint_rows,
+    in_flight_heads,
+    own_collectives,
+)
+from stashtrace.analysis.stalls.rows_by_thread import (
+    READ_OPS,
+    LabelledIntervals,
+    Layer,
+    RankLayers,
+    TraceIndex,
+    kept_per_thread,
+)
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.steps.updates import runs_closure
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
+
+_COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
+CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
+#: Waits that the parallel loops of a phase do not make: their cause is foreign in any phase.
+_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL)
+_WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Time of the step thread in and between its work, from its own records."""
+
+    #: Inside forward, backward or optimizer; inside annotations.
+    busy: TimeSet
+    annotated: TimeSet
+    #: Inside a checkpoint, or blocked in a later call on a file that a checkpoint wrote.
+    saving: TimeSet
+    #: Blocked in reads of files.
+    reading: TimeSet
+    #: Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
+    foreign: TimeSet
+    local: TimeSet
+    #: Inside calls that wait for the device.
+    on_device: TimeSet
+
+
+def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
+    """Return when the step thread stood still for reasons of its own."""
+    trace = index.trace
+    rows = index.phases.rows(thread.track_id)
+    rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
+    code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
+    saves, works = np.isin(code, CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
+    saving = TimeSet.of(begin[saves], end[saves])
+
+    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    saved, outputs = _paths_written(index, thread, saving)
+    # Who opens a file to write it reads nothing: that the old one is cut to nothing may take as long as a write.
+    opens_output = io.is_open[own] & np.isin(io.path[own], outputs)
+    reads = io.is_storage[own] & io.is_read[own] & ~opens_output
+    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], saved)
+    foreign = io.is_blocked[own] & ~reads & ~commits
+    busy = TimeSet.of(begin[works], end[works])
+    spans, named = trace.spans, index.spans.rows(thread.track_id)
+    named = named[spans["kind_code"][named] == SpanKind.USER]
+    annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
+    waits, held = trace.waits, index.waits.rows(thread.track_id)
+    alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
+    on_device = device_waits(index, thread)
+    return Standing(
+        busy,
+        annotated,
+        saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]]),
+        TimeSet.of(io.begin[own[reads]], io.end[own[reads]]),
+        TimeSet.of(
+            np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
+            np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+        )
+        - on_device,
+        TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
+        on_device,
+    )
+
+
+def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Return annotations that do not reach from one step into another; one around the loop describes no step."""
+    ends = index.steps["end_ns"][index.steps_by_rank.rows(thread.rank)]
+    within = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, begin, side="right")] >= end
+    return begin[within], end[within]
+
+
+@kept_per_thread
+def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
+    """Return the pieces of time outside batch waits in which the step thread is blocked on collectives."""
+    return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
+
+
+def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
+    """Return layers of every cause for which the step thread may stand still, of compute, and of the remaining gaps."""
+    loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
+    layers, late, estimated = collective_layers(index, blocked)
+    layers += batch_layers(index, thread, loads)
+    stood = standing_of(index, thread)
+    layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
+    guessed = thread.process_id in index.blocked_by_guess
+    layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
+    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+    layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # its work was not recorded
+    all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
+    works = _operators(index, thread)
+    works = works if all_operators else works | stood.busy | stood.annotated
+    beside, waited_for = _beside_collectives(index, thread, works, TimeSet.united(*(x.time for x in layers)))
+    layers += beside
+    late = late if not len(waited_for.begin) else waited_for
+
+    explained = TimeSet.united(*(layer.time for layer in layers))
+    beside = beside_workers(index, thread, loads, works, explained)
+    explained = TimeSet.united(explained, *(layer.time for layer in beside))
+    layers += beside
+    if all_operators:
+        layers += operator_layers(index, thread)
+    else:
+        layers += phase_layers(index, thread, stood.busy, explained)
+        gaps = gaps_between_phases(index, thread, loads)
+        has_phases = bool(len(stood.busy))
+        # A tool that records no phases, or the benchmark that it recorded, names its compute so.
+        are_compute = is_imported(index.trace) and not has_phases
+        layers += gap_layers(
+            gaps, explained, stood.annotated - stood.busy, has_phases=has_phases, are_compute=are_compute
+        )
+    if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
+        layers = [_beside_unread_device(layer) for layer in layers]
+    return RankLayers("host", layers, late, beside={"estimated": estimated})
+
+
+def _beside_unread_device(layer: Layer) -> Layer:
+    """Return a layer of a rank whose device is not seen: the host does not show whether the device worked or waited."""
+    return Layer(layer.kind, layer.time, (*layer.alternatives, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
+
+
+def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
+    """Return layers of a thread whose operators were all recorded: it computes in these and nowhere else.
+
+    While only other threads ran operators, it may have waited for them or for something else. While nothing ran, it was
+    blocked or in Python: the recording does not show which.
+    """
+    own = _operators(index, thread, only_own=True)
+    life = TimeSet.of([thread.begin_ns], [thread.end_ns])
+    return [
+        Layer(_COMPUTE, own),
+        Layer(_COMPUTE, _operators(index, thread), (_PYTHON, _OTHER)),
+        Layer(_OTHER, life, (_PYTHON,)),
+    ]
+
+
+def _beside_collectives(
+    index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
+) -> tuple[list[Layer], LabelledIntervals]:
+    """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
+
+    It is unknown whether the thread was blocked on it. Nothing shows that it worked, so the point is the link, or the
+    late rank, and any part may be ``python`` or ``other``, or ``compute`` where operators were not recorded. Also
+    return the ranks that it would have waited for.
+    """
+    nobody = LabelledIntervals(int64([]), int64([]), int64([]))
+    rows, call, end = own_collectives(index, thread)
+    host = (index.trace.collectives["source_code"][rows] == CollectiveSource.HOST) & ~index.timed_on_device[rows]
+    if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
+        return [], nobody
+    rows, call, end = rows[host], call[host], end[host]
+    begin, until, position = in_flight_heads(call, end)
+    free = TimeSet.of(begin, until) - explained - works
+    since, stop, head = free.pieces(begin, until)
+    row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
+    link = index.in_flight.link[row]
+    blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    layers, late, _ = collective_layers(index, blocked)
+    all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
+    unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
+    return [Layer(x.kind, x.time, (*x.alternatives, *unsure)) for x in layers], late
+
+
+def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
+    """Return True if the thread's waits were recorded: then the thread did not wait at other times."""
+    return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
+
+
+def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False) -> TimeSet:
+    """Return when any thread of the process ran operators, or only this one; it may wait for the other threads."""
+    spans, tracks = index.trace.spans, index.trace.tracks
+    own = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
+    chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
+    chosen &= np.isin(spans["track_id"], own)
+    return TimeSet.of_rows(spans, chosen)
+
+
+def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:
+    """Return codes of files that the thread's checkpoints wrote, and of those that it writes and does not read.
+
+    An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter.
+    """
+    io = index.trace.notable_io
+    own = rows_of(io["track_id"], thread.track_id)
+    op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
+    writes = np.isin(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
+    inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
+    fetches = np.isin(op, READ_OPS) & ~np.isin(op, (IoOp.OPEN, IoOp.FOPEN))
+    written = np.unique(int64(path[writes]))
+    return np.unique(int64(path[writes][inside])), np.setdiff1d(written, path[fetches])
+
+
+# Time of the step thread between its phases: how much of it the thread ran, by its own clocks at the boundaries.
+#
+#     ... optimizer ]                gap                 [ forward ...
+#            end_cpu, end_runqueue         begin_cpu, begin_runqueue
+#     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
+#
+# What ran there is the loop's own code: Python, or operators that no module calls. It is unknown where in the gap the
+# thread ran: pieces are filled in order, first with that, then with other.
+
+_COMPUTE, _OTHER, _PYTHON = StallKind.COMPUTE, StallKind.OTHER, StallKind.PYTHON
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Stretches of the step thread between outermost phases, in order."""
+
+    begin: Int64
+    end: Int64
+    #: Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
+    ran_ns: Int64
+    #: True where CPU time, or run-queue time, is known on both sides.
+    timed: npt.NDArray[np.bool_]
+    queue_timed: npt.NDArray[np.bool_]
+
+
+def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
+    """Return the rows of the thread's outermost phases, in order.
+
+    An optimizer that runs the whole step as its closure stands aside: what runs inside belongs to itself, and the
+    update that follows is time of the loop.
+    """
+    phases = index.trace.phases
+    rows = index.phases.rows(thread.track_id)
+    rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
+    rows = rows[~runs_closure(phases.take(rows))]
+    columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
+    return outer
+
+
+def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> Gaps:
+    """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not."""
+    phases = index.trace.phases
+    rows = outer_phase_rows(index, thread)
+    begin = np.concatenate([[thread.begin_ns], phases["end_ns"][rows]])
+    end = np.concatenate([phases["begin_ns"][rows], [thread.end_ns]])
+    cpu_begin = np.concatenate([[0], phases["end_cpu_ns"][rows]])
+    cpu_end = np.concatenate([phases["begin_cpu_ns"][rows], [-1]])
+    queue_begin = np.concatenate([[0], phases["end_runqueue_ns"][rows]])
+    queue_end = np.concatenate([phases["begin_runqueue_ns"][rows], [-1]])
+    timed = (cpu_begin >= 0) & (cpu_end >= 0)
+    queue_timed = (queue_begin >= 0) & (queue_end >= 0)
+    ran = np.where(timed, cpu_end - cpu_begin, 0) + np.where(queue_timed, queue_end - queue_begin, 0)
+    gap = np.searchsorted(begin, waits.begin, side="right") - 1
+    loaded = GroupBy.numbered(gap, len(begin)).sum(waits.ran_ns)
+    keep = end > begin
+    return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
+
+
+def gap_layers(
+    gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases: bool, are_compute: bool = False
+) -> list[Layer]:
+    """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
+
+    What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
+    the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
+    ``are_compute``.
+    """
+    ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)
+    every = TimeSet(gaps.begin, gaps.end) - explained
+    plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
+    plain_ns, named_ns = (GroupBy.numbered(row, len(gaps.begin)).sum(end - begin) for begin, end, row in (plain, named))
+    blocked = np.maximum(plain_ns + named_ns - gaps.ran_ns, 0)
+    other_ns = np.minimum(blocked, plain_ns)
+    cut = _split(plain, plain_ns - other_ns)
+    timed, sure = gaps.timed[plain[2]], gaps.queue_timed[plain[2]]
+    named_cut = np.where(gaps.timed[named[2]], _split(named, named_ns - (blocked - other_ns)), named[1])
+    return [
+        Layer(ran, TimeSet.of(plain[0][timed], cut[timed]), (unsure,)),
+        Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
+        Layer(_OTHER, TimeSet.of(cut[timed & ~sure], plain[1][timed & ~sure]), (ran, unsure)),
+        Layer(ran, TimeSet.of(plain[0][~timed], plain[1][~timed]), (unsure, _OTHER)),
+        Layer(ran, TimeSet.of(named[0], named_cut), () if are_compute else (unsure,)),
+        Layer(ran, TimeSet.of(named_cut, named[1]), (_OTHER,) if are_compute else (unsure, _OTHER)),
+    ]
+
+
+def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet) -> list[Layer]:
+    """Return layers of the phases that compute: time that the thread's clocks do not show as run may be ``other``.
+
+    Off the CPU in a phase, the thread waits for threads that compute with it (of OpenMP or the library), or for a lock;
+    no record shows which. Without clocks of the thread, nothing speaks against compute.
+    """
+    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
+    cpu_begin, cpu_end, queue_begin, queue_end = (
+        phases[name][rows] for name in ("begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    )
+    timed, queue_timed = (cpu_begin >= 0) & (cpu_end >= 0), (queue_begin >= 0) & (queue_end >= 0)
+    ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
+    begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
+    free = (busy - explained).pieces(begin, end)
+    doubtful = TimeSet.of(_split(free, np.maximum(ran, 0)), free[1])
+    return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]
+
+
+Pieces = tuple[Int64, Int64, Int64]
+
+
+def _split(pieces: Pieces, budget: Int64) -> Int64:
+    """Return where each piece is cut when the budget of its gap is spent on the pieces in order."""
+    begin, end, gap = pieces
+    before = GroupBy.runs(gap).sum_before(end - begin)
+    return int64(begin + np.clip(budget[gap] - before, 0, end - begin))
