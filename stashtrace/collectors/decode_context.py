@@ -45,7 +45,7 @@ class DeviceTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Subgroup:
     """Operations of a communicator that are numbered on their own: ``kind`` says why.
 
     ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members.
@@ -111,7 +111,7 @@ class DecodeContext:
         self._clock = clock
         self._flat: Int64 | None = None
         self.device_times = device_times or {}
-        self.lanes: dict[int, Lane] = {}
+        self.subgroups: dict[int, Subgroup] = {}
         #: Hashes of torch's groups whose only backend is NCCL.
         self.nccl_groups: set[int] = set()
 

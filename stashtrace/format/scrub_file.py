@@ -88,9 +88,9 @@ class ScrubbedFile(StashFile):
 
     def _text_chunks(self, layout: Layout) -> Iterator[Chunk]:
         source = next((s for s in self.segments if s.record_id == layout.record_id), None)
-        tid, lane_id = (source.tid, source.lane_id) if source is not None else (0, 0)
-        for part, lane in [] if source is not None else [(p[1], p[2]) for p in self._ring_parts() if p[0] is layout]:
-            tid, lane_id = part, lane
+        tid, ring_id = (source.tid, source.ring_id) if source is not None else (0, 0)
+        for part, ring in [] if source is not None else [(p[1], p[2]) for p in self._ring_parts() if p[0] is layout]:
+            tid, ring_id = part, ring
         rows: list[tuple[int, int, int, bytes]] = []
         for number, text in self.text_bytes().items():
             data = self._new(text)
@@ -101,7 +101,7 @@ class ScrubbedFile(StashFile):
             chunk = np.zeros(min(_CHUNK_ROWS, len(rows) - begin), dtype=layout.dtype)
             for name, column in zip(("string_id", "part", "length_bytes", "text"), values, strict=True):
                 chunk[name] = column
-            yield Chunk(layout, tid, lane_id, begin, chunk)
+            yield Chunk(layout, tid, ring_id, begin, chunk)
 
     def _new(self, text: bytes) -> bytes:
         read = text.decode("utf-8", "surrogateescape")

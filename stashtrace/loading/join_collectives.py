@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.decode_context import DecodeContext, Int64, Lane
+from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, CollectiveSource, NcclFlag, Severity
 from stashtrace.schema.table import Table
@@ -32,8 +32,8 @@ class GroupNotes:
 
     #: (NCCL's hash, torch's hash) -> number of operations that both recorded.
     votes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    #: Hash of a lane -> what the lane belongs to.
-    lanes: dict[int, Lane] = field(default_factory=dict)
+    #: Hash of a subgroup -> what the subgroup belongs to.
+    subgroups: dict[int, Subgroup] = field(default_factory=dict)
 
     @classmethod
     def of_all(cls, parts: Iterable[GroupNotes]) -> GroupNotes:
@@ -41,7 +41,7 @@ class GroupNotes:
         whole = cls()
         for part in parts:
             whole.votes.update(part.votes)
-            whole.lanes.update(part.lanes)
+            whole.subgroups.update(part.subgroups)
         return whole
 
 
@@ -54,7 +54,7 @@ def merge_collectives(
     counted there as losses. ``notes``: filled with the facts about communicators in the rows. Returns the changed ones
     of the three tables, by name.
     """
-    notes.lanes.update(context.lanes)
+    notes.subgroups.update(context.subgroups)
     parts = tables.get("collectives", [])
     host = _only([t for t in parts if t["source_code"][0] == CollectiveSource.HOST])
     device = _only([t for t in parts if t["source_code"][0] != CollectiveSource.HOST])
@@ -148,8 +148,8 @@ def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
     pairs = np.stack([device["group_hash"][chosen], host["group_hash"][inside[chosen]]], axis=1)
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
     for (nccl, torch), count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        lane = notes.lanes.get(nccl)
-        notes.votes[lane.group_hash if lane else nccl, torch] += count
+        subgroup = notes.subgroups.get(nccl)
+        notes.votes[subgroup.group_hash if subgroup else nccl, torch] += count
 
 
 def _named(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:

@@ -17,7 +17,7 @@ from stash_files import START_NS, StashWriter, ms
 import stashtrace
 from stashtrace.analysis.findings.all_claims import files_claims
 from stashtrace.analysis.stalls.budget import METHODS
-from stashtrace.analysis.stalls.by_host import host_layers
+from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import DataLossWarning

@@ -74,7 +74,7 @@ const StagedList::Slot* find(const StagedList& list, bool back, std::string_view
   return nullptr;
 }
 
-// Separate, so that an absolute path needs no room.
+// Separate, so that an absolute path needs no buffer.
 __attribute__((noinline)) const StagedList::Slot* find_relative(const StagedList& list, int dirfd,
                                                                 std::string_view path) noexcept {
   AbsolutePath whole;

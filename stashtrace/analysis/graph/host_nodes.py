@@ -13,8 +13,8 @@ from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.by_host import outer_phase_rows
 from stashtrace.analysis.stalls.collective_blocking import Blocked, blocked_on_collectives
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import CollectiveOp, StallKind

@@ -17,7 +17,7 @@ from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph.critical_path import Part, Pieces
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.stalls.by_host import outer_phase_rows
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads

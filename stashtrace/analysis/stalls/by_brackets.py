@@ -17,9 +17,9 @@ import numpy as np
 
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
-from stashtrace.analysis.stalls.by_host import standing_of
 from stashtrace.analysis.stalls.device_exposure import BATCH, COPY, GRAPH, HOST, LINK, PEER, DeviceView, Exposed, joined
 from stashtrace.analysis.stalls.device_links import LINK_KINDS, link_layers, queued_time
+from stashtrace.analysis.stalls.on_host import standing_of
 from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import Awaited, Bracket, DeviceCall, StallKind

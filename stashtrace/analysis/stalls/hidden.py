@@ -13,9 +13,9 @@ from stashtrace.analysis.collectives.matching import Matched
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import device_windows, rank_layers
-from stashtrace.analysis.stalls.by_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
+from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread

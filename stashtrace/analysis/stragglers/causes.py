@@ -14,7 +14,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.by_host import outer_phase_rows
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances

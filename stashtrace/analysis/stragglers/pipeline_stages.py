@@ -20,7 +20,7 @@ from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
-from stashtrace.analysis.stragglers.pipeline_places import UNEQUAL, lines_of, stages_of_messages
+from stashtrace.analysis.stragglers.places_in_pipeline import UNEQUAL, lines_of, stages_of_messages
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.table import Table

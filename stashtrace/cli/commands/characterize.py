@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.lab.characterize.characterization_text import characterization_lines
     from stashtrace.lab.characterize.five_configurations import characterize
     from stashtrace.lab.characterize.network import parsed_shape
-    from stashtrace.lab.characterize.run_plan import CharacterizationRequest
+    from stashtrace.lab.characterize.request import CharacterizationRequest
 
     out = Path(arguments.out)
     check_plot(arguments.plot, made=out)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stashtrace.analysis.steps.step_samples import job_samples
+from stashtrace.analysis.steps.samples_per_step import job_samples
 from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.lab.characterize.answer import (
     FAILED,
@@ -34,9 +34,9 @@ from stashtrace.lab.characterize.change_rank_count import SINGLE, TORCHRUN, Rend
 from stashtrace.lab.characterize.data_in_cache import DataStates
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
+from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
-from stashtrace.lab.characterize.run_plan import CharacterizationRequest, open_characterization
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress

@@ -23,7 +23,7 @@ from stashtrace.schema.trace import Trace
 _LEAST_NS = 500_000_000
 #: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
 STANDS_STILL = 0.05
-#: Metadata key; the same in ``csrc/collectors/proc/proc.cpp``.
+#: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
 #: What comes next is said if it did so at least this often, in at least this share of the steps before.
 _SEEN, _MOSTLY = 3, 0.8

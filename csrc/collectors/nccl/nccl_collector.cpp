@@ -1,5 +1,5 @@
 // The collector of NCCL: settings, what is counted, what happens at the first communicator. SPDX-License-Identifier: Apache-2.0
-#include "collectors/nccl/room.h"
+#include "collectors/nccl/nccl_collector.h"
 
 #include <unistd.h>
 
@@ -94,7 +94,7 @@ class Nccl final : public Collector, public TickListener {
  private:
   unsigned ticks_ = 0;
 };
-constinit Nccl g_room;
+constinit Nccl g_collector;
 
 }  // namespace
 
@@ -193,9 +193,9 @@ void reach_imports() noexcept {
 
 }  // namespace stashtrace::nccl
 
-namespace stashtrace::rooms {
-Collector& nccl() noexcept { return stashtrace::nccl::g_room; }
-}  // namespace stashtrace::rooms
+namespace stashtrace::collectors {
+Collector& nccl() noexcept { return stashtrace::nccl::g_collector; }
+}  // namespace stashtrace::collectors
 
 // For a process that was started without preload: stashtrace._native.attach_nccl(). Returns the number of import-table
 // slots that lead to us now and did not before, -1 if the collector is off.

@@ -54,11 +54,11 @@ class Nvml final : public Collector, public TickListener {
   int pid_ = 0;
 };
 
-constinit Nvml g_room;
+constinit Nvml g_collector;
 
 }  // namespace
 }  // namespace stashtrace::nvml
 
-namespace stashtrace::rooms {
-Collector& nvml() noexcept { return stashtrace::nvml::g_room; }
-}  // namespace stashtrace::rooms
+namespace stashtrace::collectors {
+Collector& nvml() noexcept { return stashtrace::nvml::g_collector; }
+}  // namespace stashtrace::collectors

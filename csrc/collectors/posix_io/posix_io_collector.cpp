@@ -3,7 +3,7 @@
 //
 // Started by Runtime. Hooks run on any thread of the traced process, before and after the collector is on; see
 // traced.h for the hot half.
-#include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/finish_open.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -149,7 +149,7 @@ void start_over_in_child() noexcept {
   own_pid.store(raw::getpid(), std::memory_order_relaxed);
   fd_table.forget_all();
   mappings.forget_names();
-  PathRoom::after_fork();
+  PathBuffer::after_fork();
   evidence = {};  // the child's thread counts from zero
 }
 
@@ -194,6 +194,6 @@ void learn_tick_rate() noexcept {
 
 }  // namespace stashtrace::posix_io
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 Collector& posix_io() noexcept { return stashtrace::posix_io::posix_io; }
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors

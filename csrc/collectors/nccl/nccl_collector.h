@@ -1,4 +1,4 @@
-// What the files of this room share: settings, counters of losses, the choice of the source. SPDX-License-Identifier: Apache-2.0
+// What the files of this collector share: settings, counters of losses, the choice of the source. SPDX-License-Identifier: Apache-2.0
 //
 // Settings are written by start(), before any hook does anything, and by the first communicator; read from any thread.
 #pragma once

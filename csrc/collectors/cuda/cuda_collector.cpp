@@ -1,5 +1,5 @@
 // The collector of CUDA calls: on and off; the hooks do the rest. SPDX-License-Identifier: Apache-2.0
-#include "collectors/cuda/cuda.h"
+#include "collectors/cuda/cuda_collector.h"
 
 #include <atomic>
 
@@ -18,22 +18,22 @@ class Cuda final : public Collector {
   Status start(stashtrace::Context& context) noexcept override {
     g_context = &context;
     device::use(context);
-    room_is_on = true;
+    cuda_is_on = true;
     return Status::ok();
   }
   void stop() noexcept override {
-    room_is_on = false;
+    cuda_is_on = false;
     device::stop();
   }
   // If the parent had not used CUDA, the child may, and is recorded; otherwise the driver is left alone.
   void after_fork() noexcept override { device::after_fork(); }
 };
 
-constinit Cuda g_room;
+constinit Cuda g_collector;
 
 }  // namespace
 
-bool lookup_hook_is_on() noexcept { return room_is_on && g_context->config().lookup_hook; }
+bool lookup_hook_is_on() noexcept { return cuda_is_on && g_context->config().lookup_hook; }
 
 bool is_slow(std::uint64_t ticks) noexcept {
   std::uint64_t slow = g_slow_ticks.load(std::memory_order_relaxed);
@@ -47,6 +47,6 @@ bool is_slow(std::uint64_t ticks) noexcept {
 
 }  // namespace stashtrace::cuda
 
-namespace stashtrace::rooms {
-Collector& cuda() noexcept { return stashtrace::cuda::g_room; }
-}  // namespace stashtrace::rooms
+namespace stashtrace::collectors {
+Collector& cuda() noexcept { return stashtrace::cuda::g_collector; }
+}  // namespace stashtrace::collectors

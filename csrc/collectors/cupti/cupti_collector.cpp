@@ -47,6 +47,6 @@ void stashtrace_kernels_step_aside(const char* who) noexcept { stashtrace::cupti
 
 }  // extern "C"
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 Collector& cupti() noexcept { return stashtrace::cupti::collector; }
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors

@@ -272,6 +272,6 @@ constinit Proc collector;
 }  // namespace
 }  // namespace stashtrace::proc
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 Collector& proc() noexcept { return stashtrace::proc::collector; }
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors

@@ -1,7 +1,8 @@
-"""The rooms of devices on the doubles, with the recorder built for a sanitizer; a finding fails the test it belongs to.
+"""The collectors of devices on the doubles, with the recorder built for a sanitizer; a finding fails the test it
+belongs to.
 
 A short selection runs always, under TSan: what has threads, forks, ends early or hands memory about. All tests of the
-rooms, and the other sanitizer: STASHTRACE_SANITIZE=address or thread.
+collectors, and the other sanitizer: STASHTRACE_SANITIZE=address or thread.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The one of which the short selection is worth its build in every run.
 DEFAULT = "thread"
 KIND = os.environ.get("STASHTRACE_SANITIZE") or DEFAULT
-ROOMS = ("cuda", "nccl", "nvml", "cupti")
-#: More files of a room's tests, under ASan: the doubles of a whole job are not built for TSan, which would not see that
-#: they count their references with atomics.
+COLLECTORS = ("cuda", "nccl", "nvml", "cupti")
+#: More files of a collector's tests, under ASan: the doubles of a whole job are not built for TSan, which would not see
+#: that they count their references with atomics.
 MORE = {"cuda": ("device_streams",), "nccl": ("nccl_doubles",)}
-#: Of each room, by words in the names of its tests.
+#: Of each collector, by words in the names of its tests.
 SHORT = {
     "cuda": "many_threads or fork or in_flight or a_wait_knows_where or capture or probes_put",
     "nccl": "test_eight_threads or full_pool or fork or chained_plugin_gets or plugin_orders or calls_in_order",
@@ -69,7 +70,7 @@ APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_b
 
 
 def play(kind: str, folder: Path, files: Sequence[str], words: str) -> None:
-    """Run tests of rooms, files by their names, on the build of this kind."""
+    """Run tests of collectors, files by their names, on the build of this kind."""
     if runtimes(kind) is None:
         pytest.skip(f"the compiler has no library for -fsanitize={kind}")
     try:
@@ -86,12 +87,12 @@ def play(kind: str, folder: Path, files: Sequence[str], words: str) -> None:
 
 
 def kept(request: pytest.FixtureRequest, kind: str) -> Path:
-    return Path(request.config.cache.mkdir("rooms-" + kind))  # type: ignore[union-attr]
+    return Path(request.config.cache.mkdir("collectors-" + kind))  # type: ignore[union-attr]
 
 
 def test_short_selection(request: pytest.FixtureRequest) -> None:
-    words = " or ".join(f"(test_{room} and ({SHORT[room]}))" for room in ROOMS)
-    play(KIND, kept(request, KIND), ROOMS, words)
+    words = " or ".join(f"(test_{collector} and ({SHORT[collector]}))" for collector in COLLECTORS)
+    play(KIND, kept(request, KIND), COLLECTORS, words)
 
 
 def test_first_calls_of_many_threads(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_first_calls_of_many_threads(request: pytest.FixtureRequest, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("STASHTRACE_SANITIZE"), reason="minutes: set STASHTRACE_SANITIZE to choose it")
-@pytest.mark.parametrize("room", ROOMS)
-def test_whole_room(request: pytest.FixtureRequest, room: str) -> None:
-    more = MORE.get(room, ()) if KIND == "address" else ()
-    play(KIND, kept(request, KIND), (room, *more), "test")
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_whole_collector(request: pytest.FixtureRequest, collector: str) -> None:
+    more = MORE.get(collector, ()) if KIND == "address" else ()
+    play(KIND, kept(request, KIND), (collector, *more), "test")

@@ -1,5 +1,5 @@
 // The collector of blocking waits: a threshold; the hooks do the rest. SPDX-License-Identifier: Apache-2.0
-#include "collectors/waits/waits.h"
+#include "collectors/waits/hooked_wait.h"
 
 #include <limits>
 
@@ -63,6 +63,6 @@ void stashtrace_interpreter_code(const void* begin, const void* end) noexcept {
   stashtrace::waits::interpreter_end.store(end, std::memory_order_release);
 }
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 Collector& waits() noexcept { return stashtrace::waits::collector; }
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors

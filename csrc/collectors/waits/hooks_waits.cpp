@@ -1,7 +1,7 @@
 // Hooks of blocking calls. SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 
-#include "collectors/waits/waits.h"
+#include "collectors/waits/hooked_wait.h"
 #include "hooks/interpose.h"
 
 using namespace stashtrace::waits;

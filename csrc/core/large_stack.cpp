@@ -1,5 +1,5 @@
-// Implementation of roomy_stack.h. SPDX-License-Identifier: Apache-2.0
-#include "core/roomy_stack.h"
+// Implementation of large_stack.h. SPDX-License-Identifier: Apache-2.0
+#include "core/large_stack.h"
 
 #include <sys/mman.h>
 
@@ -74,7 +74,7 @@ void order_uses() noexcept { g_uses.fetch_add(1, std::memory_order_acq_rel); }
 
 }  // namespace
 
-void run_on_roomy_stack(void (*work)(void*), void* argument) noexcept {
+void run_on_large_stack(void (*work)(void*), void* argument) noexcept {
   const raw::SignalsBlocked quiet;
   void* memory =
       raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

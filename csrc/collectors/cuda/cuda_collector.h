@@ -1,15 +1,15 @@
-// The room of CUDA calls. SPDX-License-Identifier: Apache-2.0
+// The collector of CUDA calls. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: Runtime (start, stop), calls.cpp. Touches nothing of CUDA before the job itself calls it.
 #pragma once
 
 #include "collectors/collector.h"
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 
 Collector& cuda() noexcept;
 
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors
 
 namespace stashtrace::cuda {
 

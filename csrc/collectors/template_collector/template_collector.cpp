@@ -1,7 +1,7 @@
 // A complete tiny collector: samples the resident set of the process. Copy it. SPDX-License-Identifier: Apache-2.0
 //
-// Compiled and tested, never shipped. Its other three places would be stashtrace/collectors/template_room.py (decode),
-// tests/collectors/test_template_room.py and docs/collectors/template_room.md. Called by Runtime (start, stop) and on the
+// Compiled and tested, never shipped. Its other three places would be stashtrace/collectors/template_collector.py (decode),
+// tests/collectors/test_template_collector.py and docs/collectors/template_collector.md. Called by Runtime (start, stop) and on the
 // drainer's thread (tick).
 #include <atomic>
 
@@ -11,7 +11,7 @@
 #include "core/string_table.h"
 #include "runtime/emit.h"
 
-namespace stashtrace::rooms {
+namespace stashtrace::collectors {
 
 namespace {
 
@@ -29,7 +29,7 @@ std::int64_t resident_pages() noexcept {
   return value;
 }
 
-class TemplateRoom final : public Collector, public TickListener {
+class TemplateCollector final : public Collector, public TickListener {
  public:
   Status start(Context& context) noexcept override {
     if (resident_pages() < 0) return Status::failed("no_statm", "/proc is not mounted");
@@ -51,10 +51,10 @@ class TemplateRoom final : public Collector, public TickListener {
   std::atomic<bool> on_{false};  // stop() and tick() run on different threads
 };
 
-constinit TemplateRoom g_room;
+constinit TemplateCollector g_collector;
 
 }  // namespace
 
-Collector& template_room() noexcept { return g_room; }
+Collector& template_collector() noexcept { return g_collector; }
 
-}  // namespace stashtrace::rooms
+}  // namespace stashtrace::collectors
