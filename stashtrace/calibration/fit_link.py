@@ -155,7 +155,7 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     ``max_pieces``: not more lines than this. Raises UsageError if the columns do not fit together or hold something
     that is not a time. Raises MissingDataError if there are too few sizes.
     """
-    size, time, error = _checked(sizes, times_ns, error_ns)
+    size, time, error = _check(sizes, times_ns, error_ns)
     relative = np.ones(len(size)) if error is None else _relative(error, time)
     pieces = []
     starts = _best_starts(size, time, relative, max_pieces, 0.0 if error is None else float(np.median(relative)))
@@ -190,7 +190,7 @@ def bus_bytes(op: str, ranks: int, message_bytes: float) -> float:
     return float(message_bytes)
 
 
-def _checked(sizes: Any, times_ns: Any, error_ns: Any) -> tuple[Floats, Floats, Floats | None]:
+def _check(sizes: Any, times_ns: Any, error_ns: Any) -> tuple[Floats, Floats, Floats | None]:
     size, time = np.asarray(sizes, dtype=np.float64), np.asarray(times_ns, dtype=np.float64)
     error = None if error_ns is None else np.asarray(error_ns, dtype=np.float64)
     if size.ndim != 1 or size.shape != time.shape or (error is not None and error.shape != size.shape):

@@ -57,7 +57,7 @@ def _runs_of(source: str, folder: str | None) -> tuple[StepsOfRun, ...]:
         place = _place(source, folder or "")
         found = read_file(place) if is_url(place) else _bytes_of(Path(place))
         if found is not None:
-            return _read(_decoded(found, place), place, source)
+            return _read(_decode(found, place), place, source)
     if source.endswith(_SUFFIX) and Path(source).is_file() and _is_baseline(Path(source)):
         return _read(_text_of(Path(source)), source)
     if Path(source).exists() or not by_name:
@@ -136,7 +136,7 @@ def _behind_url(url: str) -> tuple[StepsOfRun, ...]:
         content = read_file(url)
         if content is None:
             raise MissingDataError(f"{url} does not exist", hint=f"{_SAVES} saves one")
-        return _read(_decoded(content, url), url)
+        return _read(_decode(content, url), url)
     from stashtrace.loading.gather import is_wanted
 
     with tempfile.TemporaryDirectory(prefix="stash-fetched-") as place:
@@ -167,7 +167,7 @@ def _is_baseline(path: Path) -> bool:
 
 
 def _text_of(path: Path) -> str:
-    return _decoded(_bytes_of(path) or b"", str(path))
+    return _decode(_bytes_of(path) or b"", str(path))
 
 
 def _bytes_of(path: Path) -> bytes | None:
@@ -179,7 +179,7 @@ def _bytes_of(path: Path) -> bytes | None:
         return None
 
 
-def _decoded(content: bytes, place: str) -> str:
+def _decode(content: bytes, place: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -227,7 +227,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
 
     directory, shown = outcome.directory, shown_directory(outcome)
     while True:  # files are rewritten by the launcher whose turn it is, and read by it alone
-        seen = _ended(directory)
+        seen = _count_ended_launchers(directory)
         complete = launchers.all_ended(directory, outcome.job.launchers_count)
         # Where nobody else has begun, the directory is most likely this host's own, and its part is merged at once.
         in_company = len(launchers.launchers(directory)) > 1
@@ -247,11 +247,11 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
                 )
             fold_launchers(directory)
             merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
-        if _ended(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
+        if _count_ended_launchers(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
             return
 
 
-def _ended(directory: Path) -> int:
+def _count_ended_launchers(directory: Path) -> int:
     return sum("exit_code" in facts for facts in launchers.launchers(directory))
 
 

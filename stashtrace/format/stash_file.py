@@ -430,7 +430,7 @@ def pieces(file: StashFile, records: Collection[str], rows: int = PIECE_ROWS) ->
     counts = file.thread_row_counts(records)
     for group in _groups({tid: sum(c.values()) for tid, c in counts.items()}, rows):
         if len(group) == 1 and sum(counts[group[0]].values()) > 2 * rows:
-            yield from _cut(file, records, group[0], counts[group[0]], rows)
+            yield from _cut_thread(file, records, group[0], counts[group[0]], rows)
         else:
             chunks: dict[str, list[Chunk]] = {}
             for chunk in file.chunks(records, set(group)):
@@ -453,7 +453,9 @@ def _groups(counts: Mapping[int, int], rows: int) -> Iterator[list[int]]:
         yield group
 
 
-def _cut(file: StashFile, records: Collection[str], tid: int, counts: Counter[str], rows: int) -> Iterator[RawProcess]:
+def _cut_thread(
+    file: StashFile, records: Collection[str], tid: int, counts: Counter[str], rows: int
+) -> Iterator[RawProcess]:
     """One large thread: its main record as it comes, rows of the others up to the last begin of each piece."""
     current = current_layouts()
     main = max((n for n in counts if n in current), key=counts.__getitem__, default="")

@@ -87,8 +87,8 @@ def add_operations(
     subgroups = _Subgroups(given, communicators, processes, context)
     traced = given["start_ns"] > 0
     begin, end = np.empty(len(traced), dtype=np.int64), np.empty(len(traced), dtype=np.int64)
-    begin[traced], end[traced] = _placed(given, traced)
-    begin[~traced], end[~traced] = _laid_out(given, ~traced, processes)
+    begin[traced], end[traced] = _times_by_stamps(given, traced)
+    begin[~traced], end[~traced] = _times_by_durations(given, ~traced, processes)
     call = np.where(given["call_ns"] > 0, given["call_ns"], begin)
     size = np.array([c.size for c in communicators], dtype=np.int64)[given["comm"]]
     process_id = processes[given["comm"]]
@@ -203,7 +203,7 @@ class _Subgroups:
             )
 
 
-def _placed(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
+def _times_by_stamps(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
     """Return begin and end by stamps: both were noticed late, and the duration is the device's."""
     start, stop, duration = (given[name][rows] for name in ("start_ns", "stop_ns", "duration_ns"))
     duration = np.where(duration > 0, duration, np.maximum(stop - start, 0))
@@ -212,7 +212,7 @@ def _placed(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
     return begin, begin + duration
 
 
-def _laid_out(given: Mapping[str, Int64], rows: Bools, processes: Int64) -> tuple[Int64, Int64]:
+def _times_by_durations(given: Mapping[str, Int64], rows: Bools, processes: Int64) -> tuple[Int64, Int64]:
     """Return begin and end of rows with a duration only: one after the other, each before its line was written."""
     duration, written = given["duration_ns"][rows], given["dump_ns"][rows]
     owner = processes[given["comm"][rows]]

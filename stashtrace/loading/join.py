@@ -95,10 +95,10 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
     if not mine:
         return groups
     known: dict[int, tuple[str, list[int]]] = {}
-    served = _served(notes, torch)
+    served = _torch_groups(notes, torch)
     for value in dict.fromkeys(row["group_hash"] for row in mine):
         of_it = [row for row in mine if row["group_hash"] == value]
-        known[value] = _described(value, of_it, served.get(value), torch, text(of_it[0]["name_code"]))
+        known[value] = _describe(value, of_it, served.get(value), torch, text(of_it[0]["name_code"]))
     _distinguish(known, collectives, set(served))
     subgroups = _subgroup_rows(mine, collectives, notes, known)
     code = tracks.strings.code
@@ -114,7 +114,7 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
     return Table.from_rows(TABLES["groups"], [tuple(row.values()) for row in everything])
 
 
-def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[int, int]:
+def _torch_groups(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[int, int]:
     """Map each NCCL hash to the torch group for which the communicator carried out most calls."""
     best: dict[int, tuple[int, int]] = {}
     for (nccl, group), count in notes.votes.items():
@@ -123,7 +123,7 @@ def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[
     return {nccl: group for nccl, (_, group) in best.items()}
 
 
-def _described(
+def _describe(
     value: int, rows: Sequence[dict[str, int]], served: int | None, torch: dict[int, tuple[str, list[int]]], name: str
 ) -> tuple[str, list[int]]:
     """Return (name, global ranks in the communicator's order); no ranks unless all are known."""

@@ -65,13 +65,13 @@ def merge_collectives(
         _count_untimed(host, _only([], "collective_details"), on_nccl, context)
         return {"collectives": [host]}
     inside = _nesting(host, device)
-    collapsed = _collapsed(host, device, inside)
+    collapsed = _parts_of_other_calls(host, device, inside)
     _vote(host, device, inside, notes)
 
     replaced = np.zeros(len(host), dtype=bool)
     replaced[inside[(inside >= 0) & ~collapsed]] = True
-    device_rows = _named(host, device, inside, collapsed)
-    host_rows = _timed(host, device, inside, collapsed)
+    device_rows = _add_torch_facts(host, device, inside, collapsed)
+    host_rows = _add_times(host, device, inside, collapsed)
     kept_host, kept_device = np.flatnonzero(~replaced), np.flatnonzero(~collapsed)
     joined = Table.concat(TABLES["collectives"], [host_rows.take(kept_host), device_rows.take(kept_device)])
     order = np.argsort(joined["call_ns"], kind="stable")
@@ -86,7 +86,7 @@ def merge_collectives(
     merged = joined.take(order).replace(collective_key=np.arange(len(order), dtype=np.int64))
     changed = {"collectives": [merged]}
     if "collective_waits" in tables:
-        changed["collective_waits"] = [_renumbered(t, of_host) for t in tables["collective_waits"]]
+        changed["collective_waits"] = [_renumber(t, of_host) for t in tables["collective_waits"]]
     details = _details(_only(tables.get("collective_details", []), "collective_details"), of_device, merged)
     if len(details):
         changed["collective_details"] = [details]
@@ -126,7 +126,7 @@ def _nesting(host: Table, device: Table) -> Int64:
     return inside
 
 
-def _collapsed(host: Table, device: Table, inside: Int64) -> npt.NDArray[np.bool_]:
+def _parts_of_other_calls(host: Table, device: Table, inside: Int64) -> npt.NDArray[np.bool_]:
     """Return a mask of the rows of ``device`` that are parts of a torch call of another kind."""
     known = inside >= 0
     out = np.zeros(len(device), dtype=bool)
@@ -152,7 +152,7 @@ def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
         notes.votes[subgroup.group_hash if subgroup else nccl, torch] += count
 
 
-def _named(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
+def _add_torch_facts(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
     """Return the device's rows with the facts that torch recorded of them."""
     rows = np.flatnonzero((inside >= 0) & ~collapsed)
     if not len(rows):
@@ -172,7 +172,7 @@ def _named(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.
     return device.replace(**changes)
 
 
-def _timed(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
+def _add_times(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
     """Return torch's rows with the times of their parts."""
     if not collapsed.any():
         return host
@@ -201,7 +201,7 @@ def _timed(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.
     return host.replace(**changes)
 
 
-def _renumbered(waits: Table, of_host: Int64) -> Table:
+def _renumber(waits: Table, of_host: Int64) -> Table:
     key = waits["collective_key"]
     known = (key >= 0) & (key < len(of_host))
     return waits.replace(collective_key=np.where(known, of_host[np.where(known, key, 0)], -1) if len(of_host) else key)

@@ -104,7 +104,7 @@ def load_trace(
         )
     wanted = None if tables is None else frozenset(tables)
     try:
-        return _load(*unpacked_paths(_listed(path)), wanted, ranks, run_id, strict, progress)
+        return _load(*unpacked_paths(_list_names(path)), wanted, ranks, run_id, strict, progress)
     except StashtraceError as error:
         error.args = (named(str(error)), *error.args[1:])
         raise
@@ -176,7 +176,7 @@ def open_processes(
     ranks: Collection[int] | None = None,
 ) -> OpenedRun:
     """Open a run, identify its processes and align its clocks, without decoding rows. See :func:`load_trace`."""
-    paths = _listed(path)
+    paths = _list_names(path)
     if not paths:
         raise UsageError("no path given")
     runs = [open_run(one, strict=strict, run_id=run_id) for one in paths]
@@ -224,7 +224,7 @@ def _identify(runs: list[RawRun], path: str, start: int | None, ranks: Collectio
     )
 
 
-def _listed(path: Path | Sequence[Path]) -> list[str]:
+def _list_names(path: Path | Sequence[Path]) -> list[str]:
     return [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
 
 

@@ -53,9 +53,9 @@ class CallsOfStore:
                 own = own.take(np.isin(self._process_of_track[own["track_id"]], list(process_ids)))
             waiting += [own] if len(own) else []
             if sum(map(len, waiting)) >= _PIECE_ROWS:
-                yield from _cut(waiting)
+                yield from _cut_pieces(waiting)
                 waiting = []
-        yield from _cut(waiting)
+        yield from _cut_pieces(waiting)
 
     def _of_trace(self, part: Table) -> Table:
         """Return the calls of a rank with the trace's numbers of tracks."""
@@ -68,7 +68,7 @@ class CallsOfStore:
         return part.replace(track_id=at)
 
 
-def _cut(waiting: list[Table]) -> Iterator[Table]:
+def _cut_pieces(waiting: list[Table]) -> Iterator[Table]:
     """Yield the rows of tables in pieces of bounded size."""
     joined = Table.concat(TABLES["io"], waiting)
     for begin in range(0, len(joined), 2 * _PIECE_ROWS):

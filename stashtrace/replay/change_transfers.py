@@ -60,14 +60,14 @@ def with_link(scenario: Scenario, change: Change) -> Scenario:
     fixed = latency_ns(scenario, chosen)
     if quantity == "latency":
         later = change.factor * fixed if change.factor is not None else _set_latency_ns(graph, chosen, change)
-        return _retimed(scenario, later + (scenario.work - fixed), later, chosen)
+        return _set_lengths(scenario, later + (scenario.work - fixed), later, chosen)
     factor = change.factor_from(
         1.0 if change.factor is not None else _present_bits_per_s(scenario, chosen, fixed, change)
     )
     # A transfer may take longer than most of its size because of the link, or because threads wait for their turn.
     excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
     stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
-    return _retimed(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
+    return _set_lengths(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
 
 
 def over_link(graph: Graph, link: str) -> Bools:
@@ -140,7 +140,7 @@ def compressed(scenario: Scenario) -> Scenario:
         _DEVICE_CONVERTS_NS_PER_BYTE * graph.moved_bytes + _DEVICE_KERNELS_NS,
         _CPU_CONVERTS_NS_PER_BYTE * graph.moved_bytes,
     )
-    shorter = _retimed(scenario, fixed + (scenario.work - fixed) / 2, fixed + converting, gradients)
+    shorter = _set_lengths(scenario, fixed + (scenario.work - fixed) / 2, fixed + converting, gradients)
     return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
 
 
@@ -199,11 +199,11 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             quick, slow = times[order[0]], times[order[-1]]
             work[chosen] = (1 - luck) * quick + luck * slow
     grown_fixed = fixed * np.divide(work, scenario.work, out=np.ones_like(work), where=scenario.work > 0)
-    changed = _retimed(scenario, work, grown_fixed, whole)
+    changed = _set_lengths(scenario, work, grown_fixed, whole)
     later = _later_ns(graph, scenario.work, present, count)
     # With fewer ranks the last one comes earlier, at most by that.
     part = luck if later > 0 else 1 - luck
-    return _delayed(changed, whole, part * later)
+    return _delay_last(changed, whole, part * later)
 
 
 def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
@@ -246,7 +246,7 @@ def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
     return last_of(count) - last_of(present)
 
 
-def _delayed(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
+def _delay_last(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
     """Delay the last of these transfers in each step; a negative delay lets it begin earlier."""
     graph = scenario.graph
     member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & chosen[graph.target])
@@ -258,7 +258,7 @@ def _delayed(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
     return replace(scenario, lag=lag)
 
 
-def _retimed(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> Scenario:
+def _set_lengths(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> Scenario:
     """Set lengths and latencies of chosen transfers; the delays of their members grow or shrink with them."""
     graph, before = scenario.graph, scenario.work
     ratio = np.divide(work, before, out=np.ones_like(work), where=chosen & (before > 0))

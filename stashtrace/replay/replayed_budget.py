@@ -53,7 +53,7 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, budget: dict[st
     data = kind == EdgeKind.BATCH
     budget["data"] += float(waited[data].sum())
     link = kind == EdgeKind.RELEASE
-    late = np.clip(_arrived(graph, replayed)[source] - replayed.end_ns[before[waits]], 0, waited)
+    late = np.clip(_last_arrivals(graph, replayed)[source] - replayed.end_ns[before[waits]], 0, waited)
     budget["late"] += float(late[link].sum())
     budget["link"] += float((waited - late)[link].sum())
     save = kind == EdgeKind.JOIN
@@ -61,7 +61,7 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, budget: dict[st
     budget["other"] += float(waited[~data & ~link & ~save].sum())
 
 
-def _arrived(graph: Graph, replayed: Replayed) -> Int64:
+def _last_arrivals(graph: Graph, replayed: Replayed) -> Int64:
     """Return when the last member of each transfer arrived; in its queue the transfer may begin later."""
     member = graph.edge_kind == EdgeKind.MEMBER
     arrived = np.full(len(graph), -NEVER, dtype=np.int64)

@@ -409,7 +409,7 @@ class _Run:
             if "workers" in asked:
                 graph = with_own_batches_apart(graph)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
-            scenarios.append(_changed(scenario, changes))
+            scenarios.append(_apply(scenario, changes))
             _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
         return scenarios
@@ -553,7 +553,7 @@ def _workers(changes: Sequence[Change], present: int) -> float:
     return max([present, *(change.amount or (change.factor or 1.0) * present for change in counts)])
 
 
-def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
+def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
     """Apply changes to a scenario, one after the other; those that ask which process made a batch come first."""
     for change in sorted(changes, key=lambda change: change.quantity not in (KEPT, "slow_worker")):
         if change.quantity == BUCKET:

@@ -57,15 +57,15 @@ def limit_lines(trace: Trace, graph: Graph) -> list[str]:
     lines: list[str] = []
     for finding in findings_of(*tables_of(limit_claims(trace))):
         if finding.row["kind"] == "steps":
-            lines += _wrapped("! no step is marked: the whole recording counts as one step")
+            lines += _wrap("! no step is marked: the whole recording counts as one step")
             continue
-        lines += _wrapped(f"! {claim_text(finding)}")
+        lines += _wrap(f"! {claim_text(finding)}")
         for text in evidence_texts(finding):
-            lines += _wrapped(f"  {text}")
+            lines += _wrap(f"  {text}")
     lines += _steps_left_out(trace, graph)
     cut = len(graph.plan.cut())
     if cut:
-        lines += _wrapped(
+        lines += _wrap(
             f"! {cut:,} of {len(graph.source):,} edges form cycles, which clock errors cause, and are left out"
         )
     return lines
@@ -79,14 +79,12 @@ def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
     missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
     if missing > 0:
         of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
-        lines += _wrapped(
-            f"! {missing} of {len(table)} steps{of_ranks} are left out: not all of their work was recorded"
-        )
+        lines += _wrap(f"! {missing} of {len(table)} steps{of_ranks} are left out: not all of their work was recorded")
     counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
     kinds, counts = np.unique(table["kind"][counted], return_counts=True)
     if len(kinds) > 1:
         parts = [f"{count} {kind}" for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
-        lines += _wrapped(f"! the mean is over steps of several kinds: {', '.join(parts)}")
+        lines += _wrap(f"! the mean is over steps of several kinds: {', '.join(parts)}")
     return lines
 
 
@@ -102,14 +100,14 @@ def whatif_lines(
     noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
     lines = [
         *_step_time(run, step),
-        *_wrapped(
+        *_wrap(
             f"a replay of the unchanged run is off by {error}; {gap} of a step has no known cause and stays as it was;"
             f" other recordings may differ by {noise}, with a change by +/-"
         ),
         *limits,
     ]
     if not run.is_reliable:
-        return [*lines, *_wrapped(f"no change is predicted: {unreliable(run)}")]
+        return [*lines, *_wrap(f"no change is predicted: {unreliable(run)}")]
     if not answers:
         return [*lines, "", "no single change would make a step shorter by 0.5 % or more"]
     head = ("change", "step", "+/-", "saves", "largest stall then")
@@ -119,7 +117,7 @@ def whatif_lines(
     for row in rows:
         figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
-    return lines + (_budget(answers[0]) if asked else _untouched(run, answers))
+    return lines + (_budget(answers[0]) if asked else _name_sleeping_time(run, answers))
 
 
 def _step_time(run: Answer, step: StepTime | None) -> list[str]:
@@ -129,7 +127,7 @@ def _step_time(run: Answer, step: StepTime | None) -> list[str]:
     lines = [f"a step takes {takes} on average over {count} steps" if count > 1 else f"the only step takes {takes}"]
     if run.steps_count != count or replayed != takes:
         steps = f"{run.steps_count} steps" if run.steps_count > 1 else "1 step"
-        lines += _wrapped(
+        lines += _wrap(
             f"the replay is of {steps} of {replayed} on average, each from the end of the one before; the changes below"
             " are changes of that"
         )
@@ -143,7 +141,7 @@ def unreliable(run: Answer) -> str:
     return f"{percent_text(run.gap_ratio)} of a step has no known cause, more than {percent_text(MOST_GAP_RATIO)}"
 
 
-def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
+def _name_sleeping_time(run: Answer, answers: Sequence[Answer]) -> list[str]:
     """Name time asleep or blocked, and the change that removes most of it."""
     idle = run.before_ns["other"]
     if idle < _WORTH_A_LINE * run.measured_ns:
@@ -154,10 +152,10 @@ def _untouched(run: Answer, answers: Sequence[Answer]) -> list[str]:
         best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
         remedy = f"{best.changes[0]} removes {duration_text(gone)} of that, the most of any change"
     text = f"on average a rank is asleep or blocked for {duration_text(idle)} of a step: {remedy}"
-    return ["", *_wrapped(text)]
+    return ["", *_wrap(text)]
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     """Wrap for the terminal; further lines of a warning are indented."""
     return wrap(text, "", width=_WIDTH, rest=2 if text[:1] in "! " else 0)
 
@@ -180,12 +178,12 @@ def slowdown_lines(table: Table, run: Answer) -> list[str]:
     single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
     if not single:
         who = f"no rank, stage or replica alone causes {percent_text(_MUCH)} of the loss or more"
-        return ["", *_wrapped(f"{text}; {who}")]
+        return ["", *_wrap(f"{text}; {who}")]
     most = max(row["recovered_ratio"] for row in single)
     nearly = (row for row in single if row["recovered_ratio"] >= _NEARLY * most)
     cause = min(nearly, key=lambda row: _SINGLE.index(row["cause"]))
     part = percent_text(min(cause["recovered_ratio"], 1.0))
-    return ["", *_wrapped(f"{text}; {cause['cause']} {cause['name']} alone causes {part} of the loss")]
+    return ["", *_wrap(f"{text}; {cause['cause']} {cause['name']} alone causes {part} of the loss")]
 
 
 def _cells(answer: Answer) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def _handed_over(
     run: _Run, waits: BatchWaits, process: int, window: Window, source: int, target: int
 ) -> list[dict[str, Any]]:
     mine = (waits.made_by == process) & (waits.made_ns >= window.begin_ns) & (waits.end <= window.end_ns)
-    mine &= (waits.made_ns <= waits.end) & (waits.end > window.begin_ns) & _recorded(run, process, waits)
+    mine &= (waits.made_ns <= waits.end) & (waits.end > window.begin_ns) & _batches_recorded(run, process, waits)
     return [
         {
             "from_lane": source,
@@ -232,7 +232,7 @@ def _handed_over(
     ]
 
 
-def _recorded(run: _Run, process: int, waits: BatchWaits) -> np.ndarray:
+def _batches_recorded(run: _Run, process: int, waits: BatchWaits) -> np.ndarray:
     """Return which waits ended with a batch whose making by this process has a row."""
     fetches = run.index.batches_of_phase(BatchPhase.FETCH)
     return np.isin(waits.made_ns, fetches["end_ns"][run.index.fetches_by_process.rows(process)])

@@ -77,7 +77,7 @@ def worker_lane(index: TraceIndex, process_id: int, worker_id: int, rank: int, w
     """Return the lane of a loader worker: the batches that it made; None if it made none in the window."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     own = fetches.take(index.fetches_by_process.rows(process_id))
-    own = _cut(own, window)
+    own = _rows_in_window(own, window)
     if not len(own):
         return None
     batches = own["batch_index"].tolist()
@@ -106,7 +106,7 @@ def file_lane(index: TraceIndex, process_id: int, path: str, window: Window) -> 
     for track in np.sort(tracks["track_id"][tracks["process_id"] == process_id]).tolist():
         calls = table.take(rows_of(table["track_id"], track))
         parts.append(calls.take((calls["path_code"] == code) & np.isin(calls["op_code"], READ_OPS)))
-    calls = _cut(Table.concat(table.schema, parts), window).sort_by("begin_ns")
+    calls = _rows_in_window(Table.concat(table.schema, parts), window).sort_by("begin_ns")
     if not len(calls):
         return None
     blocked = int64((calls["io_flags"] & IO_WAITED) != 0)
@@ -134,7 +134,7 @@ def longest_file(index: TraceIndex, process_id: int, window: Window) -> str:
     return index.trace.text(int(paths.values[int(paths.sum(spent).argmax())]))
 
 
-def _cut(table: Table, window: Window) -> Table:
+def _rows_in_window(table: Table, window: Window) -> Table:
     """Return the rows that touch the window."""
     return table.take((table["begin_ns"] < window.end_ns) & (table["end_ns"] > window.begin_ns))
 
@@ -152,7 +152,7 @@ def _lane(
         long = pieces.length_in(window) * _SHORT_DIVISOR >= window.length_ns
         short = int(np.count_nonzero(~long))
         pieces = _Pieces(pieces.begin[long], pieces.end[long], pieces.kind[long], pieces.rows[long])
-    joined = _joined(pieces, window, close, across=rank < 0)
+    joined = _join_neighbours(pieces, window, close, across=rank < 0)
     length = joined.length_in(window)
     visible = np.flatnonzero(length * _SHORT_DIVISOR >= window.length_ns)
     chosen = visible[np.argsort(-length[visible], kind="stable")[:_PIECES_AT_MOST]]
@@ -181,7 +181,7 @@ def _lane(
     }
 
 
-def _joined(pieces: _Pieces, window: Window, close_ns: int, *, across: bool) -> _Pieces:
+def _join_neighbours(pieces: _Pieces, window: Window, close_ns: int, *, across: bool) -> _Pieces:
     """Join neighbours of one kind that overlap or are closer than ``close_ns`` inside the window.
 
     With ``across``, pieces of other kinds in between do not part them.

@@ -89,7 +89,7 @@ def slow_steps(steps: Table, stalls: Table, causes: Table, hidden: Table) -> dic
                     }
                     for k in named
                 ],
-                "beside": _beside(beside, number, excess),
+                "beside": _hidden_work(beside, number, excess),
             }
         )
     return {
@@ -120,7 +120,7 @@ def _waited_for(causes: Table, step: int) -> int:
     return int(ranks.values[int(ranks.sum(causes["stall_ns"][rows]).argmax())])
 
 
-def _beside(hidden: Table, step: int, excess: float) -> list[dict[str, Any]]:
+def _hidden_work(hidden: Table, step: int, excess: float) -> list[dict[str, Any]]:
     """Return what went on beside a step for longer than in the median step; part of no kind of its own."""
     by_step = GroupBy(hidden["step"])
     at = np.flatnonzero(by_step.values == step)

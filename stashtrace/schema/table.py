@@ -175,7 +175,7 @@ class Table:
         shown = 0
         for name in self.columns:
             array = first[name]
-            cells = [name, *(_shown(value) for value in array.tolist())]
+            cells = [name, *(_cell_text(value) for value in array.tolist())]
             width = max(map(len, cells))
             cells = [cell.ljust(width) if array.dtype.kind == "U" else cell.rjust(width) for cell in cells]
             if shown and len(lines[0]) + 2 + width > _PREVIEW_WIDTH:
@@ -286,7 +286,7 @@ class GrowingTable:
         return Table(self._schema, self._columns)
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     """A cell of the preview: one line, without commands for a terminal."""
     if isinstance(value, float):
         return f"{value:.6g}"

@@ -216,11 +216,11 @@ class Database:
             self._connection.register(name, to_arrow(table, texts))
         if len(parts) > 1:
             selects = (
-                f"select {_literal(label)} as run, * from {_quoted(f'{named.name}#{number}')}"
+                f"select {_literal(label)} as run, * from {_quote(f'{named.name}#{number}')}"
                 for number, label in enumerate(self._labels)
             )
             body = " union all by name ".join(selects)
-            self._connection.execute(f"create temp view {_quoted(named.name)} as {body}")
+            self._connection.execute(f"create temp view {_quote(named.name)} as {body}")
         self._schemas[named.name] = parts[0][0].schema
 
     def _described(self, named: Named, runs: Sequence[Run]) -> duckdb.DuckDBPyRelation:
@@ -276,5 +276,5 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

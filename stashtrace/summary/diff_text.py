@@ -165,7 +165,7 @@ def _certainty(step: Mapping[str, Any]) -> list[str]:
         return ["a run has a single step, so nothing is known of the spread of steps"]
     runs = step["before_runs_count"], step["after_runs_count"]
     told = max(runs) >= RUNS_THAT_TELL
-    low, high = (_signed(step[name]) for name in ("low_ns", "high_ns"))
+    low, high = (_with_sign(step[name]) for name in ("low_ns", "high_ns"))
     seen = duration_text(step["detectable_ns"])
     share = percent_text(step["detectable_ns"] / step["before_ns"]) if step["before_ns"] else "-"
     lines = [
@@ -179,7 +179,7 @@ def _certainty(step: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _signed(ns: float) -> str:
+def _with_sign(ns: float) -> str:
     return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{duration_text(abs(ns))}"
 
 

@@ -171,13 +171,13 @@ def device_queues(rows: RankRows, process: int, device: int) -> Iterator[Series]
         known = known[np.argsort(kernels["begin_ns"][known], kind="stable")]
         launch, begin = kernels["launch_ns"][known], kernels["begin_ns"][known]
         first = first_of_each(launch)
-        moments, depth = _thinned(*waiting(launch[first], begin[first]))
+        moments, depth = _thin(*waiting(launch[first], begin[first]))
         about = "Launches whose work had not begun. At 0 the device waits for the host; 1,024 block the host."
         yield "launches waiting", "", about, moments, depth
     bytes_moved = _bytes_under_way(rows, process, device)
     if bytes_moved is not None:
         about = "Payload of the collectives that were called and had not ended on the device"
-        yield "bytes under way", "B", about, *_thinned(*bytes_moved)
+        yield "bytes under way", "B", about, *_thin(*bytes_moved)
 
 
 def _bytes_under_way(rows: RankRows, process: int, device: int) -> tuple[Ints, Ints] | None:
@@ -192,7 +192,7 @@ def _bytes_under_way(rows: RankRows, process: int, device: int) -> tuple[Ints, I
     return changes.values, np.cumsum(changes.sum(np.concatenate([size, -size])))
 
 
-def _thinned(moments: Ints, values: Ints) -> tuple[Ints, Doubles]:
+def _thin(moments: Ints, values: Ints) -> tuple[Ints, Doubles]:
     every = -(-len(moments) // _MOMENTS_AT_MOST)
     if every > 1:
         moments, values = moments[::every], GroupBy(np.arange(len(moments)) // every).max(values)

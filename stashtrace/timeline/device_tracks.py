@@ -74,14 +74,14 @@ def device_groups(rows: RankRows, tree: TrackTree, root: int) -> dict[tuple[int,
         name = f"GPU {row['device_index']} · rank {rows.rank:03d}{suffix}"
         line = Line(name, Order.DEVICES + order, _about(rows, row))
         groups[row["process_id"], row["device_index"]] = tree.group(root, line)
-    for order, (process, index) in enumerate(_undescribed(rows, groups), len(groups)):
+    for order, (process, index) in enumerate(_devices_without_rows(rows, groups), len(groups)):
         about = "What device it is was not recorded."
         line = Line(f"GPU {index} · rank {rows.rank:03d}", Order.DEVICES + order, about)
         groups[process, index] = tree.group(root, line)
     return groups
 
 
-def _undescribed(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
+def _devices_without_rows(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
     """Return the devices with work in the trace but no row of their own."""
     used: set[tuple[int, int]] = set()
     for name in ("device_brackets", "kernels"):
@@ -151,7 +151,7 @@ def device_layer(
         slices += tree.add(group, _STEP_LINES, [_steps(own)])
         if bins is None:
             waits = {0: Line(f"compute waits · rank {rows.rank:03d}", 1, _ABOUT_WAITS)}
-            slices += tree.add(group, waits, [_exposed(rows, own)])
+            slices += tree.add(group, waits, [_exposed_waits(rows, own)])
     about = "Calls of the CUDA driver or runtime and of NCCL on {}; arrows lead to the work on the device"
     threads = rows.thread_lines(Order.DEVICE_CALLS, "device calls · {}", about)
     # A call of an unknown thread has no line; the work on the device is shown all the same.
@@ -326,7 +326,7 @@ def _steps(brackets: Table) -> Piece:
     return Piece(nowhere, events["begin_ns"][:-1], events["begin_ns"][1:], codes, names)
 
 
-def _exposed(rows: RankRows, brackets: Table) -> Piece:
+def _exposed_waits(rows: RankRows, brackets: Table) -> Piece:
     """Return the waits of the compute streams: the parts of brackets in which they had run dry."""
     streams = rows.table("streams")
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]

@@ -162,7 +162,7 @@ def judge(
     other = OtherWork() if by_turns else other_work(before, after)
     run_ns = allowance_ratio * step_ns
     judged = tuple(
-        _judged(before, after, condition, changes[condition.kind], step_ns, other, run_ns) for condition in conditions
+        _judge(before, after, condition, changes[condition.kind], step_ns, other, run_ns) for condition in conditions
     )
     is_same = same_recordings(before, after)
     if is_same:
@@ -184,7 +184,7 @@ def other_work(before: Side, after: Side) -> OtherWork:
     return OtherWork(added_ns)
 
 
-def _judged(
+def _judge(
     before: Side, after: Side, condition: Condition, change: Change, step_ns: float, other: OtherWork, run_ns: float
 ) -> Judged:
     limit_ns = condition.percent / 100 * step_ns

@@ -71,7 +71,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         *(claim for claim in crowded if claim.section == "machine"),
         *_uneven(facts),
         *_steal(facts),
-        *_thinned(facts),
+        *_claims_of_thinned_steps(facts),
         *scope_claims(trace),
     ]
     claims += [*emulated_claims(trace), *killed_claims(trace), *_restarts(trace), *outlived_claims(trace)]
@@ -193,7 +193,7 @@ def _steal(facts: RunFacts) -> list[Claim]:
     return [Claim("machine", "steal", name=worst, share_ratio=hosts[worst].steal_ratio)]
 
 
-def _thinned(facts: RunFacts) -> list[Claim]:
+def _claims_of_thinned_steps(facts: RunFacts) -> list[Claim]:
     if not facts.thinned_count:
         return []
     every = Evidence("all_steps", "steps", items_count=facts.steps_count + facts.thinned_count)

@@ -106,7 +106,7 @@ def _parts(trace: Trace, made: Table) -> dict[str, float]:
     left = wall.astype(np.int64)
     sums = dict.fromkeys(PARTS, 0.0)
     # Clocks of threads are read a moment apart from the stamps of the batch, so a part is limited to the rest.
-    taken = {"cpu": made["cpu_ns"], "queue": np.maximum(made["runqueue_ns"], 0), **_recorded(trace, made)}
+    taken = {"cpu": made["cpu_ns"], "queue": np.maximum(made["runqueue_ns"], 0), **_times_by_rows(trace, made)}
     for part, amount in taken.items():
         of_batch = np.minimum(amount, left)
         left = left - of_batch
@@ -118,7 +118,7 @@ def _parts(trace: Trace, made: Table) -> dict[str, float]:
     return {part: ns / len(made) for part, ns in sums.items()}
 
 
-def _recorded(trace: Trace, made: Table) -> dict[str, Int64]:
+def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
     """Return the time of each batch by rows of I/O and waits of its thread: storage, network, asleep, blocked."""
     io, waits = trace.notable_io, trace.waits
     flags, op = io["io_flags"], io["op_code"]

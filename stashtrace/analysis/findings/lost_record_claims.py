@@ -47,13 +47,13 @@ _RECORDED = (
 def lost_count(trace: Trace) -> int:
     """Return the number of lost records as far as it is known; records that lost only a value are not counted."""
     losses = trace.losses
-    lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~_named(trace, (*_KEPT, *_UNCOUNTED))
+    lost = (losses["severity_code"] == Severity.DATA_LOSS) & ~_rows_with_reasons(trace, (*_KEPT, *_UNCOUNTED))
     return int(losses["lost_count"][lost].sum())
 
 
 def loses_uncounted(trace: Trace) -> bool:
     """Return True if records were lost whose number is unknown."""
-    return bool(_named(trace, _UNCOUNTED).any())
+    return bool(_rows_with_reasons(trace, _UNCOUNTED).any())
 
 
 def cut_ranks(trace: Trace) -> frozenset[int]:
@@ -62,7 +62,7 @@ def cut_ranks(trace: Trace) -> frozenset[int]:
     return frozenset(processes["rank"][np.isin(processes["process_id"], list(cut_processes(trace)))].tolist())
 
 
-def _named(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _rows_with_reasons(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Return the rows of the losses table with one of these reasons."""
     codes = [code for code in map(trace.strings.find, names) if code >= 0]
     return np.isin(trace.losses["name_code"], codes)

@@ -250,7 +250,7 @@ class _Known:
         self.steps = _ByRank(steps)
         self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
         self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
-        self.held = _ByRank(trace.device_brackets, _held(trace))
+        self.held = _ByRank(trace.device_brackets, _waits_for_host_functions(trace))
         self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
         self.on_device = frozenset(np.unique(trace.device_brackets["rank"]).tolist())
         processes = trace.processes
@@ -312,7 +312,7 @@ def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
-def _held(trace: Trace) -> npt.NDArray[np.bool_]:
+def _waits_for_host_functions(trace: Trace) -> npt.NDArray[np.bool_]:
     """Return the mask of brackets in which a compute stream waited for a function on the host."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]

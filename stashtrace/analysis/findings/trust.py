@@ -225,7 +225,7 @@ def emulated_claims(trace: Trace) -> list[Claim]:
 
 def scope_claims(trace: Trace) -> list[Claim]:
     """Return claims about what the numbers leave out: unwanted steps, other training processes, order among hosts."""
-    return left_out_claims(trace) + _unordered(trace)
+    return left_out_claims(trace) + _clock_order_claims(trace)
 
 
 def left_out_claims(trace: Trace) -> list[Claim]:
@@ -250,7 +250,7 @@ def _other_trainers(trace: Trace) -> list[Claim]:
     return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []
 
 
-def _unordered(trace: Trace) -> list[Claim]:
+def _clock_order_claims(trace: Trace) -> list[Claim]:
     """Return a claim about the order that the clocks of several hosts leave open."""
     alignment = trace.alignment
     if len(alignment) < 2 or not len(trace.collectives):

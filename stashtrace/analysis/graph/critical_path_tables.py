@@ -108,7 +108,7 @@ class CriticalPath:
     @property
     def divided(self) -> Table:
         """Stretches, with batches as two rows each: the time blocked in storage, and the rest."""
-        return _divided(self.stretches)
+        return _divide(self.stretches)
 
     @property
     def shares(self) -> Table:
@@ -266,7 +266,7 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     )
 
 
-def _divided(stretches: Table) -> Table:
+def _divide(stretches: Table) -> Table:
     fetched = np.flatnonzero(stretches["fetch_ns"] > 0)
     read = stretches.take(fetched)
     kind, rest = stretches["kind"].copy(), stretches["held_ns"] - stretches["fetch_ns"]

@@ -347,7 +347,7 @@ class _Rank:
         streams = RowsBy(pieces.stream[rows])
         for stream in streams.values.tolist():
             mine = rows[streams.rows(stream)]
-            last = np.searchsorted(_launched(pieces, mine), moments, side="left") - 1
+            last = np.searchsorted(_latest_launches(pieces, mine), moments, side="left") - 1
             piece = mine[np.maximum(last, 0)]
             yield np.where((last >= 0) & (pieces.end_ns[piece] <= until_ns), self.nodes[piece], -1)
 
@@ -396,7 +396,7 @@ class _Rank:
         parts.end_steps(nodes, self.thread.rank, steps, before=int(self.before[0]))
 
 
-def _launched(pieces: _Pieces, rows: Int64) -> Int64:
+def _latest_launches(pieces: _Pieces, rows: Int64) -> Int64:
     """Return the latest time at which each piece of one stream can have been launched, ascending.
 
     Work whose launch is not known was launched before what follows it on its stream, and before it began.

@@ -51,10 +51,12 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     group, first = operations.keys[0], rows[operations.first]
     enter = operations.max(np.maximum(matched.last_enter_ns, index.entered_ns)[rows])
     first_done = rows[operations.argmax(-matched.end_ns[rows])]
-    done = _unasked(enter, matched.end_ns[first_done], table["message_bytes"][first], _is_asked_late(index)[first_done])
+    done = _times_without_late_looks(
+        enter, matched.end_ns[first_done], table["message_bytes"][first], _is_asked_late(index)[first_done]
+    )
     # Where a backend runs operations at the same time, one may end before another that was called first.
     alone = np.append(True, (group[1:] != group[:-1]) | (done[1:] < done[:-1]))
-    begin = _queued(enter, done, alone)
+    begin = _times_alone_in_queue(enter, done, alone)
     done = np.maximum(done, begin)
     nodes = parts.add(
         len(operations),
@@ -87,7 +89,7 @@ def _is_asked_late(index: TraceIndex) -> npt.NDArray[np.bool_]:
     return late
 
 
-def _unasked(enter: Int64, done: Int64, moved_bytes: Int64, is_late: npt.NDArray[np.bool_]) -> Int64:
+def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_late: npt.NDArray[np.bool_]) -> Int64:
     """Return when messages were done; where that was seen too late, after what others of their size took at most."""
     known = np.flatnonzero(~is_late)
     if not len(known) or not is_late.any():
@@ -143,7 +145,7 @@ def _complete_pairs(table: Table, queue: Int64, number: Int64) -> npt.NDArray[np
     return complete
 
 
-def _queued(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
+def _times_alone_in_queue(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
     """Return when each transfer had the queue of its group for itself: entered by all, the one before it done."""
     before = np.concatenate([[-NEVER], done[:-1]])
     return np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))

@@ -80,7 +80,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     times, sizes = times.take(chosen), sizes[chosen]
     if not len(times):
         return Table.empty(BANDWIDTH)
-    size, carried = _carried(times["op"], sizes, times["bytes"])
+    size, carried = _bytes_carried(times["op"], sizes, times["bytes"])
     duration = times["end_ns"] - times["begin_ns"]
     rank = times["rank"] if by == "rank" else np.full(len(times), -1)
     alike = GroupBy(rank, times["communicator"], times["op"], sizes, _size_class(size))
@@ -118,7 +118,7 @@ def _group_sizes(trace: Trace) -> Int64:
     return GroupBy(trace.collectives["group_hash"]).map(lambda g: max(told.get(g, 0), len(known[g].members)))
 
 
-def _carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Floats, Floats]:
+def _bytes_carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Floats, Floats]:
     """Return (size as NCCL's tests count it, bytes over the busiest link) of each row."""
     size = np.maximum(message, 0).astype(np.float64)
     carried = np.zeros(len(size))

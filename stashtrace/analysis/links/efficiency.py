@@ -112,7 +112,7 @@ def link_efficiency(
         "message_bytes": times["bytes"],
     }
     moved = times["bytes"] > 0
-    return _summed(
+    return _sum_rows(
         {name: values[moved] for name, values in columns.items()},
         times["transfer_ns"][moved],
         expected.expected_ns[moved],
@@ -176,7 +176,7 @@ def _sizes_and_links(trace: Trace) -> tuple[Int64, Int64]:
     return by_group.map(lambda group: len(groups[group].members)), by_group.map(lambda group: groups[group].link)
 
 
-def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
+def _sum_rows(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
     alike = GroupBy(*keys.values())

@@ -233,7 +233,7 @@ def beside_workers(
     if not len(making) or not is_imported(index.trace):
         return []
     # A sleep does not prove compute; beside loading, it only proves that the thread did not wait for the loading then.
-    emulated = (_emulated(index, thread) & making) - explained
+    emulated = (_emulated_compute(index, thread) & making) - explained
     layers = [Layer(_COMPUTE, emulated, (_OTHER,))]
     if len(waits.begin):
         return layers
@@ -248,7 +248,7 @@ def beside_workers(
     return [*layers, likely, Layer(_COMPUTE, gaps - making, (_OTHER, *_LOADING))]
 
 
-def _emulated(index: TraceIndex, thread: StepThread) -> TimeSet:
+def _emulated_compute(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Return the annotations of the step thread in which it slept instead of computing."""
     trace, facts = index.trace, index.trace.metadata
     told = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)

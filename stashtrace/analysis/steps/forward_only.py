@@ -59,7 +59,7 @@ def join_quiet(ranks: Sequence[RankSteps], first_updates: Sequence[int]) -> list
     if not any(run.count.any() for run in training):
         return list(ranks)
     tokens = _all_brief(training)
-    alone = _alone(training)
+    alone = _runs_of_few_ranks(training)
     joined = []
     for rank, run in zip(ranks, runs, strict=True):
         if not run.updates:
@@ -136,7 +136,7 @@ def _brief_behind(ranks: Sequence[_Runs]) -> bool:
     return bool(counts) and all(2 * brief > count for brief, count in counts)
 
 
-def _alone(ranks: Sequence[_Runs]) -> Bools:
+def _runs_of_few_ranks(ranks: Sequence[_Runs]) -> Bools:
     """Return before which updates only some ranks have a run, where the others wait for these in the same step."""
     here, missing = _nowhere(ranks), _nowhere(ranks)
     lowest, highest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -175,7 +175,7 @@ def _join(rank: RankSteps, gaps: Bools) -> RankSteps:
         return rank
     last = np.flatnonzero(trains | ~joined)
     before = np.concatenate([[-1], last[:-1]])
-    return _renumbered(rank.join(int64(np.where(trains[last], before + 1, last)), int64(last)))
+    return _renumber(rank.join(int64(np.where(trains[last], before + 1, last)), int64(last)))
 
 
 def _end_in_tokens(rank: RankSteps) -> RankSteps:
@@ -188,8 +188,8 @@ def _end_in_tokens(rank: RankSteps) -> RankSteps:
     joined = rank.join(int64(np.append(head, len(head))), int64(np.append(head, len(trains) - 1)))
     columns = joined.columns
     kind = np.append(columns.kind[:-1], "inference").astype(columns.kind.dtype)
-    return _renumbered(replace(joined, columns=StepColumns(columns.begin, columns.end, kind)))
+    return _renumber(replace(joined, columns=StepColumns(columns.begin, columns.end, kind)))
 
 
-def _renumbered(rank: RankSteps) -> RankSteps:
+def _renumber(rank: RankSteps) -> RankSteps:
     return replace(rank, ordinal=int64(np.arange(len(rank.ordinal))))

@@ -66,7 +66,7 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     for kind in KINDS:
         of_kind = np.flatnonzero(steps["kind"] == kind)
         table = steps.take(of_kind)
-        counted = _counted(table, warmup)
+        counted = _counted_rows(table, warmup)
         for rank, mine in GroupBy(table["rank"]).items():
             part, own = table.take(mine), counted[mine]
             wall = (part["end_ns"] - part["begin_ns"])[own]
@@ -78,7 +78,7 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     return Table.from_rows(STEP_KINDS, rows).sort_by("rank")
 
 
-def _counted(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _counted_rows(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return a mask of the rows of one kind that count; at least one per rank."""
     counted = np.zeros(len(table), dtype=bool)
     for own in GroupBy(table["rank"]):

@@ -86,10 +86,10 @@ def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
     late_level = np.where(level < 0, late_began, level)
     level = np.where(level < 0, began, level)
     waits = Waits(rank, late, begin, end, length, step, row, int64(level), int64(late_level))
-    return _joined(waits), threads
+    return _join(waits), threads
 
 
-def _joined(waits: Waits) -> Waits:
+def _join(waits: Waits) -> Waits:
     """Join the waits for one rank since one moment, as in operations that were in flight together: one cause has them.
 
     The operation is the one in which most time was lost.

@@ -163,7 +163,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
     end_on_terminate()
     jobs = [Job("after", tuple(command), Path())]
     if given.before or given.before_dir:
-        old = tuple(_split(given.before)) if given.before else tuple(command)
+        old = tuple(_split_command(given.before)) if given.before else tuple(command)
         jobs.insert(0, Job("before", old, Path(given.before_dir or ".")))
     out = Path(given.out or time.strftime("check-%m%d-%H%M%S"))
     recorded = record_by_turns(
@@ -210,7 +210,7 @@ def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace,
             screen.say(f"warning: cannot write {summary} of GITHUB_STEP_SUMMARY: {error.strerror}")
 
 
-def _split(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -223,7 +223,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
     after = f"after {duration_text(length_ns)}, " if length_ns is not None else ""
     ending = f"{after}exit code {code}" if code is not None else "not yet, or its launcher was killed"
     merged = "" if facts["merged"] else ", not merged"
-    lines = _aligned(
+    lines = _align(
         ("run", f"{facts['run_id'] or '-'}  {facts['path']}"),
         ("command", shlex.join(facts["command"]).replace("\n", " ") or "not known"),
         ("begun", _moment(facts["begin_realtime_ns"])),
@@ -243,7 +243,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _files_lines(facts: dict[str, Any]) -> list[str]:
-    lines = _aligned(
+    lines = _align(
         ("files", f"{facts['importers']}  {facts['path']}, {bytes_text(facts['size_bytes'])}"),
         ("begun", _moment(facts["begin_realtime_ns"])),
         ("recorded", duration_text(facts["duration_ns"])),
@@ -261,7 +261,7 @@ def _files_lines(facts: dict[str, Any]) -> list[str]:
     return [*lines, *_records_lines(facts["records"]), *_losses_lines(facts["losses"])]
 
 
-def _aligned(*rows: tuple[str, str]) -> list[str]:
+def _align(*rows: tuple[str, str]) -> list[str]:
     return [f"{name:<12}{text}" for name, text in rows]
 
 

@@ -61,7 +61,10 @@ def main(argv: Sequence[str]) -> int:
     names = _distinct(relation.columns)
     plain = arguments.format == "table"
     rows = [
-        {name: _shown(name, value) if plain else _written(value) for name, value in zip(names, row, strict=True)}
+        {
+            name: _value_for_people(name, value) if plain else _value_for_json(value)
+            for name, value in zip(names, row, strict=True)
+        }
         for row in database.rows(relation)
     ]
     width = None if arguments.wide else screen_width()
@@ -125,16 +128,16 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return taken
 
 
-def _shown(name: str, value: Any) -> Any:
+def _value_for_people(name: str, value: Any) -> Any:
     """Return a value for the aligned form: a mean of times is shown as a time."""
     if value is None:
         return "NULL"
     if isinstance(value, float):
         return round(value) if name.endswith("_ns") and abs(value) < 2**63 else value
-    return _written(value)
+    return _value_for_json(value)
 
 
-def _written(value: Any) -> Any:
+def _value_for_json(value: Any) -> Any:
     """Return a value that JSON can hold: numbers, texts and truth as they are; any other type as text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
@@ -143,7 +146,7 @@ def _written(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_written(part) for part in value]
+        return [_value_for_json(part) for part in value]
     if isinstance(value, dict):
-        return {str(key): _written(part) for key, part in value.items()}
+        return {str(key): _value_for_json(part) for key, part in value.items()}
     return str(value)

@@ -87,7 +87,7 @@ def add_collectives(
             subgroups.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
     for key, members in subgroups.items():
-        for title, group_hash, numbered in _numbered(key, members, source):
+        for title, group_hash, numbered in _number_operations(key, members, source):
             for (process, rows, place), first in numbered:
                 keys = np.arange(added, added + len(rows.call), dtype=np.int64)
                 _add(title, group_hash, rows, first, keys, int(processes.ids[process]), place, context)
@@ -115,7 +115,7 @@ def _from_ranges(
         if payload.ranks > 0 and payload.communicator >= 0:
             places[payload.communicator] = (payload.rank, payload.ranks)
     chosen = np.array([row for row in calls if ranges.payloads[row].communicator >= 0], dtype=np.int64)
-    batch, kernel = _launched(ranges, own, chosen, work, kernels)
+    batch, kernel = _groups_of_calls(ranges, own, chosen, work, kernels)
 
     def of_kernel(column: str) -> Int64:
         return np.where(kernel >= 0, work.rows[column][kernel], -1) if len(kernels) else np.full(len(kernel), -1)
@@ -150,7 +150,9 @@ def _from_ranges(
     return subgroups
 
 
-def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64) -> tuple[Int64, Int64]:
+def _groups_of_calls(
+    ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64
+) -> tuple[Int64, Int64]:
     """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
 
     A call outside a group launches inside its own range. The calls inside a group are launched at the end of the
@@ -218,7 +220,9 @@ def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Subgroup, _Rows]]:
     return subgroups
 
 
-def _numbered(key: _Subgroup, members: list[_Member], source: str) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
+def _number_operations(
+    key: _Subgroup, members: list[_Member], source: str
+) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
     """Return (title, hash, [(member, number of its first operation)]) of each communicator of a subgroup."""
     form, number_of_subgroup, kind = key
     if form == "nccl":

@@ -279,10 +279,10 @@ def fit_launches(launches: Sequence[Points]) -> Fit:
     fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns())
     if len(launches) < 2:
         return fit
-    return Fit(tuple(_widened(piece, launches, number == 0) for number, piece in enumerate(fit.pieces)))
+    return Fit(tuple(_widen(piece, launches, number == 0) for number, piece in enumerate(fit.pieces)))
 
 
-def _widened(piece: Piece, launches: Sequence[Points], first: bool) -> Piece:
+def _widen(piece: Piece, launches: Sequence[Points], first: bool) -> Piece:
     lines = []
     for points in launches:
         sizes = np.array(points.sizes_bytes, dtype=np.float64)

@@ -65,7 +65,7 @@ class RankCommand:
     def on_one_host(self, ranks: int) -> list[str]:
         """Return the command with so many ranks."""
         if self.kind == TEMPLATE:
-            return _filled(self.words, ranks, Rendezvous(1, 0, "127.0.0.1", 29500))
+            return _fill(self.words, ranks, Rendezvous(1, 0, "127.0.0.1", 29500))
         if self.kind == SINGLE:
             return list(self.words)
         words = list(self.words)
@@ -87,7 +87,7 @@ class RankCommand:
                     hint="use {hosts}, {host_rank}, {address} and {port} in it, or leave configuration 5 out:"
                     " --steps 1,2,3,4",
                 )
-            return _filled(self.words, ranks, rendezvous)
+            return _fill(self.words, ranks, rendezvous)
         place = (rendezvous.hosts, rendezvous.host_rank, rendezvous.address, rendezvous.port)
         if self.kind == TORCHRUN:
             words = _without(list(self.words), _TORCHRUN_RENDEZVOUS)
@@ -225,7 +225,7 @@ def _without(words: Sequence[str], names: Mapping[str, int]) -> list[str]:
     return [*keep, *words[own.stop :]]
 
 
-def _filled(words: Sequence[str], ranks: int, rendezvous: Rendezvous) -> list[str]:
+def _fill(words: Sequence[str], ranks: int, rendezvous: Rendezvous) -> list[str]:
     """Put the numbers in place of ``{ranks}`` and the others."""
     values = {
         _RANKS: ranks,

@@ -127,10 +127,10 @@ def _stacks(answer: Characterization) -> list[str]:
     for label, parts in columns:
         shares = [{"column": name, "share_ratio": max(ns, 0.0) / longest} for name, ns in parts]
         bars.append((label, budget_bar(shares, [duration_text(ns) for _, ns in parts], label)))
-    return [legend(list(dict.fromkeys(name for _, parts in columns for name, _ in parts))), _titled(bars)]
+    return [legend(list(dict.fromkeys(name for _, parts in columns for name, _ in parts))), _bars_with_titles(bars)]
 
 
-def _titled(bars: Sequence[tuple[str, str]]) -> str:
+def _bars_with_titles(bars: Sequence[tuple[str, str]]) -> str:
     """Return bars, each below its title."""
     return tag("ul", "".join(tag("li", tag("h3", text(name)) + bar) for name, bar in bars), class_="groups")
 
@@ -166,7 +166,7 @@ def _shares(answer: Characterization) -> list[str]:
         bars.append((name, svg))
     zero = "the upright line is nothing, the right end" if low < 0 else "a full bar"
     said = paragraph(f"The thin line in each bar is the interval; {zero} is the whole step.", "soft")
-    return [_titled(bars), said] if bars else []
+    return [_bars_with_titles(bars), said] if bars else []
 
 
 def _machine(answer: Characterization) -> str:

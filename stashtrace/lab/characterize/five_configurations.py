@@ -88,7 +88,7 @@ class Characterizer:
         missing = [
             (repeat, configuration)
             for repeat in range(request.repeats)
-            for configuration in _rotated(wanted, repeat)
+            for configuration in _rotate(wanted, repeat)
             if not self._is_measured(configuration, repeat)
         ]
         trial = self._runs / "look"
@@ -338,6 +338,6 @@ def _inside(host: EmulatedHost) -> Callable[[list[str], Mapping[str, str]], list
     return lambda words, _: host.command(words)
 
 
-def _rotated(configurations: Sequence[int], by: int) -> list[int]:
+def _rotate(configurations: Sequence[int], by: int) -> list[int]:
     by %= max(len(configurations), 1)
     return [*configurations[by:], *configurations[:by]]

@@ -85,7 +85,7 @@ def recommend(
     if len(currencies) > 1:
         what = " and ".join(currencies)
         raise UsageError(f"prices in {what} cannot be compared", hint="give some with --catalog FILE")
-    candidates = _sorted(pareto_marked(possible))
+    candidates = _sort(pareto_marked(possible))
     in_time = [candidate for candidate in candidates if Budget(hours=budget.hours).met_by(candidate)]
     in_cost = [candidate for candidate in candidates if Budget(cost=budget.cost).met_by(candidate)]
     met = any(budget.met_by(candidate) for candidate in candidates)
@@ -262,7 +262,7 @@ def _mean_step(
     return prediction.synthetic, None, None, ("loading of data left out: it was not measured",)
 
 
-def _sorted(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _sort(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(
         candidates,
         key=lambda candidate: (*cheaper(candidate), candidate.instance, candidate.count, candidate.devices_count),

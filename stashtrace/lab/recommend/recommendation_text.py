@@ -45,7 +45,7 @@ def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
         lines += [
             line
             for why, names in grouped(answer.not_measured.items()).items()
-            for line in wrap(f"{_listed(names)}: {why}")
+            for line in wrap(f"{_list_text(names)}: {why}")
         ]
     doubts = [*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)]
     if doubts:
@@ -110,7 +110,7 @@ def _chosen(answer: Recommendation, candidate: Candidate | None, what: str, limi
     if candidate is None:
         key = faster if budget.hours is not None else cheaper
         nearest = min(answer.candidates, key=key)
-        return [f"nothing is done {limit}: {_missed(nearest, budget)}"]
+        return [f"nothing is done {limit}: {_missed_text(nearest, budget)}"]
     what = what if candidate.priced else "fastest, of those without a price,"
     out = [f"{what} {limit}: {_facts(candidate)}"]
     if budget.hours is not None and candidate.hours.high > budget.hours:
@@ -124,10 +124,10 @@ def _both_missed(answer: Recommendation) -> list[str]:
     candidate = answer.nearest
     if candidate is None or (answer.cheapest_within_time is None and answer.fastest_within_cost is None):
         return []
-    return [f"nothing keeps both budgets: nearest is {candidate.name}, {_missed(candidate, answer.budget)}"]
+    return [f"nothing keeps both budgets: nearest is {candidate.name}, {_missed_text(candidate, answer.budget)}"]
 
 
-def _missed(candidate: Candidate, budget: Budget) -> str:
+def _missed_text(candidate: Candidate, budget: Budget) -> str:
     hours, cost, out = candidate.hours.value, candidate.cost.value, []
     if budget.hours is not None and hours > budget.hours:
         over = hours - budget.hours
@@ -166,7 +166,7 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
     alike = [candidate.name for candidate in others if candidate.cost.overlaps(best.cost)]
     same = [candidate.name for candidate in others if candidate.name in alike and candidate.hours.overlaps(best.hours)]
     if same and best.measured:
-        names = _listed(same)
+        names = _list_text(same)
         out.append(f"the intervals of {names} overlap with its own: measure before renting many")
     quicker = [
         candidate
@@ -244,10 +244,10 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
                 str(candidate.devices_count),
                 duration_text(candidate.step.value),
                 *(
-                    _known(bound, lambda hours: hours_text(hours, padded=True))
+                    _known_text(bound, lambda hours: hours_text(hours, padded=True))
                     for bound in (candidate.hours.value, candidate.hours.low, candidate.hours.high)
                 ),
-                _known(candidate.cost.value, lambda x: cost_text(x, "")),
+                _known_text(candidate.cost.value, lambda x: cost_text(x, "")),
                 candidate.limited_by,
                 f"{percent_text(candidate.share(lost))} {lost}" if lost else "-",
                 "measured" if candidate.measured else "emulated" if candidate.emulated else "predicted",
@@ -268,10 +268,10 @@ def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
 def _own_notes(candidates: Sequence[Candidate]) -> list[str]:
     by_note = grouped((candidate.name, note) for candidate in candidates for note in candidate.notes)
     every = len(candidates)
-    return [note if len(names) == every else f"{_listed(names)}: {note}" for note, names in by_note.items()]
+    return [note if len(names) == every else f"{_list_text(names)}: {note}" for note, names in by_note.items()]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_text(names: Sequence[str]) -> str:
     return list_some(list(dict.fromkeys(names)), 3)
 
 
@@ -283,7 +283,7 @@ def _row_or_none(candidate: Candidate | None) -> dict[str, Any] | None:
     return None if candidate is None else candidate_row(candidate)
 
 
-def _known(value: float, text: Any) -> str:
+def _known_text(value: float, text: Any) -> str:
     return "-" if math.isnan(value) else str(text(value))
 
 

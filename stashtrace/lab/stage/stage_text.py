@@ -18,7 +18,7 @@ def staging_lines(answer: Mapping[str, Any]) -> list[str]:
         "",
         f"  staged       {count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}"
         + (f" ({already:,} were there)" if already else ""),
-        _expected(answer),
+        _expected_gain(answer),
     ]
     if answer["left_out"]:
         lines.append(f"  ! not copied: {list_some(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
@@ -26,11 +26,11 @@ def staging_lines(answer: Mapping[str, Any]) -> list[str]:
         lines.append("  ! the copies lie on the same disk as the files")
     check = answer["check"]
     if check is not None:
-        lines += _measured(check)
+        lines += _measured_gain(check)
     return [*lines, f"  use it       stashtrace run --staged {answer['list']} -- COMMAND"]
 
 
-def _expected(answer: Mapping[str, Any]) -> str:
+def _expected_gain(answer: Mapping[str, Any]) -> str:
     per_step, tier = answer["predicted_step_gain_ns"], answer["method"].partition(", ")[2]
     whole = duration_text(answer["predicted_gain_ns"])
     gain = whole if per_step is None else f"{duration_text(per_step)} a step and rank"
@@ -40,7 +40,7 @@ def _expected(answer: Mapping[str, Any]) -> str:
 _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as calibrated", "stated": "tier as stated"}
 
 
-def _measured(check: Mapping[str, Any]) -> list[str]:
+def _measured_gain(check: Mapping[str, Any]) -> list[str]:
     notes = [f"  ! {note}" for note in check["notes"]]
     if check["why"]:
         return ["  measured     nothing", *notes]

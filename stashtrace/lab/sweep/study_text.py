@@ -23,7 +23,7 @@ def study_lines(study: LayersStudy) -> list[str]:
     """Lines of text about a study."""
     ranks = study.settings["ranks"]
     rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
-    rows += [_measured(result) for result in study.results]
+    rows += [_measured_cells(result) for result in study.results]
     repeats = sorted({result.stall.runs_count for result in study.results})
     made = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
     lines = [
@@ -102,7 +102,7 @@ def typical_error(fit: LinearFit) -> float:
     return float(np.median(np.abs(known))) if len(known) else math.nan
 
 
-def _measured(result: VariantResult) -> tuple[str, ...]:
+def _measured_cells(result: VariantResult) -> tuple[str, ...]:
     stall = result.stall
     interval = f"{duration_text(stall.low)} to {duration_text(stall.high)}" if stall.known else "one run"
     return (

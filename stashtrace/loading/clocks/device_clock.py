@@ -75,7 +75,7 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
 
 def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int) -> DeviceTime:
     """Return the mapping from the usable readings, in order of time; the others are compared with it."""
-    kept = _apart(common, half, usable)
+    kept = _drop_close_readings(common, half, usable)
     kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, _MAX_DRIFT_PPB)
     if len(kept) == 1:
         only = int(kept[0])
@@ -86,7 +86,7 @@ def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int
     error = int(half[kept].max()) + _between(device[kept], common[kept], half[kept])
     beyond = max(int(device[kept[0]] - device[0]), int(device[-1] - device[kept[-1]]), 0)
     error = max(error, _outside(device[kept], half[kept], beyond)) + step
-    error += _unexplained(line, device, common, half, rejected)
+    error += _worst_distance(line, device, common, half, rejected)
     span = int(device[kept[-1]] - device[kept[0]])
     drift = (int(common[kept[-1]] - common[kept[0]]) - span) * 10**9 // span
     return DeviceTime(line, error, len(kept), drift, rejected)
@@ -110,7 +110,7 @@ def _not_wide(common: Int64, half: Int64) -> Int64:
     return kept if len(kept) > 1 else np.arange(len(half))
 
 
-def _apart(common: Int64, half: Int64, kept: Int64) -> Int64:
+def _drop_close_readings(common: Int64, half: Int64, kept: Int64) -> Int64:
     """Keep the narrower of readings too close to give a rate; they occur when several processes read a shared clock."""
     near = min(_CLOSE_NS, int(common[-1] - common[0]) // 16)
     chosen: list[int] = []
@@ -152,7 +152,7 @@ def _outside(device: Int64, half: Int64, beyond: int) -> int:
     return worst
 
 
-def _unexplained(line: TickMap, device: Int64, common: Int64, half: Int64, rejected: int) -> int:
+def _worst_distance(line: TickMap, device: Int64, common: Int64, half: Int64, rejected: int) -> int:
     """Return how far in ns the worst reading is from the line, beyond its own half-width and the narrowest one's."""
     residual = np.maximum(np.abs(line(device.view(np.uint64)) - common) - half, 0)
     if rejected:

@@ -224,12 +224,12 @@ class _Points:
             centre, half = (up + down) / 2, np.abs(up - down) / 2
             when = ((edges[:-1] + edges[1:]) / 2)[both]
             width = float(np.median(half))
-            more, level = _most_agreed(when, centre, width + _GROSS_NS)
+            more, level = _line_near_most(when, centre, width + _GROSS_NS)
             slope += more
         return level, slope, width
 
 
-def _most_agreed(when: Floats, centre: Floats, width: float) -> tuple[float, float]:
+def _line_near_most(when: Floats, centre: Floats, width: float) -> tuple[float, float]:
     """Return (slope, level) of the line near most of the points; a step of the clock gives two such lines."""
     i, j = np.triu_indices(len(when), 1)
     if len(i) > 1:

@@ -56,7 +56,7 @@ class HostOffset:
         base, first = int(self.at_ns[0]), int(self.offset_ns[0])
         knots = (self.at_ns - base).astype(np.float64)
         # Floats hold distances only, so that a time stamp never loses digits.
-        change = _extended((times_ns - base).astype(np.float64), knots, (self.offset_ns - first).astype(np.float64))
+        change = _interpolate((times_ns - base).astype(np.float64), knots, (self.offset_ns - first).astype(np.float64))
         return times_ns + first + np.rint(change).astype(np.int64)
 
     @property
@@ -224,7 +224,7 @@ def _tree(
         if way is None:
             offsets[host] = start
         else:
-            offsets[host] = _chained(_toward(edges[way], way[1] == host), offsets[parent], edges[way])
+            offsets[host] = _chain(_toward(edges[way], way[1] == host), offsets[parent], edges[way])
             used.append(way)
         for other, edge in near.get(host, ()):
             if other not in offsets:
@@ -240,7 +240,7 @@ def _toward(fit: OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:
     return fit.at_ns + fit.offset_ns, -fit.offset_ns, fit.error_ns
 
 
-def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit) -> HostOffset:
+def _chain(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit) -> HostOffset:
     """Return the offset to the reference by way of a parent; the errors are added up."""
     at, offset, error = own
     there = at + offset
@@ -249,7 +249,7 @@ def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit
     knots = (parent.at_ns - base).astype(np.float64)
     moment = (there - base).astype(np.float64)
     first = int(parent.offset_ns[0])
-    change = _extended(moment, knots, (parent.offset_ns - first).astype(np.float64))
+    change = _interpolate(moment, knots, (parent.offset_ns - first).astype(np.float64))
     more = np.interp(moment, knots, parent.error_ns.astype(np.float64))
     names = {_NAMES[s] for s in fit.sources} | set(filter(None, parent.method.split("+")))
     return HostOffset(
@@ -261,7 +261,7 @@ def _chained(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit
     )
 
 
-def _extended(moment: Floats, knots: Floats, value: Floats) -> Floats:
+def _interpolate(moment: Floats, knots: Floats, value: Floats) -> Floats:
     """Return values at each moment: linear between knots, and at the mean rate beyond the outer ones."""
     rate = (value[-1] - value[0]) / (knots[-1] - knots[0])
     inside = np.clip(moment, knots[0], knots[-1])

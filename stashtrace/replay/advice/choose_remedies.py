@@ -65,7 +65,7 @@ def named_advice(table: Table, limited: Callable[[Advice], Advice] | None = None
             together.setdefault(key, []).append(row)
     best: dict[tuple[str, str, str], Advice] = {}
     for key, rows in together.items():
-        advice = _joined(rows)
+        advice = _join(rows)
         known = best.get(key[:3])
         if known is None or advice.saving_high_ns > known.saving_high_ns:
             best[key[:3]] = advice
@@ -79,7 +79,7 @@ def _is_worth(advice: Advice) -> bool:
     return advice.share_ratio >= WORTH_NAMING_RATIO and advice.saving_low_ns >= 0
 
 
-def _joined(rows: list[dict[str, Any]]) -> Advice:
+def _join(rows: list[dict[str, Any]]) -> Advice:
     summed = ("work_ns", "transfer_ns", "exposed_ns", "saving_low_ns", "saving_high_ns", "share_ratio")
     alike = ("transformation", "switch", "communicator", "op", "work", "ranks_count")
     columns: dict[str, Any] = {name: rows[0][name] for name in alike}

@@ -160,7 +160,7 @@ def first_changes(trace: Trace) -> Table:
         chosen = _chosen(graph, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
-    present, count = _recorded(trace)
+    present, count = _ranks_recorded(trace)
     if present < count and len(trace.collectives):  # one of the others may be as late
         chosen = [replace(one, low_ns=0.0) for one in chosen]
     if shows_no_waits(trace) or (is_imported(trace) and not len(trace.waits)):
@@ -177,7 +177,7 @@ def _is_by_turns(trace: Trace) -> bool:
     return not (late & stands_out).any()
 
 
-def _recorded(trace: Trace) -> tuple[int, int]:
+def _ranks_recorded(trace: Trace) -> tuple[int, int]:
     """Return of how many ranks the work is recorded, and how many ranks the job has as far as is known."""
     groups = group_table(trace).values()
     members = {rank for group in groups for rank in group.members.tolist()}
@@ -190,7 +190,7 @@ def _others_unknown(trace: Trace) -> str:
 
     A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
     """
-    present, count = _recorded(trace)
+    present, count = _ranks_recorded(trace)
     if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
         return ""
     if count > present:
@@ -276,9 +276,9 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
     chosen: list[FirstChange] = []
     for one in sound:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
-            bounded = _bounded(graph, one)
+            bounded = _limit_saving(graph, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
-                chosen.append(_named(graph, bounded))
+                chosen.append(_name_rank_and_kind(graph, bounded))
     return chosen
 
 
@@ -298,7 +298,7 @@ def _middle(one: FirstChange) -> float:
     return (max(one.low_ns, 0.0) + one.high_ns) / 2
 
 
-def _bounded(graph: Graph, one: FirstChange) -> FirstChange:
+def _limit_saving(graph: Graph, one: FirstChange) -> FirstChange:
     """Return a change whose saving does not exceed what is saved where the work that it is about takes no time."""
     most = _most_saved_ns(graph, one.answer)
     return replace(one, low_ns=min(one.low_ns, most), high_ns=min(one.high_ns, most))
@@ -352,7 +352,7 @@ def _adds(graph: Graph, first: FirstChange, other: FirstChange, buckets: Buckets
     return first.answer.middle_ns - both.middle_ns >= _WORTH_RATIO * both.replayed_ns
 
 
-def _named(graph: Graph, one: FirstChange) -> FirstChange:
+def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     """Return a change with the rank and the kind of work that it is mostly about."""
     quantity = one.change.quantity
     if quantity == "workers":

@@ -167,7 +167,7 @@ def communication_model(trace: Trace, *, needs_fit: bool = True) -> Communicatio
     buckets = () if free else _buckets(typical, links, messages.ddp)
     if typical and not (buckets or free):
         notes.append(f"other buckets are not forecast: {_why_no_buckets(typical)}")
-    step_ns, attributed, late = _attributed(trace)
+    step_ns, attributed, late = _median_step(trace)
     best = _best(typical, links, messages.ddp) if buckets else None
     return CommunicationModel(links, passes, buckets, best, step_ns, attributed, late, tuple(notes))
 
@@ -184,7 +184,7 @@ def ranked_buckets(messages: Messages) -> list[BucketForecast]:
     typical = _passes(messages, links, of)[1]
     if any(not tells_bytes(links[each_pass.link]) for each_pass in typical if each_pass.link >= 0):
         return []
-    return _ranked(typical, links, messages.ddp)
+    return _rank_forecasts(typical, links, messages.ddp)
 
 
 def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int64]:
@@ -245,7 +245,7 @@ class _Pass:
     link: int
 
 
-def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats:
+def _expected_times(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats:
     """Return the time of each message by the fit of its operation, else the median of its size."""
     out = np.zeros(len(messages))
     for at, link in enumerate(links):
@@ -262,7 +262,7 @@ def _expected(messages: Messages, links: Sequence[LinkFit], of: Int64) -> Floats
 def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Passes, list[_Pass]]:
     rows = np.flatnonzero(messages.backward >= 0)
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows], messages.rank[rows]))]
-    expected = _expected(messages, links, of)
+    expected = _expected_times(messages, links, of)
     fitted = any(link.fit is not None for link in links)
     table: list[tuple[float, ...]] = []
     typical: list[_Pass] = []
@@ -339,14 +339,14 @@ def _usable(typical: Sequence[_Pass], most: int) -> list[_Pass]:
 
 
 def _best(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> BucketForecast | None:
-    ranked = _ranked(typical, links, ddp)
+    ranked = _rank_forecasts(typical, links, ddp)
     if not ranked:
         return None
     now = _forecast(_usable(typical, _FEW_PASSES), links, 0.0, ddp)
     return ranked[0] if ranked[0].exposed_ns < (1 - _WORTH_IT) * now.exposed_ns else None
 
 
-def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
+def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
     """Forecast all caps that group the gradients in different ways, the best first; unknown gradients are even."""
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
@@ -354,12 +354,12 @@ def _ranked(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -
     middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
     whole = ddp.gradients_bytes if ddp.gradients_bytes.sum() == middle.sum() else middle
     caps = {rounded_cap(cap, whole) for cap in merge_caps(whole).tolist()}
-    dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_known(ddp))[1]}
+    dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_bucket_arguments(ddp))[1]}
     forecasts = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
     return sorted(forecasts, key=lambda each_pass: (each_pass.exposed_ns, each_pass.messages_count))
 
 
-def _known(ddp: DdpFacts) -> dict[str, Any]:
+def _bucket_arguments(ddp: DdpFacts) -> dict[str, Any]:
     """Return the arguments of :func:`bucket_ends` for a run."""
     recorded = None if ddp.bucket_mib is None else ddp.bucket_mib * 2**20
     return {"gradients_bytes": ddp.gradients_bytes, "recorded_bytes": recorded}
@@ -387,7 +387,7 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
             starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
             ready, sizes = merged(ready, sizes, starts)
         elif mib > 0:
-            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_known(ddp))
+            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
             divided.append(anywhere)
         counts.append(len(sizes))
         exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
@@ -395,7 +395,7 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
     return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
 
 
-def _attributed(trace: Trace) -> tuple[float, float, float]:
+def _median_step(trace: Trace) -> tuple[float, float, float]:
     """Return the median step, its time in transfers, and its time waiting for late ranks, by the attribution."""
     try:
         known = counted_steps(steps(trace))

@@ -136,7 +136,11 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     work[own] = 0.0
     _start_and_end(scenario, passes, wanted, work)
     kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
-    made = [_chain(passes, wanted, scenario), _asked(passes, wanted, scenario), _begun(passes, wanted, scenario)]
+    made = [
+        _chain(passes, wanted, scenario),
+        _edges_of_requests(passes, wanted, scenario),
+        _begun(passes, wanted, scenario),
+    ]
     source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
     begin = graph.begin_ns.copy()
     heads = passes.nodes[passes.position < wanted]
@@ -196,7 +200,7 @@ def _chain(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     return edges_of(source, target, between, EdgeKind.PROGRAM)
 
 
-def _asked(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
+def _edges_of_requests(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     """A batch is asked for when the one a fixed number before it has been taken."""
     graph = scenario.graph
     old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)

@@ -106,7 +106,7 @@ def study(
         for variant, merged in combinations
     ]
     cap, capped = best_cap(workload, *cost)
-    measured = _as_measured(iterations) if measured_ranks else (None, None)
+    measured = _measured_iteration(iterations) if measured_ranks else (None, None)
     return Study(
         workload,
         ring,
@@ -122,7 +122,7 @@ def study(
     )
 
 
-def _as_measured(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:
+def _measured_iteration(iterations: Sequence[Workload]) -> tuple[float | None, float | None]:
     """Return the iteration with messages as measured, and its exposed part; two workers stand for any number."""
     times = []
     for iteration in iterations[:: max(len(iterations) // _MOST_ITERATIONS, 1)]:

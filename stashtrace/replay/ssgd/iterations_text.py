@@ -117,7 +117,7 @@ def _merge(study: Study) -> list[str]:
     listed: list[tuple[str, ...]] = [("layers", "size", "ready", "takes")]
     sends = study.workload.sends
     ends = [*merge.starts.tolist()[1:], len(sends)]
-    for number in _shown(len(merge)):
+    for number in _messages_to_list(len(merge)):
         if number < 0:
             listed.append(("...", "", "", ""))
             continue
@@ -128,7 +128,7 @@ def _merge(study: Study) -> list[str]:
     return lines + align(listed, range(1))
 
 
-def _shown(count: int) -> Sequence[int]:
+def _messages_to_list(count: int) -> Sequence[int]:
     """Return the messages to list; -1 stands for those left out."""
     if count <= _MOST_MESSAGES:
         return range(count)

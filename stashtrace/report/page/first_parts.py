@@ -55,7 +55,7 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     beside = claims_of(facts, "time", "files", "machine", "beside")
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]
-    known = [(_told(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+    known = [(_claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
     if known:
         content.append(how_each("these claims", known))
     if "worst" in facts["commands"]:
@@ -69,14 +69,14 @@ def _claim(finding: dict[str, Any]) -> str:
     return tag("li", "".join(content), class_="quiet" if finding["kind"] in _QUIET else None)
 
 
-def _told(finding: dict[str, Any]) -> list[str]:
+def _claim_sentences(finding: dict[str, Any]) -> list[str]:
     """Return the sentences of a claim; of some the evidence alone is told."""
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
 def _plain(finding: dict[str, Any]) -> str:
     """Return a claim beside the verdicts."""
-    first, *rest = _told(finding)
+    first, *rest = _claim_sentences(finding)
     return paragraph(first) + listing(rest)
 
 

@@ -105,13 +105,15 @@ def pipeline_claims(
     named = [claim for claim in (slow, _slow_stage(job)) if claim is not None]
     bubble = _bubble(job, [claim.cause_rank for claim in named if claim.cause_kind != _UNEVEN_SPLIT])
     if named:
-        return [replace(claim, call=call, evidence=(*claim.evidence, bubble, *_held(job, claim))) for claim in named]
+        return [
+            replace(claim, call=call, evidence=(*claim.evidence, bubble, *_stages_held(job, claim))) for claim in named
+        ]
     most_ns = max(rank.per_step_ns("straggler") for rank in hit)
     kind = "bubble" if bubble.amount_ns >= _IS_BUBBLE_RATIO * most_ns else "uneven"
-    return [replace(base(hit), call=call, cause_kind=kind, evidence=(bubble, *_held(job), *_uneven(job)))]
+    return [replace(base(hit), call=call, cause_kind=kind, evidence=(bubble, *_stages_held(job), *_uneven(job)))]
 
 
-def _held(job: _Pipeline, claim: Claim | None = None) -> list[Evidence]:
+def _stages_held(job: _Pipeline, claim: Claim | None = None) -> list[Evidence]:
     """Return how many stages a rank holds where these are several, and which the late rank of a claim does."""
     stages, rank = job.stages, claim.cause_rank if claim is not None else -1
     if stages.each == 1:

@@ -116,12 +116,14 @@ class _Budget:
         present = self._present[self._at(self._ranks, np.array(ranks))]
         whole = spent.sum(axis=0)[present.any(axis=0)]
         numbers = self._numbers[present.any(axis=0)]
-        found = self._changed(claim, numbers, whole, len(ranks))
+        found = self._change_behind(claim, numbers, whole, len(ranks))
         if not found and claim.kind != "late":
             found = self._by_turns(spent, present) or self._few(numbers, whole)
         return [*found, *self._fewer(claim, ranks)]
 
-    def _changed(self, claim: Claim, numbers: npt.NDArray[np.int64], whole: Floats, ranks_count: int) -> list[Evidence]:
+    def _change_behind(
+        self, claim: Claim, numbers: npt.NDArray[np.int64], whole: Floats, ranks_count: int
+    ) -> list[Evidence]:
         """Return the change of the run that most of the time comes from."""
         for place, row in enumerate(self._changes):
             changed = changed_steps(row, self._numbers)[self._at(self._numbers, numbers)]

@@ -106,8 +106,8 @@ def stretches(values: Floats) -> list[Stretch]:
         whole = count // size
         joined = np.median(values[: whole * size].reshape(whole, size), axis=1)
     cuts = sorted(_cuts(joined, 0, len(joined)))
-    places = [0, *(_refined(values, cut * size, size) for cut in cuts), count]
-    return _merged(values, places)
+    places = [0, *(_refine_cut(values, cut * size, size) for cut in cuts), count]
+    return _merge_alike(values, places)
 
 
 def _cuts(values: Floats, begin: int, end: int) -> set[int]:
@@ -198,18 +198,18 @@ def _matters(one: Floats, other: Floats) -> bool:
     usual = min(float(np.median(one)), float(np.median(other)))
     if difference < _WORTH_SAYING * max(usual, 1.0):
         return False
-    ordered = _ordered(one, other)
+    ordered = _share_of_longer(one, other)
     return max(ordered, 1 - ordered) >= _TOLD_APART
 
 
-def _ordered(one: Floats, other: Floats) -> float:
+def _share_of_longer(one: Floats, other: Floats) -> float:
     """Return the share of pairs of steps of which that of ``one`` is longer; of equal ones half counts."""
     below = np.searchsorted(np.sort(other), one, side="left").mean() / len(other)
     up_to = np.searchsorted(np.sort(other), one, side="right").mean() / len(other)
     return float((below + up_to) / 2)
 
 
-def _refined(values: Floats, place: int, size: int) -> int:
+def _refine_cut(values: Floats, place: int, size: int) -> int:
     """Return the place near a cut where two levels fit best; joined steps hide it by their number."""
     begin, end = max(place - 8 * size, 0), min(place + 8 * size, len(values))
     before, after = float(np.median(values[begin:place])), float(np.median(values[place:end]))
@@ -220,7 +220,7 @@ def _refined(values: Floats, place: int, size: int) -> int:
     return min(near, key=lambda at: float(left[: at - begin].sum() + right[at - begin :].sum()), default=place)
 
 
-def _merged(values: Floats, places: list[int]) -> list[Stretch]:
+def _merge_alike(values: Floats, places: list[int]) -> list[Stretch]:
     """Join neighbours that do not differ by enough to be told apart."""
     borders = sorted(set(places))
     at = 1
@@ -377,7 +377,7 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     if excess < _LONG * max(usual + float(np.median(short)), 1.0):
         return None
     in_turn = all(
-        _ordered(rest[part][at[part]], rest[part][~at[part]]) >= _TOLD_APART
+        _share_of_longer(rest[part][at[part]], rest[part][~at[part]]) >= _TOLD_APART
         for part in np.array_split(np.arange(count), _PARTS)
         if 0 < np.count_nonzero(at[part]) < len(part)
     )
