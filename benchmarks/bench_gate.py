@@ -33,7 +33,7 @@ sys.path.insert(0, str(harness.ROOT))
 
 import stashtrace
 from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, Side
-from stashtrace.analysis.compare.gate import DEFAULT_CONDITION, Condition, judge
+from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, judge
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
 from stashtrace.cli import main as command_line
 from stashtrace.errors import DataLossWarning

@@ -24,8 +24,8 @@ import numpy as np
 
 import stashtrace
 from stashtrace.analysis.graph import build
-from stashtrace.analysis.graph.critical import Course
-from stashtrace.analysis.graph.path import CriticalPath
+from stashtrace.analysis.graph.critical_path import Course
+from stashtrace.analysis.graph.critical_path_tables import CriticalPath
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -50,7 +50,7 @@ def standstills(folder: Path, drainer: str, hang_s: float, rest_s: float) -> lis
     from stashtrace.record.environment import traced_environment
 
     environment = traced_environment({}, run_dir=folder, run_id="0123456789abcdef")
-    environment |= {"STASHTRACE_DRAINER": drainer, "STASHTRACE_LANE_BYTES": "65536"}
+    environment |= {"STASHTRACE_DRAINER": drainer, "STASHTRACE_RING_BYTES": "65536"}
     command = [sys.executable, "-I", "-S", "-c", JOB, str(hang_s + rest_s)]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdin is not None

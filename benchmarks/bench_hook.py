@@ -56,7 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--calls", type=int, default=500, help="per block; a quarter of a lane is 8192 rows")
+    parser.add_argument("--calls", type=int, default=500, help="per block; a quarter of a ring is 8192 rows")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder_name:

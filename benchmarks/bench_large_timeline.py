@@ -76,7 +76,7 @@ class Writer:
                 record_id=self.layout.record_id,
                 codec=codec,
                 tid=self.stash.pid + thread,
-                lane_id=1 + thread,
+                ring_id=1 + thread,
                 row_count=count,
                 first_sequence=first,
             )

@@ -26,8 +26,8 @@ import harness
 
 import stashtrace
 from stashtrace.analysis.graph import build
-from stashtrace.analysis.graph.pipeline import build_pipeline
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.graph.pipeline_graph import build_pipeline
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import DataLossWarning
 from stashtrace.replay import Ideal, slowdown_of
 from stashtrace.schema.table import Table

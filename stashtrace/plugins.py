@@ -9,7 +9,7 @@ from __future__ import annotations
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import ImporterError, MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.registry import Exported
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.source import Source
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, Severity, SpanKind, WaitOp

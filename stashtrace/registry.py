@@ -162,7 +162,7 @@ def warn(text: str) -> None:
 def _usable(kind: str, taken: frozenset[str], path: tuple[str, ...]) -> dict[str, Plugin]:
     """Return the entry points of a kind by name; warn once of each that is left out because its name is taken."""
     usable: dict[str, Plugin] = {}
-    for plugin in _installed(path):
+    for plugin in _entry_points(path):
         if plugin.kind != kind:
             continue
         if plugin.name in taken:
@@ -175,7 +175,7 @@ def _usable(kind: str, taken: frozenset[str], path: tuple[str, ...]) -> dict[str
 
 
 @functools.cache
-def _installed(path: tuple[str, ...]) -> tuple[Plugin, ...]:
+def _entry_points(path: tuple[str, ...]) -> tuple[Plugin, ...]:
     """Return the entry points of all packages on the path, for any kind."""
     from importlib.metadata import distributions
 

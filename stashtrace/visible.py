@@ -41,12 +41,12 @@ def visible(text: str) -> str:
     if not _HIDDEN.search(text):
         return text
     parts = _COLOUR.split(text)
-    return "".join(part if _COLOUR.fullmatch(part) else _HIDDEN.sub(_shown, part) for part in parts)
+    return "".join(part if _COLOUR.fullmatch(part) else _HIDDEN.sub(_show, part) for part in parts)
 
 
 def visible_line(text: str) -> str:
     """As :func:`visible`, for a name in a sentence or a cell: also without line breaks, tabs and colours."""
-    return _BREAKS.sub(_shown, _HIDDEN.sub(_shown, text))
+    return _BREAKS.sub(_show, _HIDDEN.sub(_show, text))
 
 
 def markdown_text(text: str) -> str:
@@ -74,7 +74,7 @@ def spreadsheet_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def _shown(match: re.Match[str]) -> str:
+def _show(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass").hex()  # JSON writes characters beyond 16 bits as pairs
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 

@@ -24,7 +24,7 @@ namespace {
 
 using namespace stashtrace;
 
-constexpr std::size_t kRowsPerBlock = 4096;  // half of a quarter of the lane: at most one look-up per block
+constexpr std::size_t kRowsPerBlock = 4096;  // half of a quarter of the ring: at most one look-up per block
 constexpr std::size_t kRingRows = 32768;
 
 struct Floor {

@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <x86intrin.h>
 
-enum { kRows = 32768 };  // 1 MiB, as the lane of io_op
+enum { kRows = 32768 };  // 1 MiB, as the ring of io_op
 
 struct row {
   uint64_t begin;

@@ -25,7 +25,7 @@ from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import Look, render
+from stashtrace.summary.summary_text import Look, render
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = Path(__file__).with_name("jobs.py")

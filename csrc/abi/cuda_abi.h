@@ -2,7 +2,7 @@
 //
 // Our own words for a foreign ABI of CUDA 12 and 13: no NVIDIA header is included anywhere. Enumerations are int as in
 // C, handles are pointers, a runtime handle is the driver's (cudaStream_t == CUstream, cudaEvent_t == CUevent).
-// tests/contract compares numbers with the real headers where it finds some. Used by csrc/device, rooms, tests/fakes.
+// tests/contract compares numbers with the real headers where it finds some. Used by csrc/device, collectors, tests/fakes.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // Symbols of libraries that the process may or may not have. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: csrc/device and the rooms that use CUDA, NCCL, NVML and CUPTI. Never call these on a hot path or in a
+// Callers: csrc/device and the collectors that use CUDA, NCCL, NVML and CUPTI. Never call these on a hot path or in a
 // signal handler: dlopen and dlsym take the loader's lock. They never return a function of our own library, so no
 // call passes through our hooks. No errno is touched.
 #pragma once

@@ -1,4 +1,4 @@
-// stashtrace._native.clock: ticks -> ns, GIL released. Called by loading/clocks/host.py.
+// stashtrace._native.clock: ticks -> ns, GIL released. Called by loading/clocks/host_clock.py.
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

@@ -159,8 +159,8 @@ class Plan {
 
 void bind_graph(py::module_& module) {
   using py::arg;
-  py::module_ room = module.def_submodule("graph", "Graphs of work: an order, the replay along it, slack.");
-  py::class_<Plan>(room, "Plan")
+  py::module_ submodule = module.def_submodule("graph", "Graphs of work: an order, the replay along it, slack.");
+  py::class_<Plan>(submodule, "Plan")
       .def(py::init<const Array<std::int32_t>&, const Array<std::int32_t>&, const Array<std::int64_t>&,
                     const Array<std::int8_t>&>(),
            arg("source"), arg("target"), arg("begin_ns"), arg("certainty"))
@@ -174,6 +174,6 @@ void bind_graph(py::module_& module) {
            "without one (-1), the links that they use: links[link_first[n]:link_first[n + 1]].")
       .def("slack", &Plan::slack, arg("begin_ns"), arg("duration_ns"), arg("lag_ns"), arg("sinks"), arg("none"),
            "By how much each node can end later before a sink does.");
-  room.def("alone", &alone, arg("begin_ns"), arg("end_ns"), arg("link_first"), arg("links"),
-           "What each use of links, from begin_ns to end_ns beside all others, would have taken alone.");
+  submodule.def("alone", &alone, arg("begin_ns"), arg("end_ns"), arg("link_first"), arg("links"),
+                "What each use of links, from begin_ns to end_ns beside all others, would have taken alone.");
 }

@@ -83,14 +83,14 @@ py::list take_tables(TraceEvents& scanner) {
 }  // namespace
 
 void bind_importers(py::module_& module) {
-  py::module_ room = module.def_submodule("importers", "Scanners of foreign files.");
-  room.attr("ABSENT") = stashtrace::importers::kAbsent;
-  room.def("scaled_decimal", &stashtrace::importers::scaled_decimal, py::arg("text"), py::arg("power"));
-  room.def(
+  py::module_ submodule = module.def_submodule("importers", "Scanners of foreign files.");
+  submodule.attr("ABSENT") = stashtrace::importers::kAbsent;
+  submodule.def("scaled_decimal", &stashtrace::importers::scaled_decimal, py::arg("text"), py::arg("power"));
+  submodule.def(
       "unescape",
       [](const py::bytes& raw) { return to_text(stashtrace::importers::unescape(static_cast<std::string_view>(raw))); },
       py::arg("raw"));
-  py::class_<TraceEvents>(room, "TraceEvents")
+  py::class_<TraceEvents>(submodule, "TraceEvents")
       .def(py::init(&make), py::arg("arrays"), py::arg("tables"), py::arg("rules"))
       .def("feed", &feed, py::arg("chunk"))
       .def("finish", &TraceEvents::finish, py::call_guard<py::gil_scoped_release>())

@@ -156,23 +156,24 @@ Array attribute(const std::vector<Pair>& layers, const Array& window_begin, cons
 }  // namespace
 
 void bind_intervals(py::module_& module) {
-  py::module_ room = module.def_submodule("intervals", "Set algebra on sorted columns of [begin, end) in int64 ns.");
+  py::module_ submodule =
+      module.def_submodule("intervals", "Set algebra on sorted columns of [begin, end) in int64 ns.");
   using py::arg;
-  room.def("union", &unite, arg("begin"), arg("end"), "Sorted disjoint set of any intervals.");
-  room.def("intersect", &binary<&intervals::intersect>, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
-           "Time that lies in both sets.");
-  room.def("subtract", &binary<&intervals::subtract>, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
-           "Time of the first set that is not in the second.");
-  room.def("complement", &complement, arg("begin"), arg("end"), arg("window_begin"), arg("window_end"),
-           "Time of one window that is not in the set.");
-  room.def("coverage", &coverage, arg("begin"), arg("end"), arg("query_begin"), arg("query_end"),
-           "Length of the set inside each query window.");
-  room.def("locate", &locate, arg("begin"), arg("end"), arg("points"),
-           "Row of the interval that holds each point, or -1.");
-  room.def("join", &join, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
-           "(begin, end, row, row2) of each pair that overlaps; both sides sorted and disjoint.");
-  room.def("paint", &paint, arg("layers"),
-           "(begin, end, layer): each piece of time with the first layer that covers it.");
-  room.def("attribute", &attribute, arg("layers"), arg("window_begin"), arg("window_end"),
-           "Matrix windows x (layers + 1): ns of each window by first covering layer, the rest last.");
+  submodule.def("union", &unite, arg("begin"), arg("end"), "Sorted disjoint set of any intervals.");
+  submodule.def("intersect", &binary<&intervals::intersect>, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
+                "Time that lies in both sets.");
+  submodule.def("subtract", &binary<&intervals::subtract>, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
+                "Time of the first set that is not in the second.");
+  submodule.def("complement", &complement, arg("begin"), arg("end"), arg("window_begin"), arg("window_end"),
+                "Time of one window that is not in the set.");
+  submodule.def("coverage", &coverage, arg("begin"), arg("end"), arg("query_begin"), arg("query_end"),
+                "Length of the set inside each query window.");
+  submodule.def("locate", &locate, arg("begin"), arg("end"), arg("points"),
+                "Row of the interval that holds each point, or -1.");
+  submodule.def("join", &join, arg("begin"), arg("end"), arg("begin2"), arg("end2"),
+                "(begin, end, row, row2) of each pair that overlaps; both sides sorted and disjoint.");
+  submodule.def("paint", &paint, arg("layers"),
+                "(begin, end, layer): each piece of time with the first layer that covers it.");
+  submodule.def("attribute", &attribute, arg("layers"), arg("window_begin"), arg("window_end"),
+                "Matrix windows x (layers + 1): ns of each window by first covering layer, the rest last.");
 }

@@ -1,8 +1,8 @@
-// What a native collector is: a room that can be started and stopped. SPDX-License-Identifier: Apache-2.0
+// A native collector: what Runtime starts and stops. SPDX-License-Identifier: Apache-2.0
 //
-// A room csrc/collectors/X defines `namespace stashtrace::rooms { Collector& X() noexcept; }`, which returns an
-// object that lives for ever (a constinit static without destructor). CMake finds the folder; runtime.cpp starts the
-// room if STASHTRACE_COLLECTORS names it. template_room/ is a complete small one to copy.
+// A folder csrc/collectors/X defines `namespace stashtrace::collectors { Collector& X() noexcept; }`, which returns an
+// object that lives for ever (a constinit static without destructor). CMake finds the folder; runtime.cpp starts it
+// if STASHTRACE_COLLECTORS names it. template_collector/ is a complete small one to copy.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,7 @@ std::string_view variable(const char* const* environment, std::string_view name)
 bool Config::collector_on(std::string_view name) const noexcept {
   for (const auto& collector : schema::kCollectors)
     if (collector.name == name) return (collectors >> collector.code & 1) != 0;
-  return true;  // a room without records of its own, such as the template
+  return true;  // a collector without records, such as the template
 }
 
 void parse_config(Config& config, const char* const* environment) noexcept {
@@ -79,8 +79,9 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   if (number(variable(environment, "STASHTRACE_NVML_HZ"), 0, 1'000, value))
     config.nvml_hz = static_cast<std::uint32_t>(value);
   config.nvml_links = variable(environment, "STASHTRACE_NVML_LINKS") == "1";
-  if (number(variable(environment, "STASHTRACE_LANE_BYTES"), 1, 1 << 30, value))
-    config.io_lane_bytes = static_cast<std::uint32_t>(value);
+  for (const char* name : {"STASHTRACE_LANE_BYTES", "STASHTRACE_RING_BYTES"})  // the first is its older name
+    if (number(variable(environment, name), 1, 1 << 30, value))
+      config.io_ring_bytes = static_cast<std::uint32_t>(value);
   if (number(variable(environment, "STASHTRACE_EVENT_BUDGET"), 0, 1'000'000'000, value)) config.event_budget = value;
   config.force_events = variable(environment, "STASHTRACE_FORCE_EVENTS") == "1";
   config.lookup_hook = variable(environment, "STASHTRACE_LOOKUP_HOOK") == "1";

@@ -34,7 +34,7 @@ struct Config {
   std::uint32_t sample_ms = 100;                   // STASHTRACE_SAMPLE_MS
   std::uint32_t nvml_hz = 10;                      // STASHTRACE_NVML_HZ, 0: no sampling of devices
   bool nvml_links = false;                         // STASHTRACE_NVML_LINKS
-  std::uint32_t io_lane_bytes = 0;                 // STASHTRACE_LANE_BYTES, 0: as records.def says
+  std::uint32_t io_ring_bytes = 0;                 // STASHTRACE_RING_BYTES, 0: as records.def says
   bool force_events = false;                       // STASHTRACE_FORCE_EVENTS
   bool lookup_hook = false;                        // STASHTRACE_LOOKUP_HOOK
   std::int64_t event_budget = 10'000;              // STASHTRACE_EVENT_BUDGET: events per second, 0: no limit

@@ -173,7 +173,7 @@ inline int consume_pending(int signal) noexcept {
 }
 
 // Blocks all signals during its lifetime. Used around every slow path, so that a handler that does I/O cannot meet
-// a half-made lane, and a file size limit (SIGXFSZ) affects us and not the user's process.
+// a half-made ring, and a file size limit (SIGXFSZ) affects us and not the user's process.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept : old_(signal_mask(SIG_SETMASK, ~SignalMask{0})) {}

@@ -15,7 +15,7 @@
 namespace stashtrace {
 
 using container::kPageBytes;
-using container::LaneHeader;
+using container::RingFileHeader;
 using container::RingHeader;
 
 namespace {
@@ -23,9 +23,9 @@ namespace {
 // Whole pages: where a page has space in part, a store to it may need blocks that a full disk does not have.
 std::uint64_t first_space_bytes() noexcept { return whole_pages(kPageBytes + RingFile::kFirstSpaceBytes); }
 
-// Bytes of a lane's header and rows, from its start, that have space in the file.
-std::uint64_t space_bytes(const LaneHeader* lane) noexcept {
-  return lane->space_end != 0 ? first_space_bytes() : lane->lane_bytes;
+// Bytes of a ring's header and rows, from its start, that have space in the file.
+std::uint64_t space_bytes(const RingHeader* ring) noexcept {
+  return ring->space_end != 0 ? first_space_bytes() : ring->ring_bytes;
 }
 
 int allocate(int fd, std::uint64_t offset, std::uint64_t bytes) noexcept {
@@ -65,15 +65,15 @@ Status RingFile::create(std::uint32_t pid) noexcept {
     remove();
     return error == 0 ? Status::failed("ring_not_mapped", "", ENOMEM) : Status::failed("ring_not_created", "", error);
   }
-  header_ = static_cast<RingHeader*>(page);
+  header_ = static_cast<RingFileHeader*>(page);
   header_->container_major = container::kContainerMajor;
   header_->container_minor = container::kContainerMinor;
   header_->pid = pid;
-  header_->lost_lanes = 0;
+  header_->lost_rows = 0;
   used_bytes_.store(bytes, std::memory_order_relaxed);
   header_->used_bytes = bytes;
   std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(header_->magic, container::kRingMagic, sizeof header_->magic);
+  std::memcpy(header_->magic, container::kRingFileMagic, sizeof header_->magic);
   return Status::ok();
 }
 
@@ -92,36 +92,36 @@ void* RingFile::map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64
   return start;
 }
 
-LaneHeader* RingFile::add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
-                               std::uint32_t lane_id, std::uint32_t tid) noexcept {
-  const std::uint32_t capacity = ring::capacity_rows(lane_bytes, row_bytes);
+RingHeader* RingFile::add_ring(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t ring_bytes,
+                               std::uint32_t ring_id, std::uint32_t tid) noexcept {
+  const std::uint32_t capacity = ring::capacity_rows(ring_bytes, row_bytes);
   const std::uint64_t bytes = whole_pages(kPageBytes + std::uint64_t{capacity} * row_bytes);
   const std::uint64_t offset = used_bytes();
   if (!is_intact() || offset + bytes > kMostBytes) return nullptr;
   const bool all = bytes <= first_space_bytes();
   void* start = map(offset, all ? bytes : first_space_bytes(), bytes);
   if (start == nullptr) return nullptr;
-  auto* lane = static_cast<LaneHeader*>(start);
-  lane->lane_magic = container::kLaneMagic;
-  lane->record_id = record_id;
-  lane->row_bytes = static_cast<std::uint16_t>(row_bytes);
-  lane->lane_id = lane_id;
-  lane->capacity_rows = capacity;
-  lane->lane_bytes = bytes;
-  lane->tid = tid;
-  lane->row_mask = capacity - 1;
-  lane->mark = 0;  // the first row sets it
-  lane->space_end = all ? 0 : kFirstSpaceBytes / row_bytes;
-  lane->offset_bytes = offset;
+  auto* ring = static_cast<RingHeader*>(start);
+  ring->ring_magic = container::kRingMagic;
+  ring->record_id = record_id;
+  ring->row_bytes = static_cast<std::uint16_t>(row_bytes);
+  ring->ring_id = ring_id;
+  ring->capacity_rows = capacity;
+  ring->ring_bytes = bytes;
+  ring->tid = tid;
+  ring->row_mask = capacity - 1;
+  ring->mark = 0;  // the first row sets it
+  ring->space_end = all ? 0 : kFirstSpaceBytes / row_bytes;
+  ring->offset_bytes = offset;
   used_bytes_.store(offset + bytes, std::memory_order_relaxed);
   std::atomic_ref(header_->used_bytes).store(offset + bytes, std::memory_order_release);
-  return lane;
+  return ring;
 }
 
-bool RingFile::give_space(LaneHeader* lane) noexcept {
-  const std::uint64_t offset = lane->offset_bytes, bytes = lane->lane_bytes;
-  if (!is_intact() || !ring::is_intact(lane) || offset + bytes > used_bytes()) return false;
-  const std::uint64_t has = space_bytes(lane);
+bool RingFile::give_space(RingHeader* ring) noexcept {
+  const std::uint64_t offset = ring->offset_bytes, bytes = ring->ring_bytes;
+  if (!is_intact() || !ring::is_intact(ring) || offset + bytes > used_bytes()) return false;
+  const std::uint64_t has = space_bytes(ring);
   bool given = false;
   apart([&]() noexcept {
     const int fd = file_.open();
@@ -131,23 +131,23 @@ bool RingFile::give_space(LaneHeader* lane) noexcept {
     note_growth(error);
     raw::close(fd);
   });
-  if (given) std::atomic_ref(lane->space_end).store(0, std::memory_order_relaxed);
+  if (given) std::atomic_ref(ring->space_end).store(0, std::memory_order_relaxed);
   return given;
 }
 
 // Also false if the program has mapped something of its own over our page.
 bool RingFile::is_intact() const noexcept {
-  return header_ != nullptr && std::memcmp(header_->magic, container::kRingMagic, sizeof header_->magic) == 0;
+  return header_ != nullptr && std::memcmp(header_->magic, container::kRingFileMagic, sizeof header_->magic) == 0;
 }
 
 void RingFile::count_lost_row() noexcept {
-  if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_add(1, std::memory_order_relaxed);
+  if (is_intact()) std::atomic_ref(header_->lost_rows).fetch_add(1, std::memory_order_relaxed);
 }
 
-std::uint64_t RingFile::lost_rows() const noexcept { return is_intact() ? ring::relaxed(header_->lost_lanes) : 0; }
+std::uint64_t RingFile::lost_rows() const noexcept { return is_intact() ? ring::relaxed(header_->lost_rows) : 0; }
 
 void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
-  if (is_intact()) std::atomic_ref(header_->lost_lanes).fetch_sub(told, std::memory_order_relaxed);
+  if (is_intact()) std::atomic_ref(header_->lost_rows).fetch_sub(told, std::memory_order_relaxed);
 }
 
 void RingFile::note_write_error(int error_number) noexcept {
@@ -175,17 +175,17 @@ void RingFile::forget_errors() noexcept {
 
 void RingFile::remove() noexcept { file_.remove(); }
 
-Status RingFile::put_back(LaneHeader* const* lanes, std::size_t count) noexcept {
+Status RingFile::put_back(RingHeader* const* rings, std::size_t count) noexcept {
   if (!is_intact()) return Status::failed("ring_gone", "", ESTALE);
   int error = 0;
   const int refused = apart([&]() noexcept {
     const int fd = file_.create();
     error = fd < 0 ? fd : move_into(fd, header_, page_bytes(), page_bytes(), 0);
     for (std::size_t i = 0; i < count && error == 0; ++i) {
-      LaneHeader* lane = lanes[i];
-      const std::uint64_t offset = lane->offset_bytes, bytes = lane->lane_bytes;
-      const bool sane = ring::is_intact(lane) && offset + bytes <= used_bytes();
-      error = sane ? move_into(fd, lane, space_bytes(lane), bytes, offset) : -ESTALE;
+      RingHeader* ring = rings[i];
+      const std::uint64_t offset = ring->offset_bytes, bytes = ring->ring_bytes;
+      const bool sane = ring::is_intact(ring) && offset + bytes <= used_bytes();
+      error = sane ? move_into(fd, ring, space_bytes(ring), bytes, offset) : -ESTALE;
     }
     if (fd >= 0) raw::close(fd);
     if (fd >= 0 && error < 0) remove();

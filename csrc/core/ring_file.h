@@ -1,6 +1,6 @@
-// The .ring file: where lanes live while a process runs. SPDX-License-Identifier: Apache-2.0
+// The .ring file: where rings live while a process runs. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: LaneTable, under its lock and with signals blocked. Space is allocated before it is mapped, since a
+// Callers: RingTable, under its lock and with signals blocked. Space is allocated before it is mapped, since a
 // store to a page that a full disk cannot hold would kill the user's process (SIGBUS).
 #pragma once
 
@@ -16,17 +16,17 @@ namespace stashtrace {
 
 class RingFile {
  public:
-  static constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // all lanes of a process
-  // Space that a lane's rows get when it is made. Most processes are small, and rings of killed processes stay.
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // all rings of a process
+  // Space that a ring's rows get when it is made. Most processes are small, and rings of killed processes stay.
   static constexpr std::uint64_t kFirstSpaceBytes = 64 * 1024;
 
   // Creates the file at file().path(). Must run apart (core/apart.h).
   Status create(std::uint32_t pid) noexcept;
-  // Returns a new lane; null if there is no space or the process has reached kMostBytes.
-  container::LaneHeader* add_lane(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t lane_bytes,
-                                  std::uint32_t lane_id, std::uint32_t tid) noexcept;
-  // Allocates space for the rest of a lane, called by its thread; false if the disk has none.
-  bool give_space(container::LaneHeader* lane) noexcept;
+  // Returns a new ring; null if there is no space or the process has reached kMostBytes.
+  container::RingHeader* add_ring(std::uint16_t record_id, std::uint32_t row_bytes, std::uint32_t ring_bytes,
+                                  std::uint32_t ring_id, std::uint32_t tid) noexcept;
+  // Allocates space for the rest of a ring, called by its thread; false if the disk has none.
+  bool give_space(container::RingHeader* ring) noexcept;
   void count_lost_row() noexcept;
   std::uint64_t lost_rows() const noexcept;
   void forget_lost_rows(std::uint64_t told) noexcept;  // they are in a loss row now
@@ -37,9 +37,9 @@ class RingFile {
   void forget_errors() noexcept;
   std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
   void remove() noexcept;
-  // Makes the removed file again with the content of its lanes and maps the lanes to it at their old addresses. No
-  // other thread may use them meanwhile. After a failure lanes have no file; old and new rows can still be written.
-  Status put_back(container::LaneHeader* const* lanes, std::size_t count) noexcept;
+  // Makes the removed file again with the content of its rings and maps the rings to it at their old addresses. No
+  // other thread may use them meanwhile. After a failure the rings have no file; old and new rows can still be written.
+  Status put_back(container::RingHeader* const* rings, std::size_t count) noexcept;
   // In a forked child: releases the parent's file. Its pages are replaced, not unmapped, so that a stale
   // pointer on the stack of a signal handler that forked still points at memory.
   void forget() noexcept;
@@ -52,9 +52,9 @@ class RingFile {
   void* map(std::uint64_t offset, std::uint64_t space_bytes, std::uint64_t bytes) noexcept;
 
   PinnedFile file_;
-  container::RingHeader* header_ = nullptr;
+  container::RingFileHeader* header_ = nullptr;
   bool without_file_ = false;
-  std::atomic<std::uint64_t> used_bytes_{0};  // written only by add_lane, read by statistics
+  std::atomic<std::uint64_t> used_bytes_{0};  // written only by add_ring, read by statistics
 };
 
 // Replaces a shared mapping that a forked child inherited by anonymous memory.

@@ -62,14 +62,14 @@ Status SegmentWriter::create(std::string_view field_table, std::string_view meta
 }
 
 int SegmentWriter::append_to(int fd, const Due& due) noexcept {
-  const container::LaneHeader& lane = *due.lane;
+  const container::RingHeader& ring = *due.ring;
   const ring::Batch& batch = due.batch;
   container::SegmentHeader header{};
   header.sync_word = container::kSyncWord;
-  header.record_id = lane.record_id;
+  header.record_id = ring.record_id;
   header.codec = container::kRaw;
-  header.tid = lane.tid;
-  header.lane_id = lane.lane_id;
+  header.tid = ring.tid;
+  header.ring_id = ring.ring_id;
   header.row_count = static_cast<std::uint32_t>(batch.count);
   header.first_sequence = batch.first;
   header.payload_bytes = static_cast<std::uint32_t>(batch.piece_bytes[0] + batch.piece_bytes[1]);

@@ -23,7 +23,7 @@ class SegmentWriter {
   // Appends one segment for each of `due`, in their order; `written` counts those that are in the file. The file is
   // opened once for all, since opening it costs more than writing the rows of a small process.
   struct Due {
-    container::LaneHeader* lane;
+    container::RingHeader* ring;
     ring::Batch batch;
   };
   Status append(const Due* due, std::size_t count, std::size_t& written) noexcept;

@@ -16,7 +16,7 @@ namespace stashtrace::device {
 #pragma GCC visibility push(hidden)
 
 struct Settings {
-  stashtrace::Context* context;  // of the runtime; null: no room asked for devices
+  stashtrace::Context* context;  // of the runtime; null: no collector asked for devices
   std::int64_t event_budget;     // events per second
   bool forced;                   // STASHTRACE_FORCE_EVENTS
   std::atomic<bool> timing;      // events may be used at all

@@ -61,7 +61,7 @@ class EventMap {
   }
 
  private:
-  static constexpr std::size_t kRoom = 32768;
+  static constexpr std::size_t kCapacity = 32768;
   static constexpr std::size_t kProbes = 8;
   static constexpr std::uint64_t kGone = 1;  // in place of a handle
   static constexpr std::uint64_t kAwaitedBits = 0xff;
@@ -84,16 +84,16 @@ class EventMap {
     const std::size_t start = hash(event) >> 45;
     Entry* free = nullptr;
     for (std::size_t i = 0; i < kProbes; ++i) {
-      Entry& entry = entries_[(start + i) % kRoom];
+      Entry& entry = entries_[(start + i) % kCapacity];
       const std::uint64_t there = entry.event.load(std::memory_order_relaxed);
       if (there == key(event)) return entry;
       if (free == nullptr && (there == kGone || there == 0)) free = &entry;
       if (there == 0) break;
     }
-    return free != nullptr ? *free : entries_[start % kRoom];
+    return free != nullptr ? *free : entries_[start % kCapacity];
   }
 
-  Entry entries_[kRoom];
+  Entry entries_[kCapacity];
 };
 
 }  // namespace stashtrace::device

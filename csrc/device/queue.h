@@ -10,9 +10,9 @@
 
 namespace stashtrace::device {
 
-template <class T, std::size_t kRoom>
+template <class T, std::size_t kCapacity>
 class BoundedQueue {
-  static_assert((kRoom & (kRoom - 1)) == 0);
+  static_assert((kCapacity & (kCapacity - 1)) == 0);
 
  public:
   bool push(T value) noexcept {
@@ -39,7 +39,7 @@ class BoundedQueue {
       if (turn == at + 1) {
         if (!std::atomic_ref(head_).compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
         value = cell.value;
-        std::atomic_ref(cell.turn).store(at + kRoom - (at & kMask), std::memory_order_release);
+        std::atomic_ref(cell.turn).store(at + kCapacity - (at & kMask), std::memory_order_release);
         return true;
       }
       if (turn < at + 1) return false;
@@ -51,14 +51,14 @@ class BoundedQueue {
   std::uint64_t pushed() noexcept { return std::atomic_ref(tail_).load(std::memory_order_relaxed); }
 
  private:
-  static constexpr std::uint64_t kMask = kRoom - 1;
+  static constexpr std::uint64_t kMask = kCapacity - 1;
   struct Cell {
     std::uint64_t turn;  // plain words with atomic_ref: the compiler sees zeros, not a million constructors
     T value;
   };
   alignas(64) std::uint64_t tail_;
   alignas(64) std::uint64_t head_;
-  alignas(64) Cell cells_[kRoom];
+  alignas(64) Cell cells_[kCapacity];
 };
 
 }  // namespace stashtrace::device

@@ -1,4 +1,4 @@
-// Timing events for work on devices: the interface of rooms cuda, nccl and cupti. SPDX-License-Identifier: Apache-2.0
+// Timing events for work on devices: the interface of the collectors cuda, nccl and cupti. SPDX-License-Identifier: Apache-2.0
 //
 // A bracket is two events on a stream around something the host asked for; a harvester thread polls them, writes rows.
 // Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a
@@ -63,7 +63,7 @@ std::uint32_t mark(std::uint16_t kind, Stream stream, std::uint64_t correlation)
 // Notes the last work on this stream: it decides `awaited_code` of later waits for it, and `copy_code` if it is a copy.
 void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, std::uint16_t copy_code = 0) noexcept;
 
-// For calls of cudaEventRecord and cudaStreamWaitEvent by the job; room cuda does, others may. Call it before the
+// For calls of cudaEventRecord and cudaStreamWaitEvent by the job; the collector cuda does, others may. Call it before the
 // real call. False: the stream is not known yet; then call it again afterwards, when no mark of ours can go in front.
 bool note_event_record(void* event, Stream stream, bool afterwards = false) noexcept;
 void note_event_gone(void* event) noexcept;
@@ -96,7 +96,7 @@ class Inside {
   static bool already() noexcept;
 };
 
-// Rooms that use events call it in their start(); cheap, idempotent, touches no driver.
+// Collectors that use events call it in their start(); cheap, idempotent, touches no driver.
 void use(Context& context) noexcept;
 // Harvests what is done and gives up the rest; waits for neither a device nor the harvester for longer than 50 ms.
 void stop() noexcept;

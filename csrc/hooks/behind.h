@@ -1,6 +1,6 @@
 // The function behind one of our hooks. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: interpose.h (libc) and the cuda room (libcudart). Their stubs are stored here first; each replaces itself by
+// Callers: interpose.h (libc) and the cuda collector (libcudart). Their stubs are stored here first; each replaces itself by
 // the function that they found. Any thread, also in a signal handler.
 #pragma once
 

@@ -43,26 +43,26 @@ class File {
   bool read(T& out, std::uint64_t offset) const noexcept {
     return raw::pread(fd_, &out, sizeof out, static_cast<std::int64_t>(offset)) == static_cast<long>(sizeof out);
   }
-  // Ends in zero; cut at the end of the room.
+  // Ends in zero; cut at the end of the buffer.
   template <std::size_t N>
-  std::string_view text(char (&room)[N], std::uint64_t offset) const noexcept {
-    const long got = raw::pread(fd_, room, N - 1, static_cast<std::int64_t>(offset));
-    room[got > 0 ? got : 0] = '\0';
-    return {room, ::strnlen(room, N)};
+  std::string_view text(char (&buffer)[N], std::uint64_t offset) const noexcept {
+    const long got = raw::pread(fd_, buffer, N - 1, static_cast<std::int64_t>(offset));
+    buffer[got > 0 ? got : 0] = '\0';
+    return {buffer, ::strnlen(buffer, N)};
   }
 
  private:
   int fd_;
 };
 
-// Puts the program that a `#!` line names into `room`; false if it names none.
-bool interpreter_of(const char* line, std::size_t bytes, char (&room)[256]) noexcept {
+// Puts the program that a `#!` line names into `buffer`; false if it names none.
+bool interpreter_of(const char* line, std::size_t bytes, char (&buffer)[256]) noexcept {
   std::size_t at = 2;
   while (at < bytes && (line[at] == ' ' || line[at] == '\t')) ++at;
   std::size_t length = 0;
-  while (at < bytes && length + 1 < sizeof room && line[at] != '\0' && std::strchr(" \t\n\r", line[at]) == nullptr)
-    room[length++] = line[at++];
-  room[length] = '\0';
+  while (at < bytes && length + 1 < sizeof buffer && line[at] != '\0' && std::strchr(" \t\n\r", line[at]) == nullptr)
+    buffer[length++] = line[at++];
+  buffer[length] = '\0';
   return length > 0;
 }
 
@@ -83,8 +83,8 @@ bool needs_to_be_first(const File& file, const Elf64_Phdr* headers, unsigned cou
       if (!file.read(entry, dynamic.p_offset + i * sizeof entry) || entry.d_tag == DT_NULL) break;
       if (pass == 0 && entry.d_tag == DT_STRTAB) texts = offset_of(entry.d_un.d_ptr);
       if (pass == 0 || entry.d_tag != DT_NEEDED) continue;
-      char room[64];
-      if (wants_to_be_first(file.text(room, texts + entry.d_un.d_val))) return true;
+      char buffer[64];
+      if (wants_to_be_first(file.text(buffer, texts + entry.d_un.d_val))) return true;
     }
     if (texts == 0) return false;
   }
@@ -119,8 +119,8 @@ const char* why_not(const char* path, int scripts_left) noexcept {
     if (headers[i].p_type == PT_INTERP) loader = &headers[i];
   }
   if (loader == nullptr) return nullptr;
-  char room[256];
-  if (!is_own_loader(file.text(room, loader->p_offset))) return "not built for glibc";
+  char buffer[256];
+  if (!is_own_loader(file.text(buffer, loader->p_offset))) return "not built for glibc";
   if (dynamic != nullptr && needs_to_be_first(file, headers, count, *dynamic)) return "built with AddressSanitizer";
   return nullptr;
 }

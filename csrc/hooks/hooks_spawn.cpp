@@ -17,8 +17,8 @@
 
 #include "core/apart.h"
 #include "core/config.h"
-#include "core/path_room.h"
-#include "core/roomy_stack.h"
+#include "core/large_stack.h"
+#include "core/path_buffer.h"
 #include "core/text_buffer.h"
 #include "core/user_memory.h"
 #include "hooks/exec_target.h"
@@ -153,8 +153,8 @@ constinit thread_local Copy::Left Copy::left{};
 
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
   if (stashtrace::sandboxed() || !stashtrace::recording()) return;
-  stashtrace::PathRoom room;
-  char* memory = room.text();
+  stashtrace::PathBuffer buffer;
+  char* memory = buffer.text();
   if (memory == nullptr) return (void)stashtrace::runtime().lose_row();
   constexpr std::size_t kDetailBytes = 512, kTargetBytes = 256;
   char* target = memory + kDetailBytes;
@@ -178,17 +178,17 @@ bool is_program(const char* path) noexcept {
 enum class Found { no, yes, elsewhere };
 
 // The program that libc finds along PATH. `moved`: the folder may be another one by then; relative folders are unknown.
-Found search(const char* name, bool moved, char (&room)[kMostPath]) noexcept {
+Found search(const char* name, bool moved, char (&buffer)[kMostPath]) noexcept {
   std::string_view folders = stashtrace::variable(environ, "PATH");
   if (folders.data() == nullptr) folders = "/bin:/usr/bin";
   for (;;) {
     const std::size_t end = folders.find(':');
     const std::string_view folder = folders.substr(0, end);
     if (moved && !folder.starts_with('/')) return Found::elsewhere;
-    stashtrace::TextBuffer path(room, sizeof room - 1);
+    stashtrace::TextBuffer path(buffer, sizeof buffer - 1);
     path.add(folder.empty() ? std::string_view(".") : folder).add("/").add(name);
     path.c_str();
-    if (is_program(room)) return Found::yes;
+    if (is_program(buffer)) return Found::yes;
     if (end == folders.npos) return Found::no;
     folders.remove_prefix(end + 1);
   }
@@ -217,12 +217,12 @@ struct Target {
       target.why = stashtrace::why_not_preloaded(name);
       return;
     }
-    char room[kMostPath];
-    target.found = search(name, moved, room);
+    char buffer[kMostPath];
+    target.found = search(name, moved, buffer);
     target.is_program = target.found == Found::yes;
-    if (target.is_program) target.why = stashtrace::why_not_preloaded(room);
+    if (target.is_program) target.why = stashtrace::why_not_preloaded(buffer);
   };
-  if (stashtrace::apart(look) < 0) stashtrace::on_roomy_stack(look);  // no thread could be started
+  if (stashtrace::apart(look) < 0) stashtrace::on_large_stack(look);  // no thread could be started
   return target;
 }
 
@@ -371,8 +371,8 @@ int execute_found(const char* name, char* const* arguments, char* const* environ
 }
 
 // The path in /proc/self/fd, for calls that name the program by a descriptor.
-const char* descriptor_path(int fd, char (&room)[64]) noexcept {
-  stashtrace::TextBuffer path(room, sizeof room - 1);
+const char* descriptor_path(int fd, char (&buffer)[64]) noexcept {
+  stashtrace::TextBuffer path(buffer, sizeof buffer - 1);
   path.add(kDescriptors).add(std::int64_t{fd});
   return path.c_str();
 }
@@ -390,19 +390,19 @@ STASHTRACE_HOOK(int, execvp, const char* name, char* const* arguments) {
   return execute_found(name, arguments, environ);
 }
 STASHTRACE_HOOK(int, fexecve, int fd, char* const* arguments, char* const* environment) {
-  char room[64];
-  const char* path = descriptor_path(fd, room);
+  char buffer[64];
+  const char* path = descriptor_path(fd, buffer);
   return replacing(path, look_to_replace(path), environment,
                    [&](char* const* in) { return real::fexecve(fd, arguments, in); });
 }
 STASHTRACE_HOOK(int, execveat, int dirfd, const char* path, char* const* arguments, char* const* environment,
                 int flags) {
-  char room[64];
+  char buffer[64];
   const auto start = [&](char* const* in) { return real::execveat(dirfd, path, arguments, in, flags); };
   if (stashtrace::sandboxed()) return replacing(path, Target{}, environment, start);
   const bool empty = stashtrace::readable_length(path, 4096, false) == 0;
   const bool plain = dirfd == AT_FDCWD || (!empty && stashtrace::is_readable(path) && path[0] == '/');
-  const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, room) : plain ? path : nullptr;
+  const char* known = empty && (flags & AT_EMPTY_PATH) != 0 ? descriptor_path(dirfd, buffer) : plain ? path : nullptr;
   return replacing(known, look_to_replace(known), environment, start);
 }
 // Only if libc has them: a program that finds them absent has another way, and must find them absent with us in front.

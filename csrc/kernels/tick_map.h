@@ -1,6 +1,6 @@
 // Ticks -> ns by a piecewise linear map. SPDX-License-Identifier: Apache-2.0
 //
-// Called by bind_clock.cpp for loading/clocks/host.py: twice per recorded call, so it is a plain loop. A result is
+// Called by bind_clock.cpp for loading/clocks/host_clock.py: twice per recorded call, so it is a plain loop. A result is
 // an integer anchor plus a rounded product of the distance to it; rows come nearly in order, so the
 // piece of the row before is tried first. Pure, any thread.
 #pragma once

@@ -40,7 +40,7 @@ Object* record_dict(const schema::RecordDesc& record) noexcept {
   return api().Py_BuildValue("{s:s,s:I,s:I,s:s,s:I,s:I,s:s,s:N}", "name", record.name.data(), "id",
                              static_cast<unsigned>(record.id), "version", static_cast<unsigned>(record.version),
                              "collector", record.collector.data(), "row_bytes", static_cast<unsigned>(record.row_bytes),
-                             "lane_bytes", static_cast<unsigned>(record.lane_bytes), "doc", record.doc.data(), "fields",
+                             "ring_bytes", static_cast<unsigned>(record.ring_bytes), "doc", record.doc.data(), "fields",
                              list_of(Fields{record}, field_dict));
 }
 
@@ -103,7 +103,7 @@ STASHTRACE_FUNCTION(stats) {
   } counts[] = {{"rows_count", raw.rows_count},
                 {"written_rows_count", raw.written_rows_count},
                 {"dropped_rows_count", raw.dropped_rows_count},
-                {"lanes_count", raw.lanes_count},
+                {"rings_count", raw.rings_count},
                 {"ring_bytes", raw.ring_bytes},
                 {"written_bytes", raw.written_bytes},
                 {"segments_count", raw.segments_count}};

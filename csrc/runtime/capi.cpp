@@ -87,7 +87,7 @@ void stashtrace_report_no_probes(const char* detail) noexcept {
 
 void stashtrace_stats(stashtrace_stats_t* out) noexcept {
   const RuntimeStats stats = runtime().stats();
-  *out = {stats.rows_count,    stats.written_rows_count, stats.dropped_rows_count, stats.lanes_count,
+  *out = {stats.rows_count,    stats.written_rows_count, stats.dropped_rows_count, stats.rings_count,
           stats.ring_bytes,    stats.written_bytes,      stats.segments_count,     stats.drainer_cpu_ns,
           stats.self_drain_ns, stats.incarnation,        stats.drainer_running};
 }

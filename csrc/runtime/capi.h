@@ -13,7 +13,7 @@
 extern "C" {
 
 struct stashtrace_stats_t {
-  uint64_t rows_count, written_rows_count, dropped_rows_count, lanes_count, ring_bytes, written_bytes, segments_count;
+  uint64_t rows_count, written_rows_count, dropped_rows_count, rings_count, ring_bytes, written_bytes, segments_count;
   int64_t drainer_cpu_ns, self_drain_ns;
   int32_t incarnation;  // -1: no file yet
   int32_t drainer_running;
@@ -77,7 +77,7 @@ STASHTRACE_API void* stashtrace_python_functions() noexcept;
 STASHTRACE_API void stashtrace_report_no_probes(const char* detail) noexcept;
 
 // Returns how many import-table slots of the process lead to the hooks of NCCL now and did not before; -1 if that
-// collector is off. For a process without LD_PRELOAD. collectors/nccl/room.cpp.
+// collector is off. For a process without LD_PRELOAD. collectors/nccl/nccl_collector.cpp.
 STASHTRACE_API int stashtrace_attach_nccl() noexcept;
 
 // For libstashtrace_lookup.so: returns the function to give for a name of CUDA's driver, `real` itself unless

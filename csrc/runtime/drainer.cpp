@@ -7,10 +7,10 @@
 
 #include "core/apart.h"
 #include "core/clock.h"
+#include "core/large_stack.h"
 #include "core/log.h"
 #include "core/raw_syscall.h"
 #include "core/ring.h"
-#include "core/roomy_stack.h"
 #include "runtime/runtime.h"
 
 namespace stashtrace {
@@ -18,26 +18,26 @@ namespace stashtrace {
 namespace {
 
 constexpr std::int64_t kRetryNs = 1'000'000'000;
-constexpr std::size_t kMostAtOnce = 8;  // lanes; a thread that waits for one of them waits for all
+constexpr std::size_t kMostAtOnce = 8;  // rings; a thread that waits for one of them waits for all
 
-bool is_free(container::LaneHeader* lane) noexcept {
-  return std::atomic_ref(lane->state).load(std::memory_order_relaxed) == ring::kFree;
+bool is_free(container::RingHeader* ring) noexcept {
+  return std::atomic_ref(ring->state).load(std::memory_order_relaxed) == ring::kFree;
 }
 
 }  // namespace
 
-bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t count, LogLevel level) noexcept {
+bool Drainer::drain_locked(container::RingHeader* const* rings, std::size_t count, LogLevel level) noexcept {
   SegmentWriter::Due due[kMostAtOnce];
   std::size_t due_count = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const ring::Batch batch = ring::pending(lanes[i]);
+    const ring::Batch batch = ring::pending(rings[i]);
     if (batch.count == 0) continue;
-    due[due_count++] = {lanes[i], batch};
+    due[due_count++] = {rings[i], batch};
   }
   if (due_count == 0) return true;
   std::size_t written = 0;
   const Status status = writer_.append(due, due_count, written);
-  for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].lane, due[i].batch.first + due[i].batch.count);
+  for (std::size_t i = 0; i < written; ++i) ring::consume(due[i].ring, due[i].batch.first + due[i].batch.count);
   failing_.store(!status, std::memory_order_relaxed);
   if (status) return true;
   runtime().note_write_error(status.error_number());
@@ -47,11 +47,11 @@ bool Drainer::drain_locked(container::LaneHeader* const* lanes, std::size_t coun
   return false;
 }
 
-bool Drainer::drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept {
+bool Drainer::drain(container::RingHeader* ring, std::int64_t wait_ns) noexcept {
   const std::int64_t begin = clock_ns(CLOCK_MONOTONIC);
   if (begin < blocked_until_ns_.load(std::memory_order_relaxed)) return false;
   if (!lock_.lock_within(wait_ns)) return false;
-  const bool done = on_roomy_stack([&]() noexcept { return drain_locked(&lane, 1, LogLevel::error); });
+  const bool done = on_large_stack([&]() noexcept { return drain_locked(&ring, 1, LogLevel::error); });
   lock_.unlock();
   self_drain_ns_.fetch_add(clock_ns(CLOCK_MONOTONIC) - begin, std::memory_order_relaxed);
   return done;
@@ -59,26 +59,26 @@ bool Drainer::drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept 
 
 bool Drainer::drain_all(bool only_full, std::int64_t wait_ns, LogLevel level) noexcept {
   bool done = true;
-  for (std::size_t i = 0; i < lanes_.count() && done;) {
-    container::LaneHeader* due[kMostAtOnce];
+  for (std::size_t i = 0; i < rings_.count() && done;) {
+    container::RingHeader* due[kMostAtOnce];
     std::size_t count = 0;
-    for (; i < lanes_.count() && count < kMostAtOnce; ++i) {
-      container::LaneHeader* lane = lanes_.at(i);
-      const ring::Batch batch = ring::pending(lane);
-      if (batch.count != 0 && (!only_full || is_free(lane) || batch.count * 4 > lane->row_mask)) due[count++] = lane;
+    for (; i < rings_.count() && count < kMostAtOnce; ++i) {
+      container::RingHeader* ring = rings_.at(i);
+      const ring::Batch batch = ring::pending(ring);
+      if (batch.count != 0 && (!only_full || is_free(ring) || batch.count * 4 > ring->row_mask)) due[count++] = ring;
     }
     if (count == 0) continue;
     if (!lock_.lock_within(wait_ns)) return false;
-    done = on_roomy_stack([&]() noexcept { return drain_locked(due, count, level); });
+    done = on_large_stack([&]() noexcept { return drain_locked(due, count, level); });
     lock_.unlock();
   }
   return done;
 }
 
 bool Drainer::everything_written() const noexcept {
-  for (std::size_t i = 0; i < lanes_.count(); ++i) {
-    container::LaneHeader* lane = lanes_.at(i);
-    if (!ring::is_intact(lane) || ring::pending(lane).count != 0 || ring::dropped(lane) != 0) return false;
+  for (std::size_t i = 0; i < rings_.count(); ++i) {
+    container::RingHeader* ring = rings_.at(i);
+    if (!ring::is_intact(ring) || ring::pending(ring).count != 0 || ring::dropped(ring) != 0) return false;
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// Moves rows from lanes to the .stash file: in one background thread, or in the producer itself.
+// Moves rows from rings to the .stash file: in one background thread, or in the producer itself.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: Runtime. Draining takes one lock, with signals blocked; nothing is emitted while it is held. The
@@ -14,8 +14,8 @@
 #include "core/config.h"
 #include "core/futex_lock.h"
 #include "core/segment_writer.h"
-#include "runtime/lane_table.h"
 #include "runtime/own_thread.h"
+#include "runtime/ring_table.h"
 
 namespace stashtrace {
 
@@ -23,12 +23,12 @@ class Drainer {
  public:
   static constexpr std::size_t kMostListeners = 8;
 
-  constexpr Drainer(LaneTable& lanes, SegmentWriter& writer) noexcept : lanes_(lanes), writer_(writer) {}
+  constexpr Drainer(RingTable& rings, SegmentWriter& writer) noexcept : rings_(rings), writer_(writer) {}
 
-  // Drains one lane in the calling thread, which has signals blocked. False if another thread holds the lock for longer
+  // Drains one ring in the calling thread, which has signals blocked. False if another thread holds the lock for longer
   // than `wait_ns`, or nothing could be written.
-  bool drain(container::LaneHeader* lane, std::int64_t wait_ns) noexcept;
-  // Drains every lane with rows; `only_full` leaves those below a quarter in the ring, where they are safe. Failures
+  bool drain(container::RingHeader* ring, std::int64_t wait_ns) noexcept;
+  // Drains every ring with rows; `only_full` leaves those below a quarter in the ring, where they are safe. Failures
   // are logged at `level`.
   bool drain_all(bool only_full, std::int64_t wait_ns, LogLevel level = LogLevel::error) noexcept;
   bool everything_written() const noexcept;
@@ -47,9 +47,9 @@ class Drainer {
 
  private:
   void loop() noexcept;
-  bool drain_locked(container::LaneHeader* const* lanes, std::size_t count, LogLevel level) noexcept;
+  bool drain_locked(container::RingHeader* const* rings, std::size_t count, LogLevel level) noexcept;
 
-  LaneTable& lanes_;
+  RingTable& rings_;
   SegmentWriter& writer_;
   FutexLock lock_;
   OwnThread thread_;

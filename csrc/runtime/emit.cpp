@@ -1,4 +1,4 @@
-// Slow paths of recording: first lane of a thread, a full lane, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
+// Slow paths of recording: first ring of a thread, a full ring, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
 #include "runtime/emit.h"
 
 #include <linux/prctl.h>
@@ -9,10 +9,10 @@
 #include <functional>
 #include <string_view>
 
+#include "core/large_stack.h"
 #include "core/log.h"
 #include "core/mapped_files.h"
 #include "core/raw_syscall.h"
-#include "core/roomy_stack.h"
 #include "core/string_table.h"
 #include "core/text_buffer.h"
 #include "runtime/runtime.h"
@@ -20,7 +20,7 @@
 namespace stashtrace {
 
 namespace {
-constexpr std::int64_t kNoLaneRetryNs = 1'000'000'000;
+constexpr std::int64_t kNoRingRetryNs = 1'000'000'000;
 constexpr std::int64_t kSyncPeriodNs = 1'000'000'000;
 
 struct LossCause {
@@ -41,7 +41,7 @@ std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
   return 0;
 }
 
-// Id of the writing thread, which owns its lanes. A child that shares its parent's memory (vfork) writes to the lanes
+// Id of the writing thread, which owns its rings. A child that shares its parent's memory (vfork) writes to the rings
 // of its parent's thread, but the kernel would tell the child's own id, which is free once the child has ended. libc
 // knows the thread's id and leaves it in a mutex that it holds.
 std::uint32_t writing_thread() noexcept {
@@ -74,23 +74,23 @@ bool emit_slowly(std::size_t index, const void* row) noexcept {
   if (state == kForked || state == kReviving) revive();
   if (state_page.word.load(std::memory_order_relaxed) == kInert) return false;
   if (thread_state.child_filter != kNoFilter) return runtime().lose_row();
-  container::LaneHeader* lane = thread_state.lanes[index];
-  if (lane == nullptr && (lane = runtime().first_lane(index)) == nullptr) return false;
-  if (ring::must_look_up(lane) && !runtime().make_room(lane)) return false;
+  container::RingHeader* ring = thread_state.rings[index];
+  if (ring == nullptr && (ring = runtime().first_ring(index)) == nullptr) return false;
+  if (ring::must_look_up(ring) && !runtime().make_room(ring)) return false;
   const std::size_t bytes = schema::kRecords[index].row_bytes;
-  ring::put(lane, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
+  ring::put(ring, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
   return true;
 }
 
 }  // namespace detail
 
 bool emit_bytes(std::size_t index, const void* row) noexcept {
-  container::LaneHeader* lane = detail::thread_state.lanes[index];
-  if (lane == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
-      ring::must_look_up(lane))
+  container::RingHeader* ring = detail::thread_state.rings[index];
+  if (ring == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
+      ring::must_look_up(ring))
     return detail::emit_slowly(index, row);
-  const std::size_t bytes = lane->row_bytes;
-  ring::put(lane, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
+  const std::size_t bytes = ring->row_bytes;
+  ring::put(ring, bytes, [row, bytes](std::byte* to) { std::memcpy(to, row, bytes); });
   return true;
 }
 
@@ -100,50 +100,50 @@ std::uint32_t Runtime::state_after_fork() const noexcept {
 }
 
 bool Runtime::refused_lately() const noexcept {
-  const std::int64_t until_ns = no_lane_until_ns_.load(std::memory_order_relaxed);
+  const std::int64_t until_ns = no_ring_until_ns_.load(std::memory_order_relaxed);
   return until_ns != 0 && clock_ns(CLOCK_MONOTONIC) < until_ns;
 }
 
 void Runtime::refuse_for_a_while(const char* text) noexcept {
-  no_lane_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoLaneRetryNs, std::memory_order_relaxed);
-  log_line(LogLevel::info, text, ring_.file().path());
+  no_ring_until_ns_.store(clock_ns(CLOCK_MONOTONIC) + kNoRingRetryNs, std::memory_order_relaxed);
+  log_line(LogLevel::info, text, ring_file_.file().path());
 }
 
-container::LaneHeader* Runtime::first_lane(std::size_t index) noexcept {
+container::RingHeader* Runtime::first_ring(std::size_t index) noexcept {
   if (refused_lately()) {
-    ring_.count_lost_row();
+    ring_file_.count_lost_row();
     return nullptr;
   }
-  container::LaneHeader* lane = on_roomy_stack([this, index]() noexcept {
-    container::LaneHeader* taken = take_lane(index);
+  container::RingHeader* ring = on_large_stack([this, index]() noexcept {
+    container::RingHeader* taken = take_ring(index);
     if (taken != nullptr) greet();
     return taken;
   });
-  if (lane != nullptr && config_.drainer == DrainerMode::thread) start_drainer_if_possible();
-  return lane;
+  if (ring != nullptr && config_.drainer == DrainerMode::thread) start_drainer_if_possible();
+  return ring;
 }
 
-container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
+container::RingHeader* Runtime::take_ring(std::size_t index) noexcept {
   const raw::SignalsBlocked quiet;
   if (!files_lock_.lock_within(kFilesWaitNs)) {
-    ring_.count_lost_row();
+    ring_file_.count_lost_row();
     refuse_for_a_while("the files are being opened by a thread that does not come to an end");
     return nullptr;
   }
   auto& thread = detail::thread_state;
-  container::LaneHeader*& lane = thread.lanes[index];
-  if (lane == nullptr && open_files()) {
+  container::RingHeader*& ring = thread.rings[index];
+  if (ring == nullptr && open_files()) {
     if (thread.tid == 0) thread.tid = writing_thread();
     const auto& record = schema::kRecords[index];
-    const bool own_size = config_.io_lane_bytes != 0 && record.id == schema::IoOp::kId;
-    lane = lanes_.acquire(ring_, drainer_, index, own_size ? config_.io_lane_bytes : record.lane_bytes, identity_.pid,
-                          thread.tid);
-    if (lane == nullptr) {
-      ring_.count_lost_row();
-      refuse_for_a_while("no room for another lane");
+    const bool own_size = config_.io_ring_bytes != 0 && record.id == schema::IoOp::kId;
+    const std::uint32_t ring_bytes = own_size ? config_.io_ring_bytes : record.ring_bytes;
+    ring = rings_.acquire(ring_file_, drainer_, index, ring_bytes, identity_.pid, thread.tid);
+    if (ring == nullptr) {
+      ring_file_.count_lost_row();
+      refuse_for_a_while("no room for another ring");
     }
   }
-  container::LaneHeader* taken = lane;
+  container::RingHeader* taken = ring;
   files_lock_.unlock();
   return taken;
 }
@@ -151,22 +151,22 @@ container::LaneHeader* Runtime::take_lane(std::size_t index) noexcept {
 // Not in a signal handler, as far as a mask can tell: pthread_create allocates.
 void Runtime::start_drainer_if_possible() noexcept {
   if (drainer_.running() || raw::current_signal_mask() != 0) return;
-  on_roomy_stack([this]() noexcept { start_drainer(); });
+  on_large_stack([this]() noexcept { start_drainer(); });
 }
 
-bool Runtime::give_space(container::LaneHeader* lane) noexcept {
+bool Runtime::give_space(container::RingHeader* ring) noexcept {
   if (refused_lately()) return false;
   const raw::SignalsBlocked quiet;
-  if (ring_.give_space(lane)) return true;
-  refuse_for_a_while("no room for the rest of a lane");
+  if (ring_file_.give_space(ring)) return true;
+  refuse_for_a_while("no room for the rest of a ring");
   return false;
 }
 
-bool Runtime::make_room(container::LaneHeader* lane) noexcept {
-  ring::LookUp look = ring::look_up(lane);
-  if (look.wants_space && give_space(lane)) look = ring::look_up(lane);
+bool Runtime::make_room(container::RingHeader* ring) noexcept {
+  ring::LookUp look = ring::look_up(ring);
+  if (look.wants_space && give_space(ring)) look = ring::look_up(ring);
   if (look.gone || look.wants_space) {
-    ring_.count_lost_row();
+    ring_file_.count_lost_row();
     return false;
   }
   if (!look.wants_drain) return look.room;
@@ -184,28 +184,28 @@ bool Runtime::make_room(container::LaneHeader* lane) noexcept {
     {
       const raw::SignalsBlocked quiet;
       const std::int64_t wait_ns = look.room ? 0 : full_wait_.allowed_ns(clock_ns(CLOCK_MONOTONIC));
-      if (drainer_.drain(lane, wait_ns)) full_wait_.was_worth_it();
+      if (drainer_.drain(ring, wait_ns)) full_wait_.was_worth_it();
       else if (wait_ns > 0) full_wait_.was_in_vain(clock_ns(CLOCK_MONOTONIC));
     }
     sync_clocks(false);
-    look = ring::look_up(lane);
+    look = ring::look_up(ring);
   }
-  if (!look.room && !look.gone) std::atomic_ref(lane->dropped).fetch_add(1, std::memory_order_relaxed);
+  if (!look.room && !look.gone) std::atomic_ref(ring->dropped).fetch_add(1, std::memory_order_relaxed);
   return look.room;
 }
 
 void Runtime::greet() noexcept {
   if (!greeted_.exchange(true, std::memory_order_acq_rel)) {
     sync_clocks(true);
-    const RoomList list = room_list();
+    const CollectorList list = collector_list();
     for (std::size_t i = 0; i < list.count; ++i) {
-      Room& room = list.rooms[i];
-      if (room.started && generation() > 1) room.collector().after_fork();
-      if (!room.status.is_ok()) {
+      CollectorEntry& entry = list.entries[i];
+      if (entry.started && generation() > 1) entry.collector().after_fork();
+      if (!entry.status.is_ok()) {
         std::uint16_t code = 0;
         for (const auto& collector : schema::kCollectors)
-          if (collector.name == room.name) code = collector.code;
-        report_loss(code, room.status.reason(), 0, room.status.detail(), schema::codes::Severity::error);
+          if (collector.name == entry.name) code = collector.code;
+        report_loss(code, entry.status.reason(), 0, entry.status.detail(), schema::codes::Severity::error);
       }
     }
   }
@@ -225,26 +225,26 @@ void Runtime::sync_clocks(bool at_once) noexcept {
   emit(schema::ClockSync{reading.ticks, reading.monotonic_ns, reading.realtime_ns, reading.bracket_ticks, 0});
 }
 
-// Rows reported in a loss row are subtracted from the lane's counter, so that a reader may add the two. On a full disk
+// Rows reported in a loss row are subtracted from the ring's counter, so that a reader may add the two. On a full disk
 // even the loss row may find no place; the counters then stay for the reader of the ring.
 void Runtime::report_drops() noexcept {
-  std::uint64_t any = ring_.lost_rows();
-  for (std::size_t i = 0; i < lanes_.count(); ++i) any += ring::dropped(lanes_.at(i));
+  std::uint64_t any = ring_file_.lost_rows();
+  for (std::size_t i = 0; i < rings_.count(); ++i) any += ring::dropped(rings_.at(i));
   if (telling_.exchange(true, std::memory_order_acquire)) return;
   const bool all_told = any == 0 || tell_drops();
   // The cause lasts until a write succeeds: rows go on being lost between two attempts.
-  if (all_told && !drainer_.failing() && !refused_lately()) ring_.forget_errors();
+  if (all_told && !drainer_.failing() && !refused_lately()) ring_file_.forget_errors();
   telling_.store(false, std::memory_order_release);
 }
 
 // False if not all of them could be told.
 bool Runtime::tell_drops() noexcept {
-  const LossCause full = loss_cause(ring_.write_error(), "lane_full", "came faster than they could be written");
+  const LossCause full = loss_cause(ring_file_.write_error(), "lane_full", "came faster than they could be written");
   bool all_told = true;
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
     std::uint64_t dropped = 0;
-    for (std::size_t i = 0; i < lanes_.count(); ++i)
-      if (lanes_.at(i)->record_id == schema::kRecords[record].id) dropped += ring::dropped(lanes_.at(i));
+    for (std::size_t i = 0; i < rings_.count(); ++i)
+      if (rings_.at(i)->record_id == schema::kRecords[record].id) dropped += ring::dropped(rings_.at(i));
     if (dropped == 0) continue;
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
@@ -255,24 +255,25 @@ bool Runtime::tell_drops() noexcept {
       continue;
     }
     told_drops_.fetch_add(dropped, std::memory_order_relaxed);
-    for (std::size_t i = 0; i < lanes_.count() && dropped > 0; ++i) {
-      container::LaneHeader* lane = lanes_.at(i);
-      if (lane->record_id != schema::kRecords[record].id) continue;
-      const std::uint64_t here = ring::dropped(lane);
+    for (std::size_t i = 0; i < rings_.count() && dropped > 0; ++i) {
+      container::RingHeader* ring = rings_.at(i);
+      if (ring->record_id != schema::kRecords[record].id) continue;
+      const std::uint64_t here = ring::dropped(ring);
       const std::uint64_t told = here < dropped ? here : dropped;
-      if (told != 0) std::atomic_ref(lane->dropped).fetch_sub(told, std::memory_order_relaxed);
+      if (told != 0) std::atomic_ref(ring->dropped).fetch_sub(told, std::memory_order_relaxed);
       dropped -= told;
     }
   }
-  const std::uint64_t lost = ring_.lost_rows();
+  const std::uint64_t lost = ring_file_.lost_rows();
   if (lost != 0) {
-    const LossCause none = loss_cause(ring_.grow_error(), "no_lane", "of threads that found no room in the ring file");
+    const LossCause none =
+        loss_cause(ring_file_.grow_error(), "no_lane", "of threads that found no room in the ring file");
     char memory[128];
     TextBuffer detail(memory, sizeof memory);
     detail.add("rows ").add(none.what);
     if (!report_loss(0, none.reason, lost, detail.c_str(), schema::codes::Severity::data_loss)) return false;
     told_drops_.fetch_add(lost, std::memory_order_relaxed);
-    ring_.forget_lost_rows(lost);
+    ring_file_.forget_lost_rows(lost);
   }
   return all_told;
 }

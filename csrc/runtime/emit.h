@@ -1,7 +1,7 @@
 // emit<Record>(row) and ScopedRecord<Record>: the only two ways to record. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks, collectors, capi.cpp. noexcept, no lock, no allocation and no system call but for the first row
-// of a type on a thread and once per quarter of a lane; safe in signal handlers. In a process that is not traced
+// of a type on a thread and once per quarter of a ring; safe in signal handlers. In a process that is not traced
 // both do nothing. A hook asks recording() first, so that it takes no time stamps in vain.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace stashtrace {
 namespace detail {
 
 // Lies in a page of its own, which the kernel empties in a forked child (MADV_WIPEONFORK), so that a child made by a
-// raw system call, which runs no atfork handler, reads kForked before it can touch its parent's lanes.
+// raw system call, which runs no atfork handler, reads kForked before it can touch its parent's rings.
 enum ProcessState : std::uint32_t { kForked = 0, kRecording = 1, kPaused = 2, kInert = 3, kReviving = 4 };
 struct alignas(kLargestPageBytes) StatePage {
   std::atomic<std::uint32_t> word;
@@ -32,7 +32,7 @@ extern constinit StatePage state_page;
 // A vfork child shares its parent's memory and thread state; a filter of system calls that it installs is its own.
 enum ChildFilter : std::uint8_t { kNoFilter, kFilter, kKillingFilter };
 struct ThreadState {
-  container::LaneHeader* lanes[schema::kRecords.size()];
+  container::RingHeader* rings[schema::kRecords.size()];
   std::uint32_t tid;
   bool known;                // its thread_info row is written
   bool watches_waits;        // set by the probes for the step thread
@@ -42,7 +42,7 @@ extern constinit thread_local ThreadState thread_state;
 
 bool revive() noexcept;  // first use in a forked child
 
-// Handles all but the plain case: first row of a type on a thread, a forked child, a mark of the lane. Returns false if
+// Handles all but the plain case: first row of a type on a thread, a forked child, a mark of the ring. Returns false if
 // the row was not recorded; it is then counted. `row` has the size in schema::kRecords.
 bool emit_slowly(std::size_t index, const void* row) noexcept;
 
@@ -70,24 +70,24 @@ inline bool watches_waits() noexcept { return detail::thread_state.watches_waits
 template <class R>
 inline bool emit(const R& row) noexcept {
   constexpr std::size_t index = schema::record_index<R>();
-  container::LaneHeader* lane = detail::thread_state.lanes[index];
-  if (lane == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
-      ring::must_look_up(lane)) [[unlikely]]
+  container::RingHeader* ring = detail::thread_state.rings[index];
+  if (ring == nullptr || detail::state_page.word.load(std::memory_order_relaxed) == detail::kForked ||
+      ring::must_look_up(ring)) [[unlikely]]
     return detail::emit_slowly(index, &row);
-  ring::put(lane, sizeof(R), [&row](std::byte* to) { std::memcpy(to, &row, sizeof(R)); });
+  ring::put(ring, sizeof(R), [&row](std::byte* to) { std::memcpy(to, &row, sizeof(R)); });
   return true;
 }
 
 // The plain half of emit(), for the hottest hook, which has just checked recording_already(). Returns false if it did
 // nothing and emit() must be called. The row is passed as 64-bit words, by value, so that it goes from registers to the
-// lane: a row built on the stack by narrow stores and copied by wide loads waits for its own stores, about 4 ns.
+// ring: a row built on the stack by narrow stores and copied by wide loads waits for its own stores, about 4 ns.
 template <class R, class... Words>
 [[gnu::always_inline]] inline bool emit_if_plain(Words... words) noexcept {
   static_assert(sizeof...(Words) * 8 == sizeof(R) && (std::is_same_v<Words, std::uint64_t> && ...));
-  container::LaneHeader* lane = detail::thread_state.lanes[schema::record_index<R>()];
-  if (lane == nullptr || ring::must_look_up(lane)) [[unlikely]]
+  container::RingHeader* ring = detail::thread_state.rings[schema::record_index<R>()];
+  if (ring == nullptr || ring::must_look_up(ring)) [[unlikely]]
     return false;
-  ring::put(lane, sizeof(R), [=](std::byte* to) {
+  ring::put(ring, sizeof(R), [=](std::byte* to) {
     std::size_t at = 0;
     ((std::memcpy(to + at, &words, 8), at += 8), ...);
   });

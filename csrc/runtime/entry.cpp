@@ -16,7 +16,7 @@ namespace stashtrace {
 namespace {
 
 // glibc keeps values of the first 32 keys in the thread itself and allocates for the others. We may be inside a call
-// of malloc, so with a later key a thread's end is only noticed when another thread needs its lanes.
+// of malloc, so with a later key a thread's end is only noticed when another thread needs its rings.
 constexpr pthread_key_t kKeysWithoutAllocation = 32;
 
 constinit bool g_has_key = false;

@@ -1,13 +1,13 @@
-// How long a producer whose lane is full waits for the drain. SPDX-License-Identifier: Apache-2.0
+// How long a producer whose ring is full waits for the drain. SPDX-License-Identifier: Apache-2.0
 //
 // It waits because a busy machine may give the drainer no processor for tens of ms; rows need not be lost to that.
 // It waits for 50 ms at most, since the job's thread is blocked meanwhile; a training step that is late by that much
 // can be noticed but does no harm. After a wait in vain (the disk of the run directory hangs) the next one is allowed
 // after a second, then after two, four, ... up to a minute: waits of ranks at different moments add up, as each keeps
-// all others waiting in their collectives. So a hang of eight seconds costs a thread 0.2 s, one of an hour 3.3 s. Lanes
+// all others waiting in their collectives. So a hang of eight seconds costs a thread 0.2 s, one of an hour 3.3 s. Rings
 // that are full meanwhile drop rows and count them; when the disk is back no thread has to wait.
 //
-// This does not bound a thread that drains its own lane (in a process without a thread of ours): it is blocked for as
+// This does not bound a thread that drains its own ring (in a process without a thread of ours): it is blocked for as
 // long as its own write takes. docs/concepts/overhead.md has measurements of both.
 //
 // Caller: Runtime::make_room(), on any thread.

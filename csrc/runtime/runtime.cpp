@@ -53,17 +53,17 @@ void Runtime::start(const char* const* environment) noexcept {
   identity_.pid = raw::getpid();
   identity_.ppid = raw::getppid();
   if (!wipe_state_on_fork()) return;
-  start_rooms();
+  start_collectors();
   detail::state_page.word.store(detail::kRecording, std::memory_order_release);
 }
 
-void Runtime::start_rooms() noexcept {
-  const RoomList list = room_list();
+void Runtime::start_collectors() noexcept {
+  const CollectorList list = collector_list();
   for (std::size_t i = 0; i < list.count; ++i) {
-    Room& room = list.rooms[i];
-    if (!config_.collector_on(room.name)) continue;
-    room.status = room.collector().start(*this);
-    room.started = room.status.is_ok();
+    CollectorEntry& entry = list.entries[i];
+    if (!config_.collector_on(entry.name)) continue;
+    entry.status = entry.collector().start(*this);
+    entry.started = entry.status.is_ok();
   }
 }
 
@@ -96,7 +96,7 @@ Status Runtime::create_files_apart(std::uint64_t hz) noexcept {
   Status status = Status::failed("stash_not_created", "", EEXIST);
   for (int n = 0; n < kMostIncarnations && status.error_number() == EEXIST; ++n) {
     identity_.incarnation = n;
-    char* const paths[] = {writer_.file().path(), ring_.file().path()};
+    char* const paths[] = {writer_.file().path(), ring_file_.file().path()};
     const char* const suffixes[] = {".stash", ".ring"};
     for (int i = 0; i < 2; ++i) {
       TextBuffer path(paths[i], PinnedFile::kPathBytes - 1);
@@ -108,7 +108,7 @@ Status Runtime::create_files_apart(std::uint64_t hz) noexcept {
     write_metadata(metadata, identity_, config_, rank_variables_, hz);
     status = writer_.create(table.text(), metadata.text());
     if (!status) continue;
-    status = ring_.create(static_cast<std::uint32_t>(identity_.pid));
+    status = ring_file_.create(static_cast<std::uint32_t>(identity_.pid));
     if (!status) writer_.file().remove();
   }
   raw::munmap(memory, kHeaderTextBytes);
@@ -128,8 +128,8 @@ void Runtime::forked() noexcept {
     identity_.ppid = identity_.pid;
     identity_.parent_incarnation = identity_.incarnation;
     // At once, not at the first record: a child that never records must not hold its parent's files.
-    lanes_.forget();
-    ring_.forget();
+    rings_.forget();
+    ring_file_.forget();
     writer_.forget();
   } else if (identity_.parent_incarnation < 0) {
     identity_.ppid = raw::getppid();
@@ -140,7 +140,7 @@ void Runtime::forked() noexcept {
   opened_ = false;
   greeted_.store(false, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_relaxed);
-  no_lane_until_ns_.store(0, std::memory_order_relaxed);
+  no_ring_until_ns_.store(0, std::memory_order_relaxed);
   full_wait_.reset();
   next_sync_ns_.store(0, std::memory_order_relaxed);
   telling_.store(false, std::memory_order_relaxed);
@@ -152,9 +152,9 @@ void Runtime::forked() noexcept {
 
 void Runtime::thread_ends() noexcept {
   close_thread_clock();
-  for (auto& lane : detail::thread_state.lanes) {
-    if (lane != nullptr) LaneTable::release(lane);
-    lane = nullptr;
+  for (auto& ring : detail::thread_state.rings) {
+    if (ring != nullptr) RingTable::release(ring);
+    ring = nullptr;
   }
   detail::thread_state.known = false;
 }
@@ -187,12 +187,12 @@ void Runtime::close_files() noexcept {
   detail::state_page.word.store(detail::kInert, std::memory_order_release);
   // From here on, a row that was not checked by recording() takes the slow path too, which refuses it: it must not see
   // the mark before the state.
-  for (std::size_t i = 0; i < lanes_.count(); ++i)
-    if (ring::is_intact(lanes_.at(i))) std::atomic_ref(lanes_.at(i)->mark).store(0, std::memory_order_release);
-  if (opened_ && nothing_left()) ring_.remove();
+  for (std::size_t i = 0; i < rings_.count(); ++i)
+    if (ring::is_intact(rings_.at(i))) std::atomic_ref(rings_.at(i)->mark).store(0, std::memory_order_release);
+  if (opened_ && nothing_left()) ring_file_.remove();
 }
 
-bool Runtime::nothing_left() const noexcept { return drainer_.everything_written() && ring_.lost_rows() == 0; }
+bool Runtime::nothing_left() const noexcept { return drainer_.everything_written() && ring_file_.lost_rows() == 0; }
 
 void Runtime::leave() noexcept {
   if (!config_.active || !begin_end()) return;
@@ -211,7 +211,7 @@ std::uint32_t Runtime::begin_exec() noexcept {
   if (!files_lock_.try_lock()) return 0;
   // A process that has left the run directory's reach (chroot, setuid) keeps its rows in the ring: no error.
   const bool done = drainer_.drain_all(false, 0, LogLevel::info) && nothing_left();
-  if (done) ring_.remove();
+  if (done) ring_file_.remove();
   files_lock_.unlock();
   return done ? generation() : 0;
 }
@@ -223,7 +223,7 @@ void Runtime::exec_failed(std::uint32_t number) noexcept {
   {
     const raw::SignalsBlocked quiet;
     if (files_lock_.lock_within(kFilesWaitNs)) {
-      status = ring_.put_back(lanes_.all(), lanes_.count());
+      status = ring_file_.put_back(rings_.all(), rings_.count());
       files_lock_.unlock();
     } else {
       status = Status::failed("ring_lost_at_exec", "another thread does not come to an end with the files");
@@ -237,9 +237,9 @@ void Runtime::end(const char* reason) noexcept {
   if (!begin_end()) return;
   file_sampler_.stop(kExitWaitNs);
   drainer_.stop_thread(kExitWaitNs);
-  const RoomList list = room_list();
+  const CollectorList list = collector_list();
   for (std::size_t i = 0; i < list.count; ++i)
-    if (list.rooms[i].started) list.rooms[i].collector().stop();
+    if (list.entries[i].started) list.entries[i].collector().stop();
   if (reason != nullptr)
     report_loss(0, reason, 0, "the process goes on, but nothing of it is recorded from here on",
                 schema::codes::Severity::info);
@@ -286,16 +286,16 @@ RuntimeStats Runtime::stats() noexcept {
   out.incarnation = opened_ ? identity_.incarnation : -1;
   out.drainer_running = drainer_.running();
   if (!opened_) return out;
-  for (std::size_t i = 0; i < lanes_.count(); ++i) {
-    container::LaneHeader* lane = lanes_.at(i);
-    if (!ring::is_intact(lane)) continue;
-    out.rows_count += ring::relaxed(lane->committed);
-    out.written_rows_count += ring::relaxed(lane->consumed);
-    out.dropped_rows_count += ring::relaxed(lane->dropped);
+  for (std::size_t i = 0; i < rings_.count(); ++i) {
+    container::RingHeader* ring = rings_.at(i);
+    if (!ring::is_intact(ring)) continue;
+    out.rows_count += ring::relaxed(ring->committed);
+    out.written_rows_count += ring::relaxed(ring->consumed);
+    out.dropped_rows_count += ring::relaxed(ring->dropped);
   }
   out.dropped_rows_count += told_drops_.load(std::memory_order_relaxed);
-  out.lanes_count = lanes_.count();
-  out.ring_bytes = ring_.used_bytes();
+  out.rings_count = rings_.count();
+  out.ring_bytes = ring_file_.used_bytes();
   out.written_bytes = writer_.written_bytes();
   out.segments_count = writer_.segments_count();
   out.drainer_cpu_ns = drainer_.thread_cpu_ns() + file_sampler_.cpu_ns();

@@ -1,8 +1,8 @@
-// The recorder of this process: its files, its lanes, its collectors. SPDX-License-Identifier: Apache-2.0
+// The recorder of this process: its files, its rings, its collectors. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: entry.cpp (start, finish, fork), hooks (seal), emit.cpp (slow paths), capi.cpp. One object for ever, without
-// constructor or destructor, since hooks may be called before the first and after the last. Files and lanes are
-// made at the first record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, lanes), then
+// constructor or destructor, since hooks may be called before the first and after the last. Files and rings are
+// made at the first record: a process that records nothing leaves nothing. Two locks: files_lock_ (files, rings), then
 // the drainer's, which is only tried.
 #pragma once
 
@@ -19,12 +19,12 @@
 #include "runtime/file_sampler.h"
 #include "runtime/full_wait.h"
 #include "runtime/identity.h"
-#include "runtime/lane_table.h"
+#include "runtime/ring_table.h"
 
 namespace stashtrace {
 
 struct RuntimeStats {
-  std::uint64_t rows_count, written_rows_count, dropped_rows_count, lanes_count, ring_bytes, written_bytes,
+  std::uint64_t rows_count, written_rows_count, dropped_rows_count, rings_count, ring_bytes, written_bytes,
       segments_count;
   std::int64_t drainer_cpu_ns, self_drain_ns;
   std::int32_t incarnation;  // -1: no file yet
@@ -33,7 +33,7 @@ struct RuntimeStats {
 
 class Runtime final : public Context {
  public:
-  constexpr Runtime() noexcept : drainer_(lanes_, writer_) {}
+  constexpr Runtime() noexcept : drainer_(rings_, writer_) {}
 
   // entry.cpp
   void start(const char* const* environment) noexcept;
@@ -55,16 +55,16 @@ class Runtime final : public Context {
   // before exec_failed() or the call succeeds. Both are safe in signal handlers and in forked children, and keep errno.
   std::uint32_t begin_exec() noexcept;
   void exec_failed(std::uint32_t number) noexcept;
-  void note_write_error(int error_number) noexcept { ring_.note_write_error(error_number); }  // of the drainer
+  void note_write_error(int error_number) noexcept { ring_file_.note_write_error(error_number); }  // of the drainer
   bool has_files() const noexcept { return opened_ && owns_files(); }
   void forked() noexcept;       // in the child, before anything else of ours
   void thread_ends() noexcept;  // of the calling thread
 
   // emit.cpp
-  container::LaneHeader* first_lane(std::size_t index) noexcept;  // of this thread; null: its row is lost and counted
-  bool make_room(container::LaneHeader* lane) noexcept;
+  container::RingHeader* first_ring(std::size_t index) noexcept;  // of this thread; null: its row is lost and counted
+  bool make_room(container::RingHeader* ring) noexcept;
   bool lose_row() noexcept {  // counts it; returns false
-    ring_.count_lost_row();
+    ring_file_.count_lost_row();
     return false;
   }
   std::uint32_t state_after_fork() const noexcept;
@@ -96,7 +96,7 @@ class Runtime final : public Context {
   bool add_file_listener(TickListener& listener) noexcept override { return file_sampler_.add_listener(listener); }
 
  private:
-  void start_rooms() noexcept;
+  void start_collectors() noexcept;
   void end(const char* reason) noexcept;  // null: the process ends
   bool owns_files() const noexcept;       // false: given up, a vfork child, or a forked child that has not recorded
   bool begin_end() noexcept;              // false: nothing to end, or another thread is ending it
@@ -105,11 +105,11 @@ class Runtime final : public Context {
   bool open_files() noexcept;             // under files_lock_
   bool create_files() noexcept;
   Status create_files_apart(std::uint64_t tick_hz) noexcept;
-  container::LaneHeader* take_lane(std::size_t index) noexcept;
-  void greet() noexcept;  // rows that open a file or a thread, after take_lane()
+  container::RingHeader* take_ring(std::size_t index) noexcept;
+  void greet() noexcept;  // rows that open a file or a thread, after take_ring()
   void start_drainer_if_possible() noexcept;
-  bool give_space(container::LaneHeader* lane) noexcept;
-  bool refused_lately() const noexcept;  // the disk had no space for a lane
+  bool give_space(container::RingHeader* ring) noexcept;
+  bool refused_lately() const noexcept;  // the disk had no space for a ring
   void refuse_for_a_while(const char* text) noexcept;
   bool give_up(LogLevel level, const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
@@ -124,9 +124,9 @@ class Runtime final : public Context {
   // Limit, since the thread that held the lock may be gone: a vfork child that was killed in the middle.
   static constexpr std::int64_t kFilesWaitNs = 5'000'000'000;
   FutexLock files_lock_;
-  RingFile ring_;
+  RingFile ring_file_;
   SegmentWriter writer_;
-  LaneTable lanes_;
+  RingTable rings_;
   Drainer drainer_;
   FileSampler file_sampler_;
   std::atomic<bool> opened_{false};   // the files of this incarnation exist
@@ -136,7 +136,7 @@ class Runtime final : public Context {
   std::atomic<bool> greeted_{false};
   std::atomic<std::uint32_t> generation_{1};
   std::atomic<bool> wanted_{true};  // recording is on; a fork does not wipe this
-  std::atomic<std::int64_t> no_lane_until_ns_{0};
+  std::atomic<std::int64_t> no_ring_until_ns_{0};
   FullWait full_wait_;
   std::atomic<std::int64_t> next_sync_ns_{0};
   std::atomic<bool> telling_{false};          // one thread at a time writes loss rows of drops
@@ -150,21 +150,21 @@ void write_thread_info(std::uint16_t role, const char* name, std::size_t name_by
 
 // Asks for a call of thread_ends() when the calling thread ends; false if that is not possible.
 bool watch_thread_end() noexcept;
-// Sets the listener to call, before thread_ends(), on a watched thread that ends; one listener, set while rooms start.
+// Sets the listener to call, before thread_ends(), on a watched thread that ends; one listener, set while collectors start.
 // A forked child inherits it.
 void tell_thread_end(void (*listener)() noexcept) noexcept;
 
-// The rooms that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
-struct Room {
+// The collectors that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
+struct CollectorEntry {
   const char* name;
   Collector& (*collector)() noexcept;
   Status status;
   bool started;
 };
-struct RoomList {
-  Room* rooms;
+struct CollectorList {
+  CollectorEntry* entries;
   std::size_t count;
 };
-RoomList room_list() noexcept;
+CollectorList collector_list() noexcept;
 
 }  // namespace stashtrace

@@ -59,7 +59,7 @@ struct RecordDesc {
   std::uint16_t id;
   std::uint16_t version;
   std::uint32_t row_bytes;
-  std::uint32_t lane_bytes;
+  std::uint32_t ring_bytes;
   std::string_view doc;
   const FieldDesc* fields;
   std::size_t field_count;
@@ -79,16 +79,16 @@ struct CodeDesc {
   std::string_view doc;
 };
 
-// Pass 1: structs. Each knows its id and its place in kRecords (its lane index).
+// Pass 1: structs. Each knows its id and its place in kRecords (its ring index).
 #define COLLECTOR(name, code, side, doc)
 #define CODES(Enum, doc)
 #define CODE(Enum, name, value, doc)
 #define STASHTRACE_MEMBER(type, name, doc) type name;
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS) \
+#define RECORD(collector, Struct, name, id, version, ring_bytes, doc, FIELDS) \
   struct Struct {                                                             \
     FIELDS(STASHTRACE_MEMBER)                                                 \
     static constexpr std::uint16_t kId = id;                                  \
-    static constexpr std::uint32_t kLaneBytes = lane_bytes;                   \
+    static constexpr std::uint32_t kRingBytes = ring_bytes;                   \
   };
 #include "schema/records.def"
 #undef RECORD
@@ -99,22 +99,22 @@ struct CodeDesc {
   FieldDesc{#name, field_type<type>(), static_cast<std::uint16_t>(offsetof(S, name)), \
             static_cast<std::uint16_t>(sizeof(type)), doc},
 #define STASHTRACE_SIZE(type, name, doc) +sizeof(type)
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS)                    \
+#define RECORD(collector, Struct, name, id, version, ring_bytes, doc, FIELDS)                    \
   template <typename S>                                                                          \
   inline constexpr auto name##_fields_of = std::to_array<FieldDesc>({FIELDS(STASHTRACE_FIELD)}); \
   inline constexpr auto& name##_fields = name##_fields_of<Struct>;                               \
   static_assert(std::is_trivially_copyable_v<Struct> && sizeof(Struct) % 8 == 0);                \
   static_assert(sizeof(Struct) == (0 FIELDS(STASHTRACE_SIZE)), #Struct " has padding");          \
-  static_assert((lane_bytes) % 4096 == 0);
+  static_assert((ring_bytes) % 4096 == 0);
 #include "schema/records.def"
 #undef RECORD
 #undef STASHTRACE_SIZE
 #undef STASHTRACE_FIELD
 
 // Pass 3: the table of records, in the order of records.def.
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS) \
+#define RECORD(collector, Struct, name, id, version, ring_bytes, doc, FIELDS) \
   RecordDesc{                                                                 \
-      #name, #collector, id, version, sizeof(Struct), lane_bytes, doc, name##_fields.data(), name##_fields.size()},
+      #name, #collector, id, version, sizeof(Struct), ring_bytes, doc, name##_fields.data(), name##_fields.size()},
 inline constexpr auto kRecords = std::to_array<RecordDesc>({
 #include "schema/records.def"
 });
@@ -123,7 +123,7 @@ inline constexpr auto kRecords = std::to_array<RecordDesc>({
 #undef CODE
 
 // Pass 4: collectors, enumerations.
-#define RECORD(collector, Struct, name, id, version, lane_bytes, doc, FIELDS)
+#define RECORD(collector, Struct, name, id, version, ring_bytes, doc, FIELDS)
 #define COLLECTOR(name, code, side, doc) CollectorDesc{#name, code, SideIsNative::side, doc},
 #define CODE(Enum, name, value, doc)
 namespace detail {
@@ -163,7 +163,7 @@ namespace codes {
 
 void this_type_is_not_in_records_def();  // never defined: reaching it stops the compiler
 
-// Index of a record type in kRecords; used as the lane number of a thread.
+// Index of a record type in kRecords; used as the ring number of a thread.
 template <typename R>
 consteval std::size_t record_index() {
   for (std::size_t i = 0; i < kRecords.size(); ++i)

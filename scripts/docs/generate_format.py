@@ -43,13 +43,13 @@ runs, and after a crash, `<host>.<pid>.<n>.ring` lies beside it. The framing is 
 ```
 X.stash   FileHeader | field table (JSON) | metadata (JSON) | segment | segment | ...
           segment = SegmentHeader | payload: rows of one record type of one thread
-X.ring    RingHeader | lane | lane | ...
-          lane = LaneHeader | fixed-size rows of one record type of one thread
+X.ring    RingFileHeader | ring | ring | ...
+          ring = RingHeader | fixed-size rows of one record type of one thread
 ```
 
 Everything is little endian. A file carries its own field table, so a reader projects the fields it finds onto the
 fields it knows, by name. Unknown records are skipped and counted; a torn tail is skipped to the next sync word and
-counted. A lane's header says which rows were published: those that a ring which ends early or has pages of zeros no
+counted. A ring's header says which rows were published: those that a file which ends early or has pages of zeros no
 longer holds are counted (`lost_ring_rows`). Where a header itself is gone, a loss says that the number is unknown
 (`damaged_lanes`, `damaged_ring_header`, `unreadable_ring`). `*_ticks` are raw values of the processor's counter (TSC,
 on aarch64 CNTVCT_EL0); `clock_sync` rows relate them to CLOCK_MONOTONIC and CLOCK_REALTIME.
@@ -116,9 +116,9 @@ def results() -> list[Schema]:
     from stashtrace.schema.columns import Schema
 
     modules = [importlib.import_module(target.partition(":")[0]) for _, target, _ in ANALYSES]
-    rooms = [f"stashtrace.{room}." for room in ("analysis", "replay", "lab")]
+    folders = [f"stashtrace.{folder}." for folder in ("analysis", "replay", "lab")]
     found = pkgutil.walk_packages(stashtrace.__path__, "stashtrace.")
-    modules += [importlib.import_module(one.name) for one in found if one.name.startswith(tuple(rooms))]
+    modules += [importlib.import_module(one.name) for one in found if one.name.startswith(tuple(folders))]
     named = {v.name: v for module in modules for v in vars(module).values() if isinstance(v, Schema)}
     return [schema for name, schema in named.items() if name not in events.TABLES]
 

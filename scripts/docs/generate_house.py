@@ -118,7 +118,7 @@ def analysis_panel(edges: Edges) -> Panel:
 
 
 def native_panel() -> Panel:
-    """The rooms of csrc/, by their includes. Rooms that include each other are one box."""
+    """The folders of csrc/, by their includes. Folders that include each other are one box."""
     edges: Edges = defaultdict(set)
     for path in sorted(NATIVE.rglob("*")):
         if path.suffix not in (".h", ".cpp"):
@@ -126,14 +126,14 @@ def native_panel() -> Panel:
         for included in re.findall(r'^\s*#include "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
             target = next((p for p in (NATIVE / included, path.parent / included) if p.exists()), None)
             if target is not None:
-                edges[_room(path)].add(_room(target))
-        edges[_room(path)].discard(_room(path))
-    one_box = {room: ", ".join(circle) for circle in circles(edges) for room in circle}
-    joined = folded(dict(edges), lambda room: one_box.get(room, room))
+                edges[_folder(path)].add(_folder(target))
+        edges[_folder(path)].discard(_folder(path))
+    one_box = {folder: ", ".join(circle) for circle in circles(edges) for folder in circle}
+    joined = folded(dict(edges), lambda folder: one_box.get(folder, folder))
     return Panel("csrc/", joined, {})
 
 
-def _room(path: Path) -> str:
+def _folder(path: Path) -> str:
     parts = path.relative_to(NATIVE).parts
     return f"collectors/{parts[1]}" if parts[0] == "collectors" and len(parts) > 2 else parts[0]
 

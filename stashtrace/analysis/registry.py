@@ -21,13 +21,13 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("steps", "stashtrace.analysis.steps.steps:steps", "begin and end of every step of every rank"),
     (
         "step_kinds",
-        "stashtrace.analysis.steps.kinds:step_kinds",
+        "stashtrace.analysis.steps.step_kinds:step_kinds",
         "training, validation and other steps: how many, how long",
     ),
     ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
     (
         "over_time",
-        "stashtrace.analysis.findings.over_time.changes:over_time",
+        "stashtrace.analysis.findings.over_time.step_changes:over_time",
         "shifts, drifts and periods of the step",
     ),
     (
@@ -39,9 +39,13 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
     ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
-    ("bandwidth", "stashtrace.analysis.links.bandwidth:bandwidth", "algbw and busbw of collectives by size"),
+    ("bandwidth", "stashtrace.analysis.links.collective_bandwidth:bandwidth", "algbw and busbw of collectives by size"),
     ("hidden", "stashtrace.analysis.stalls.hidden:hidden", "hidden work, CPU contention and collection per step"),
-    ("collectives", "stashtrace.analysis.collectives.waits:collectives", "every collective: waiting, then transfer"),
+    (
+        "collectives",
+        "stashtrace.analysis.collectives.collective_waits:collectives",
+        "every collective: waiting, then transfer",
+    ),
     (
         "link_efficiency",
         "stashtrace.analysis.links.efficiency:link_efficiency",
@@ -59,7 +63,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "straggler_roots",
-        "stashtrace.analysis.stragglers.chains:straggler_roots",
+        "stashtrace.analysis.stragglers.straggler_roots:straggler_roots",
         "rank at which a chain of waits ends, by rank and step",
     ),
     ("late", "stashtrace.analysis.stragglers.late:late", "the costliest waits in collectives, who was late, and why"),
@@ -73,15 +77,15 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "critical_path",
-        "stashtrace.analysis.graph.path:critical_path",
+        "stashtrace.analysis.graph.critical_path_tables:critical_path",
         "what the length of the run was made of, over all ranks",
     ),
     (
         "critical_share",
-        "stashtrace.analysis.graph.path:critical_share",
+        "stashtrace.analysis.graph.critical_path_tables:critical_share",
         "share of that path by rank, kind and function",
     ),
-    ("slack", "stashtrace.analysis.graph.path:slack", "by how much each piece of work could end later"),
+    ("slack", "stashtrace.analysis.graph.critical_path_tables:slack", "by how much each piece of work could end later"),
     (
         "transfer_certainty",
         "stashtrace.analysis.links.certainty:transfer_certainty",
@@ -101,12 +105,12 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "order, sizes and times of reads, in Darshan's counters",
     ),
     ("io_sizes", "stashtrace.analysis.io.files:io_sizes", "how many calls moved how much, in Darshan's bins"),
-    ("io_bandwidth", "stashtrace.analysis.io.bandwidth:io_bandwidth", "bytes by time as Darshan defines it"),
+    ("io_bandwidth", "stashtrace.analysis.io.io_bandwidth:io_bandwidth", "bytes by time as Darshan defines it"),
     ("io_advice", "stashtrace.analysis.io.advice:io_advice", "what to change about reading, in sentences"),
     ("io_staging", "stashtrace.analysis.io.staging:io_staging", "which files to put on a fast tier"),
     ("io_cache", "stashtrace.analysis.io.cache:io_cache", "what a cache of each size would serve"),
     ("io_reuse", "stashtrace.analysis.io.cache:io_reuse", "how much else is read between two reads of the same"),
-    ("loader_rates", "stashtrace.analysis.io.loaders:loader_rates", "what the speed of loading depends on"),
+    ("loader_rates", "stashtrace.analysis.io.loader_rates:loader_rates", "what the speed of loading depends on"),
     (
         "operators",
         "stashtrace.analysis.collectives.operators:operators",

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.calibration.checked import CheckedFile, is_number
-from stashtrace.calibration.fit import Fit, Piece
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.checked_files import CheckedFile, is_number
+from stashtrace.calibration.fit_link import Fit, Piece
+from stashtrace.calibration.robust_line import Floats
 
 FORMAT_VERSION = 1
 #: Where a run's own calibration is looked for.
@@ -309,7 +309,7 @@ def _entries(values: Mapping[str, Any]) -> list[str]:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _quoted(key)
+    return key if bare else _quote(key)
 
 
 def _value(value: Any) -> str:
@@ -321,7 +321,7 @@ def _value(value: Any) -> str:
         return _float(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return _array([_value(v) for v in value])
-    return _quoted(str(value))
+    return _quote(str(value))
 
 
 def _float(value: float) -> str:
@@ -346,6 +346,6 @@ def _array(parts: list[str]) -> str:
     return "[\n" + "\n".join([*lines, line.rstrip()]) + "\n]"
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     # A TOML basic string is a JSON string, but for the one control character that JSON leaves alone.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -129,7 +129,7 @@ def _answer(arguments: list[str]) -> int:
         say_error("interrupted", None)
         return INTERRUPTED
     except BrokenPipeError:
-        from stashtrace.cli.answers import discard_stdout
+        from stashtrace.cli.print_results import discard_stdout
 
         discard_stdout()
         return 0
@@ -137,7 +137,7 @@ def _answer(arguments: list[str]) -> int:
         if debug:
             raise
         if error.filename is None and error.errno in _NO_ROOM:
-            from stashtrace.cli.answers import discard_stdout
+            from stashtrace.cli.print_results import discard_stdout
 
             discard_stdout()
             say_error(
@@ -203,7 +203,7 @@ def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> N
     """Write ``error:`` and, after an empty line, ``hint:``; all errors of the CLI are printed here."""
     from stashtrace.visible import visible, visible_line
 
-    archives = sys.modules.get("stashtrace.loading.archives")
+    archives = sys.modules.get("stashtrace.loading.temporary_archives")
     if archives is not None:
         message = archives.named(message)
         hint = archives.named(hint) if hint else None

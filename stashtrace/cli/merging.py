@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli import say_error
-from stashtrace.cli.loading import ignore_losses
+from stashtrace.cli.find_runs import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import StashtraceError
 from stashtrace.record import launchers
@@ -48,7 +48,7 @@ def merge_and_report(
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.text import Look, render
+    from stashtrace.summary.summary_text import Look, render
 
     with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
         progress.stage(0.0, 0.4)
@@ -77,7 +77,7 @@ def merge_and_report(
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.text import summary
+    from stashtrace.summary.summary_text import summary
 
     _write_words(path, summary(trace, shown=shown, first=what_to_do_first(trace)))
 
@@ -227,7 +227,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
 
     directory, shown = outcome.directory, shown_directory(outcome)
     while True:  # files are rewritten by the launcher whose turn it is, and read by it alone
-        seen = _ended(directory)
+        seen = _count_ended_launchers(directory)
         complete = launchers.all_ended(directory, outcome.job.launchers_count)
         # Where nobody else has begun, the directory is most likely this host's own, and its part is merged at once.
         in_company = len(launchers.launchers(directory)) > 1
@@ -247,11 +247,11 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
                 )
             fold_launchers(directory)
             merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
-        if _ended(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
+        if _count_ended_launchers(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
             return
 
 
-def _ended(directory: Path) -> int:
+def _count_ended_launchers(directory: Path) -> int:
     return sum("exit_code" in facts for facts in launchers.launchers(directory))
 
 

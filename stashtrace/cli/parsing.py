@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stashtrace.cli.values import read_ranks, read_steps, read_window
+from stashtrace.cli.option_values import read_ranks, read_steps, read_window
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.visible import visible_line
 
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_plot(self, text: str) -> None:
-        """Add ``--plot``; :func:`stashtrace.cli.answers.check_plot` checks its file."""
+        """Add ``--plot``; :func:`stashtrace.cli.print_results.check_plot` checks its file."""
         self.add_argument("--plot", metavar="FILE", help=f"draw {text} (.png, .svg, .pdf)")
 
     def read(self, argv: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
@@ -144,8 +144,8 @@ def add_value(
     """Add an option that takes a value to a parser or group.
 
     ``option``, ``metavar``, ``text``: the option, the name of its value and its help. ``read``: a reader of
-    :mod:`stashtrace.cli.values`; without one the value is text, or what ``type`` makes of it. ``settings``: further
-    arguments of ``add_argument``.
+    :mod:`stashtrace.cli.option_values`; without one the value is text, or what ``type`` makes of it. ``settings``:
+    further arguments of ``add_argument``.
     """
     if read is not None:
         settings["type"] = partial(read, option=option)
@@ -197,7 +197,7 @@ def existing_run(path: str) -> Path:
         raise MissingDataError(f"{path} does not exist", hint=hint)
     if run.is_dir():
         return run
-    from stashtrace.loading.archives import kind_of, unpacked
+    from stashtrace.loading.temporary_archives import kind_of, unpacked
 
     if kind_of(run) is None:
         return run

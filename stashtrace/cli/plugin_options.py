@@ -120,11 +120,14 @@ def _settings(hint: Any) -> dict[str, Any] | None:
     if hint in _SCALARS:
         return {"type": hint, "metavar": _SCALARS[hint]}
     if origin in _SEQUENCES and inner and inner[0] in _SCALARS:
-        return {"type": _listed(inner[0], tuple if origin is tuple else list), "metavar": f"{_SCALARS[inner[0]]},..."}
+        return {
+            "type": _list_reader(inner[0], tuple if origin is tuple else list),
+            "metavar": f"{_SCALARS[inner[0]]},...",
+        }
     return None
 
 
-def _listed(kind: Callable[[str], Any], container: Callable[[Any], Any]) -> Callable[[str], Any]:
+def _list_reader(kind: Callable[[str], Any], container: Callable[[Any], Any]) -> Callable[[str], Any]:
     """Return a reader of values with commas between them."""
 
     def read(text: str) -> Any:

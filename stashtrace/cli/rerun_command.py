@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.scrubbing import SCRUBBED
-from stashtrace.summary.gate import Command
+from stashtrace.summary.gate_text import Command
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     import argparse
 
     from stashtrace.analysis.compare.change import Side
-    from stashtrace.analysis.compare.gate import Gate
+    from stashtrace.analysis.compare.gate_verdict import Gate
 
 #: Where the version before belongs if both were recorded in one folder.
 _BESIDE = "../before"

@@ -19,14 +19,14 @@ from typing import Any
 from stashtrace.errors import FormatError, MissingDataError, OutputError, StashtraceError
 from stashtrace.format.compact import compact_file, write_packed
 from stashtrace.format.liveness import LiveRings
-from stashtrace.format.scrubbed import ScrubbedFile, survey_file
+from stashtrace.format.scrub_file import ScrubbedFile, survey_file
 from stashtrace.format.stash_file import StashFile
 from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
 from stashtrace.run_facts import json_object, valid_facts
-from stashtrace.store import scrubbed as stores
+from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
 from stashtrace.whole_files import folder_beside, give_mode, whole_file
 
@@ -231,7 +231,7 @@ class _Work:
         wanted = [name for name in _VIEWS if (self._source / name).exists()]
         if not wanted:
             return
-        from stashtrace.cli.loading import ignore_losses
+        from stashtrace.cli.find_runs import ignore_losses
         from stashtrace.cli.merging import write_summary
         from stashtrace.exporters.registry import export
         from stashtrace.loading.load import load_trace

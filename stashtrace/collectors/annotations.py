@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.collectors.context import DecodeContext, columns_of, for_each
+from stashtrace.collectors.decode_context import DecodeContext, columns_of, for_each
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("span", "instant", "counter")

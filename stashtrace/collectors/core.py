@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.trace import EventTables, LossRow, RawProcess, losses_columns
 
 RECORDS = ("string_part", "clock_sync", "clock_ping", "thread_info", "loss", "metadata")

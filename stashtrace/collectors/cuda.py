@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext, Int64, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, Int64, columns_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceClock
 from stashtrace.schema.trace import EventTables, RawProcess

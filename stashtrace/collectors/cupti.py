@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext, Int64, Stream, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, Int64, Stream, columns_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import Bracket, DeviceClock, DeviceWork, StreamFlag
@@ -51,12 +51,12 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
             "thread_track_id": context.caller_tracks(rows["tid"]),
             "launch_ns": context.to_ns_or_unseen(rows["launch_ticks"]),
             "return_ns": context.to_ns_or_unseen(rows["return_ticks"]),
-            **_named(rows, context),
+            **_kernel_names(rows, context),
         }
     )
 
 
-def _named(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Int64]:
+def _kernel_names(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Int64]:
     """Columns ``name_code`` and ``work_code``.
 
     Names are recorded as the compiler mangled them. The recorder knows NCCL's kernels; others that communicate are

@@ -2,9 +2,9 @@
 
 There is one row for each call. Its times on the device are the plugin's stamps of the kernel, else the events of the
 bracket whose correlation_id is the call (in a group: the bracket of its stream). Tasks of the plugin without a call
-have rows of their own. ``loading.collectives`` then joins the rows with torch's calls.
+have rows of their own. ``loading.join_collectives`` then joins the rows with torch's calls.
 
-A row belongs to a communicator, or to a *lane* of it: messages of one pair of ranks, and replays of graphs, have
+A row belongs to a communicator, or to a *subgroup* of it: messages of one pair of ranks, and replays of graphs, have
 numbers of their own, because other ranks do not take part in these.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext, Int64, Lane, for_each
+from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup, for_each
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
 from stashtrace.schema.trace import EventTables, RawProcess
@@ -164,8 +164,8 @@ def _details(timed: Timed, context: DecodeContext) -> dict[str, Any]:
     }
 
 
-def lane_hash(group_hash: int, *parts: object) -> int:
-    """Hash of a lane, the same on every rank."""
+def subgroup_hash(group_hash: int, *parts: object) -> int:
+    """Hash of a subgroup, the same on every rank."""
     text = "\0".join(map(str, (group_hash, *parts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -173,7 +173,7 @@ def lane_hash(group_hash: int, *parts: object) -> int:
 def _number(
     timed: Timed, groups: dict[int, _Communicator], context: DecodeContext
 ) -> tuple[npt.NDArray[np.uint64], Int64, Int64]:
-    """(group or lane, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
+    """(group or subgroup, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
 
     NCCL's own numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
     collectives are not counted anew: lost rows leave a gap and shift nothing.
@@ -188,7 +188,7 @@ def _number(
     sequence = timed.sequence.copy()
     sequence[order] -= before - before[first]
 
-    # Lanes: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
+    # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     own = np.array([groups[value].rank for value in hashes.tolist()], dtype=np.int64)[comm]
     has_calls = communicators.any(timed.called)
@@ -196,29 +196,29 @@ def _number(
     pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
     sends = timed.op == CollectiveOp.SEND
     source, target = np.where(sends, own, timed.peer), np.where(sends, timed.peer, own)
-    lane = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
-    lane = np.where(timed.called & (timed.op == CollectiveOp.OTHER), 3, lane)
-    lane = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, lane)
+    subgroup = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
+    subgroup = np.where(timed.called & (timed.op == CollectiveOp.OTHER), 3, subgroup)
+    subgroup = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, subgroup)
     peer = np.where(pair, sends.astype(np.int64), timed.peer)
 
-    counted = (lane > 0) | ~timed.called
-    key = comm * (int(lane.max()) + 1) + lane
+    counted = (subgroup > 0) | ~timed.called
+    key = comm * (int(subgroup.max()) + 1) + subgroup
     chosen = np.flatnonzero(counted)
     chosen = chosen[np.lexsort((timed.sequence[chosen], timed.call_ns[chosen], key[chosen]))]
     sequence[chosen] = np.arange(len(chosen)) - np.searchsorted(key[chosen], key[chosen])
 
     group = hashes[comm].astype(np.uint64)
-    lanes = GroupBy(key)
-    named = group[lanes.first]
-    for at, row in enumerate(lanes.first.tolist()):
-        base, number = int(group[row]), int(lane[row])
+    subgroups = GroupBy(key)
+    named = group[subgroups.first]
+    for at, row in enumerate(subgroups.first.tolist()):
+        base, number = int(group[row]), int(subgroup[row])
         if number:
             ends = (int(source[row]), int(target[row])) if number > 3 else ()
             kind = ("", "graph replays", "calls unseen", "one-sided", "messages")[min(number, 4)]
-            value = lane_hash(base, kind, *ends)
-            context.lanes[value] = Lane(base, kind, ends)
+            value = subgroup_hash(base, kind, *ends)
+            context.subgroups[value] = Subgroup(base, kind, ends)
             named[at] = value
-    return named[lanes.number], sequence, peer
+    return named[subgroups.number], sequence, peer
 
 
 # When operations ran on the device: brackets, tasks of the plugin and its proxies are joined with the calls.

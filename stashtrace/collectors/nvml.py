@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 

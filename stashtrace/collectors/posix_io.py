@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("io_op", "io_op_long")
@@ -21,7 +21,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``io``, sorted by track, then begin.
 
     A thread writes a row when its call returns; a signal handler's row therefore lies before that of the call it
-    interrupted, and calls that did not fit ``io_op`` come from a lane of their own.
+    interrupted, and calls that did not fit ``io_op`` come from a ring of their own.
     """
     if not context.wants("io"):
         return context.tables()
@@ -35,7 +35,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     if not parts:
         return context.tables()
     columns = parts[0] if len(parts) == 1 else {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-    return context.tables(io=_sorted(columns))
+    return context.tables(io=_sort(columns))
 
 
 def _columns(records: RawRecords, begin: Any, end: Any, context: DecodeContext) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _columns(records: RawRecords, begin: Any, end: Any, context: DecodeContext) 
     }
 
 
-def _sorted(columns: dict[str, Any]) -> dict[str, Any]:
+def _sort(columns: dict[str, Any]) -> dict[str, Any]:
     """Sort only if need be: most processes' rows are in order already."""
     track, begin = columns["track_id"], columns["begin_ns"]
     same_track = track[1:] == track[:-1]

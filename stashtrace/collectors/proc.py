@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 

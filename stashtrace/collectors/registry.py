@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stashtrace import _native
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.schema.trace import EventTables, RawProcess
 
 Decode = Callable[[RawProcess, DecodeContext], EventTables]

@@ -6,7 +6,7 @@ Rows of the main process and of its workers share ``loader_id`` and ``batch_inde
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.collectors.context import DecodeContext, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, columns_of
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("batch",)

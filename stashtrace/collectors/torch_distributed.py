@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import DecodeContext, columns_of, for_each
+from stashtrace.collectors.decode_context import DecodeContext, columns_of, for_each
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveSource
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords

@@ -6,7 +6,7 @@ Phases may nest, as a loss closure inside an optimizer or a recomputed forward i
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.collectors.context import DecodeContext, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, columns_of
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("phase_span",)

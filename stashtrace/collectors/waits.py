@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.collectors.context import DecodeContext, columns_of
+from stashtrace.collectors.decode_context import DecodeContext, columns_of
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("thread_wait",)

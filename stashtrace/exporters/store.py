@@ -19,7 +19,7 @@ import numpy as np
 from stashtrace import __version__
 from stashtrace.analysis.collectives.matching import match_columns
 from stashtrace.analysis.collectives.shares import KEPT
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.steps import first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError
@@ -181,17 +181,17 @@ def _second_pass(
     for done, rank in enumerate(ranks):
         trace = read_partition(path, rank, {*_STEP_TABLES, *_MATCH_TABLES})
         steps += _steps_of(trace)
-        thin.append(_thinned(trace))
+        thin.append(_rows_for_matching(trace))
         report(0.9 * (done + 1) / len(ranks), f"rank {rank} among the others")
     counts = [len(part.collectives) for part in thin]
     offset_keys(thin)
     joined = {name: Table.concat(TABLES[name], [part.table(name) for part in thin]) for name in _MATCH_TABLES}
     whole = {name: rest[name] for name in ("groups", "processes", "alignment", "metadata")}
     together = Trace(strings, {**joined, **whole}, path=source)
-    for rank, part in _numbered(steps, together):
+    for rank, part in _number_steps(steps, together):
         writer.write(rank, {"numbered_steps": part})
     if sum(counts):
-        matched = _matched(together)
+        matched = _match_facts(together)
         ends = np.cumsum(counts)
         for rank, count, end in zip(ranks, counts, ends.tolist(), strict=True):
             own = matched.take(slice(end - count, end))
@@ -207,7 +207,7 @@ def _steps_of(trace: Trace) -> Sequence[RankSteps]:
         return []
 
 
-def _thinned(trace: Trace) -> EventTables:
+def _rows_for_matching(trace: Trace) -> EventTables:
     """Return what a match of collectives reads of one rank: kernels of communication, waits for unended rows."""
     kernels, waits, collectives = trace.kernels, trace.collective_waits, trace.collectives
     unended = collectives["collective_key"][collectives["end_ns"] < 0]
@@ -221,7 +221,7 @@ def _thinned(trace: Trace) -> EventTables:
     return EventTables(trace.strings, tables)
 
 
-def _numbered(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int, Table]]:
+def _number_steps(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int, Table]]:
     """Yield the steps of each rank as numbered among all; nothing if no rank has steps."""
     if any(len(rank.columns.begin) for rank in steps):
         numbered = number_steps(steps, together.collectives, first_recorded_step(together))
@@ -231,7 +231,7 @@ def _numbered(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple[int
             yield rank, Table(TABLES["numbered_steps"], {name: own[name] for name in own.columns})
 
 
-def _matched(together: Trace) -> Table:
+def _match_facts(together: Trace) -> Table:
     """Return the facts about each collective that need all ranks, in the order of the rows given."""
     index = TraceIndex(together)
     table, cuts = index.trace.collectives, index.network_cuts

@@ -62,7 +62,7 @@ def _export(
     steps: tuple[int, int] | None = None,
     **options: Any,
 ) -> Exported:
-    chosen = _cut(trace, table, ranks, steps, options)
+    chosen = _cut_table(trace, table, ranks, steps, options)
     with complete_file(path) as partial:
         write(chosen, partial)
     return Exported(path, path.stat().st_size, len(chosen))
@@ -91,7 +91,7 @@ def _write_feather(table: Table, path: Path) -> None:
     pyarrow.feather.write_feather(table.to_arrow(), str(path), compression="uncompressed")
 
 
-def _cut(
+def _cut_table(
     trace: Trace, name: str, ranks: Iterable[int] | None, steps: tuple[int, int] | None, options: dict[str, Any]
 ) -> Table:
     """Return a table or the result of an analysis, cut to ranks and steps."""

@@ -109,7 +109,7 @@ def analyze(
     errors: list[MissingDataError] = []
     for at in range(len(plan.parts)):
         answers = [rank[at] for chunk in results for rank in chunk]
-        parts.append([_unpacked(answer, strings) for answer in answers if not isinstance(answer, MissingDataError)])
+        parts.append([_unpack(answer, strings) for answer in answers if not isinstance(answer, MissingDataError)])
         errors += [answer for answer in answers if isinstance(answer, MissingDataError)]
     if not any(parts):
         raise errors[0] if errors else MissingDataError(f"{store} holds no rank")
@@ -125,7 +125,7 @@ def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[s
         answers: _Answers = []
         for at, call in enumerate(functions):
             try:
-                answers.append(_packed(call(trace, **(options if at == 0 else {})), trace.strings, numbers))
+                answers.append(_pack(call(trace, **(options if at == 0 else {})), trace.strings, numbers))
             except MissingDataError as error:
                 answers.append(error.with_traceback(None))  # its frames hold the rank's rows
         out.append(answers)
@@ -202,7 +202,7 @@ def _on_cluster(
         return list(client.gather(futures))
 
 
-def _packed(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> _Packed:
+def _pack(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> _Packed:
     """Return a result with the texts of its codes, and with the whole store's numbers of tracks and processes."""
     columns: dict[str, Any] = {}
     texts: list[str] = []
@@ -219,7 +219,7 @@ def _packed(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> 
     return table.schema, columns, texts
 
 
-def _unpacked(packed: _Packed, strings: StringPool) -> Table:
+def _unpack(packed: _Packed, strings: StringPool) -> Table:
     schema, columns, texts = packed
     known = strings.codes(texts)
     texts_of = {c.name for c in schema.columns if c.is_text}

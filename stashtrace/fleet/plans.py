@@ -34,7 +34,7 @@ class Plan:
     part_options: Callable[[Options], Options] = dict
 
 
-def _concatenated(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
+def _concatenate(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
     """Return the rows of all ranks, rank by rank."""
     return Table.concat(parts[0][0].schema, parts[0])
 
@@ -86,6 +86,6 @@ _PER_RANK = (
 
 #: Analysis -> plan. Other analyses need all ranks in one process: ``stashtrace.load(store)``.
 PLANS: dict[str, Plan] = {
-    **{name: Plan((name,), _concatenated) for name in _PER_RANK},
+    **{name: Plan((name,), _concatenate) for name in _PER_RANK},
     "stragglers": Plan(("stragglers", "stashtrace.analysis.stragglers.stragglers:last_ranks"), _stragglers),
 }

@@ -79,7 +79,7 @@ class _Split(NamedTuple):
     rest_dtype: np.dtype[np.void]
 
 
-def _split(dtype: np.dtype[np.void]) -> _Split:
+def _split_texts(dtype: np.dtype[np.void]) -> _Split:
     texts = _text_fields(dtype)
     kept = np.ones(dtype.itemsize, dtype=bool)
     for offset, size in texts:
@@ -101,7 +101,7 @@ def _matrix(rows: npt.NDArray[np.void]) -> Bytes:
 
 def _pack_texts(rows: npt.NDArray[np.void]) -> bytes | None:
     """Payload of codec TEXTS; None if a text has a zero byte inside."""
-    split, matrix = _split(rows.dtype), _matrix(rows)
+    split, matrix = _split_texts(rows.dtype), _matrix(rows)
     listed: list[bytes] = []
     for offset, size in split.texts:
         column: list[bytes] = np.ascontiguousarray(matrix[:, offset : offset + size]).view(f"S{size}")[:, 0].tolist()
@@ -120,7 +120,7 @@ def _unpack_texts(payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> B
     if len(payload) < 4:
         raise FormatError("segment of texts ends early")
     numbers_end = 4 + struct.unpack_from("<I", payload)[0]
-    split = _split(dtype)
+    split = _split_texts(dtype)
     out = np.zeros((row_count, dtype.itemsize), dtype=np.uint8)
     if len(split.rest):
         numbers = _columns(payload[4:numbers_end], len(split.rest), row_count)

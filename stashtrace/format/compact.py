@@ -311,8 +311,8 @@ def _head(process: StashFile, size: int) -> bytes:
     return pack_head(records, {**metadata, "blanks": " " * max(blanks, 0)}, flags=flags)
 
 
-class _Lane:
-    """Rows of one lane that wait to become a segment."""
+class _Ring:
+    """Rows of one ring that wait to become a segment."""
 
     __slots__ = ("first_sequence", "layout", "parts", "rows")
 
@@ -324,55 +324,55 @@ class _Lane:
 
 
 def _segments(process: StashFile, checksums: list[int]) -> Iterator[bytes]:
-    lanes: dict[tuple[int, int, int], _Lane] = {}
+    rings: dict[tuple[int, int, int], _Ring] = {}
     buffered = 0
     for chunk in process.chunks():
         size = chunk.layout.dtype.itemsize
         data = memoryview(np.ascontiguousarray(chunk.rows).view(np.uint8))  # type: ignore[arg-type]
         begin = 0
         while begin < len(chunk.rows):
-            key = (chunk.layout.record_id, chunk.tid, chunk.lane_id)
-            lane = lanes.get(key)
-            if lane is not None and lane.first_sequence + lane.rows != chunk.first_sequence + begin:
-                yield _pack(key, lanes.pop(key), checksums)
-                buffered -= lane.rows * size
-                lane = None
-            if lane is None:
-                lane = lanes[key] = _Lane(chunk.layout, chunk.first_sequence + begin)
-            take = min(len(chunk.rows) - begin, _SEGMENT_ROWS - lane.rows)
-            lane.parts.append(bytes(data[begin * size : (begin + take) * size]))
-            lane.rows += take
+            key = (chunk.layout.record_id, chunk.tid, chunk.ring_id)
+            ring = rings.get(key)
+            if ring is not None and ring.first_sequence + ring.rows != chunk.first_sequence + begin:
+                yield _pack(key, rings.pop(key), checksums)
+                buffered -= ring.rows * size
+                ring = None
+            if ring is None:
+                ring = rings[key] = _Ring(chunk.layout, chunk.first_sequence + begin)
+            take = min(len(chunk.rows) - begin, _SEGMENT_ROWS - ring.rows)
+            ring.parts.append(bytes(data[begin * size : (begin + take) * size]))
+            ring.rows += take
             buffered += take * size
             begin += take
-            if lane.rows == _SEGMENT_ROWS:
-                yield _pack(key, lanes.pop(key), checksums)
-                buffered -= lane.rows * size
+            if ring.rows == _SEGMENT_ROWS:
+                yield _pack(key, rings.pop(key), checksums)
+                buffered -= ring.rows * size
         if buffered > _BUFFER_BYTES:
-            for key in list(lanes):
-                yield _pack(key, lanes.pop(key), checksums)
+            for key in list(rings):
+                yield _pack(key, rings.pop(key), checksums)
             buffered = 0
-    for key in list(lanes):
-        yield _pack(key, lanes.pop(key), checksums)
+    for key in list(rings):
+        yield _pack(key, rings.pop(key), checksums)
     for raw in process.foreign_segments():
         checksums.append(raw[0])
         yield raw[1]
 
 
-def _pack(key: tuple[int, int, int], lane: _Lane, checksums: list[int]) -> bytes:
-    record_id, tid, lane_id = key
-    raw = lane.parts[0] if len(lane.parts) == 1 else b"".join(lane.parts)
-    codec, payload = encode(np.frombuffer(raw, dtype=lane.layout.dtype), raw)
-    if not _equal(decode(codec, payload, lane.rows, lane.layout.dtype), raw):
-        raise FormatError(f"{lane.layout.name} rows do not survive packing")
+def _pack(key: tuple[int, int, int], ring: _Ring, checksums: list[int]) -> bytes:
+    record_id, tid, ring_id = key
+    raw = ring.parts[0] if len(ring.parts) == 1 else b"".join(ring.parts)
+    codec, payload = encode(np.frombuffer(raw, dtype=ring.layout.dtype), raw)
+    if not _equal(decode(codec, payload, ring.rows, ring.layout.dtype), raw):
+        raise FormatError(f"{ring.layout.name} rows do not survive packing")
     checksums.append(zlib.crc32(payload))
     return pack_segment(
         payload,
         record_id=record_id,
         codec=codec,
         tid=tid,
-        lane_id=lane_id,
-        row_count=lane.rows,
-        first_sequence=lane.first_sequence,
+        ring_id=ring_id,
+        row_count=ring.rows,
+        first_sequence=ring.first_sequence,
     )
 
 

@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     record_id: int
     codec: int
     tid: int
-    lane_id: int
+    ring_id: int
     row_count: int
     first_sequence: int
     payload_bytes: int
@@ -216,12 +216,12 @@ def _segment_at(source: ByteFile, offset: int) -> Segment | None:
     raw = source.read(offset, SEGMENT_HEADER.size)
     if len(raw) < SEGMENT_HEADER.size:
         return None
-    sync, record_id, codec, tid, lane_id, rows, first, size, crc, header_crc, _ = SEGMENT_HEADER.unpack(raw)
+    sync, record_id, codec, tid, ring_id, rows, first, size, crc, header_crc, _ = SEGMENT_HEADER.unpack(raw)
     if sync != SYNC_WORD or zlib.crc32(raw[:_CHECKED_BYTES]) != header_crc:
         return None
     if offset + SEGMENT_HEADER.size + size > source.size:
         return None
-    return Segment(record_id, codec, tid, lane_id, rows, first, size, crc, offset + SEGMENT_HEADER.size)
+    return Segment(record_id, codec, tid, ring_id, rows, first, size, crc, offset + SEGMENT_HEADER.size)
 
 
 def padded(size: int) -> int:
@@ -258,11 +258,11 @@ def dropped_header(size: int, row_count: int) -> bytes:
 
 
 def pack_segment(
-    payload: bytes, *, record_id: int, codec: int, tid: int, lane_id: int, row_count: int, first_sequence: int
+    payload: bytes, *, record_id: int, codec: int, tid: int, ring_id: int, row_count: int, first_sequence: int
 ) -> bytes:
     """Bytes of one segment, padding included."""
     checked = SEGMENT_HEADER.pack(
-        SYNC_WORD, record_id, codec, tid, lane_id, row_count, first_sequence, len(payload), zlib.crc32(payload), 0, 0
+        SYNC_WORD, record_id, codec, tid, ring_id, row_count, first_sequence, len(payload), zlib.crc32(payload), 0, 0
     )[:_CHECKED_BYTES]
     header = checked + struct.pack("<II", zlib.crc32(checked), 0)
     return header + payload + bytes(padded(len(payload)) - len(payload))

@@ -143,7 +143,7 @@ class GrowingFile(StashFile):
         if skipped:
             self._damage("damaged_bytes", skipped, f"{self.name}.stash was damaged; the rest was read")
         self._account_for_segments(new)
-        self._account_for_ring()
+        self._account_for_ring_file()
         self._take_in(new, at_ns)
 
     def _take_in(self, new: Sequence[Segment], at_ns: int) -> None:
@@ -221,7 +221,7 @@ class GrowingFile(StashFile):
         for s in self.segments if tids is None else self._segments_of(tids):
             layout, rows = self.layouts[s.record_id], self._rows[s.payload_offset]
             if rows is not None and len(rows) and (records is None or layout.name in records):
-                yield Chunk(layout, s.tid, s.lane_id, s.first_sequence, rows)
+                yield Chunk(layout, s.tid, s.ring_id, s.first_sequence, rows)
         yield from self._ring_chunks(records, tids)
 
     def texts(self) -> dict[int, str]:

@@ -1,10 +1,10 @@
 """Reads a .ring file: the rows that a process had recorded but not yet written to its .stash.
 
-The writer may still be running, so the ring is copied before its .stash is opened. A row that is drained in between is
+The writer may still be running, so the file is copied before its .stash is opened. A row that is drained in between is
 in both, and ``stash_file`` drops one of the two by its sequence. A row that is overwritten while it is copied was
 drained before, so the .stash has it.
 
-A lost power supply, a full quota or an interrupted copy leaves a ring that ends early or has pages of zeros. A lane's
+A lost power supply, a full quota or an interrupted copy leaves a file that ends early or has pages of zeros. A ring's
 header says which rows were published: those that are not there are told apart, so that they can be counted.
 """
 
@@ -22,27 +22,27 @@ import numpy.typing as npt
 from stashtrace.errors import FormatError
 from stashtrace.format.container import ByteFile, refuse_newer
 
-RING_MAGIC = b"STASHRG\n"
-LANE_MAGIC = 0x454E414C
+RING_FILE_MAGIC = b"STASHRG\n"
+RING_MAGIC = 0x454E414C
 PAGE_BYTES = 4096
-RING_HEADER = struct.Struct("<8sHHIQQII")
-LANE_HEADER = struct.Struct("<IHHIIQII32xQQQ24xQ8xQ")  # up to and including consumed
-assert LANE_HEADER.size == 136
+RING_FILE_HEADER = struct.Struct("<8sHHIQQII")
+RING_HEADER = struct.Struct("<IHHIIQII32xQQQ24xQ8xQ")  # up to and including consumed
+assert RING_HEADER.size == 136
 
-#: A process gives its lanes no more than that (csrc/core/ring_file.h): a header that says more is damaged.
+#: A process gives its rings no more than that (csrc/core/ring_file.h): a header that says more is damaged.
 _MOST_BYTES = 256 << 20
-#: Pages of machines on which the first lane does not begin right behind the ring's header.
+#: Pages of machines on which the first ring does not begin right behind the file's header.
 _LARGE_PAGES = (16 * 1024, 64 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """Content of one lane: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count).
+class Ring:
+    """Content of one ring: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count).
 
     ``gone`` marks the rows that the file does not hold, None if it holds all.
     """
 
-    lane_id: int
+    ring_id: int
     record_id: int
     row_bytes: int
     tid: int
@@ -64,104 +64,104 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class RingImage:
-    """All lanes of a ring file, and the number of places where others must have been.
+    """All rings of a ring file, and the number of places where others must have been.
 
-    Without ``has_header`` the count of ``lost_lanes`` is gone. The errors (errno, 0 for none) tell why rows were lost
+    Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) tell why rows were lost
     that no loss row counts.
     """
 
     pid: int
-    lost_lanes: int
+    lost_rows: int
     grow_error: int
     write_error: int
-    lanes: list[Lane]
-    damaged_lanes: int
+    rings: list[Ring]
+    damaged_rings: int
     has_header: bool = True
 
 
 def read_ring(path: str) -> RingImage | None:
-    """Copy the content of a ring; None if there is no such file.
+    """Copy the content of a .ring file; None if there is none.
 
-    Raises FormatError if the file is not a ring or its header is damaged.
+    Raises FormatError if it is no .ring file or its header is damaged.
     """
     if not os.path.exists(path):
         return None
     with ByteFile(path) as source:
         raw = source.read(0, PAGE_BYTES)
         header = _ring_header(path, raw)
-        source.look_again()  # lanes that the header counts may have been made since the file was opened
-        lanes, damaged = _lanes(source, None if header is None else header.used_bytes)
-    if header is None and not lanes:
+        source.look_again()  # rings that the header counts may have been made since the file was opened
+        rings, damaged = _rings(source, None if header is None else header.used_bytes)
+    if header is None and not rings:
         raise FormatError(f"{path} is not a stashtrace ring")
     told_by = header or _RingHeader(0, 0, 0, 0, 0)
-    # An empty lane still tells how many rows the .stash must have.
-    told = [lane for lane in lanes if lane.first_sequence or lane.row_count or lane.dropped]
+    # An empty ring still tells how many rows the .stash must have.
+    told = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
     errors = (told_by.grow_error, told_by.write_error)
-    return RingImage(told_by.pid, told_by.lost_lanes, *errors, told, damaged, header is not None)
+    return RingImage(told_by.pid, told_by.lost_rows, *errors, told, damaged, header is not None)
 
 
 class _RingHeader(NamedTuple):
     pid: int
     used_bytes: int
-    lost_lanes: int
+    lost_rows: int
     grow_error: int
     write_error: int
 
 
 def _ring_header(path: str, raw: bytes) -> _RingHeader | None:
-    """Header of a ring; None if its page was lost: lanes describe themselves."""
+    """Header of a .ring file; None if its page was lost: rings describe themselves."""
     if len(raw) == PAGE_BYTES and not raw.strip(b"\0"):
         return None
-    if len(raw) < RING_HEADER.size or not raw.startswith(RING_MAGIC):
+    if len(raw) < RING_FILE_HEADER.size or not raw.startswith(RING_FILE_MAGIC):
         raise FormatError(f"{path} is not a stashtrace ring")
-    _, major, minor, *fields = RING_HEADER.unpack_from(raw)
+    _, major, minor, *fields = RING_FILE_HEADER.unpack_from(raw)
     refuse_newer(path, major, minor)
     return _RingHeader(*fields)
 
 
-def _lanes(source: ByteFile, used_bytes: int | None) -> tuple[list[Lane], int]:
-    """Lanes up to ``used_bytes``, None if unknown, and the number of stretches in which there must have been others."""
-    lanes: list[Lane] = []
+def _rings(source: ByteFile, used_bytes: int | None) -> tuple[list[Ring], int]:
+    """Rings up to ``used_bytes``, None if unknown, and the number of stretches in which there must have been others."""
+    rings: list[Ring] = []
     damaged = 0
     offset = expected = PAGE_BYTES
     while offset < source.size and (used_bytes is None or offset < used_bytes):
-        found = _lane_at(source, offset)
-        if found is None:  # the length of a damaged lane is unknown: look for the next page that starts one
+        found = _ring_at(source, offset)
+        if found is None:  # the length of a damaged ring is unknown: look for the next page that starts one
             offset += PAGE_BYTES
             continue
-        lane, lane_bytes = found
+        ring, ring_bytes = found
         damaged += offset > expected and not _is_padding(source, expected, offset)
-        damaged += lane is None
-        if lane is not None:
-            lanes.append(lane)
-        offset = expected = offset + lane_bytes
-    if used_bytes is None:  # the last lane's rows may have no space in the file yet
+        damaged += ring is None
+        if ring is not None:
+            rings.append(ring)
+        offset = expected = offset + ring_bytes
+    if used_bytes is None:  # the last ring's rows may have no space in the file yet
         used_bytes = max(expected, source.size)
     if expected != used_bytes:
         damaged += expected > used_bytes or not _is_padding(source, expected, used_bytes)
-    return lanes, damaged
+    return rings, damaged
 
 
 def _is_padding(source: ByteFile, begin: int, end: int) -> bool:
-    """Whether these bytes lie between the ring's header and the first lane on a machine with larger pages."""
+    """Whether these bytes lie between the file's header and the first ring on a machine with larger pages."""
     if begin != PAGE_BYTES or end not in _LARGE_PAGES:
         return False
     data = source.read(begin, end - begin)
     return len(data) == end - begin and not data.strip(b"\0")
 
 
-def _lane_at(source: ByteFile, offset: int) -> tuple[Lane | None, int] | None:
-    """The lane whose header lies here, None if its counters make no sense, and its length; None if there is none."""
-    raw = source.read(offset, LANE_HEADER.size)
-    if len(raw) < LANE_HEADER.size:
+def _ring_at(source: ByteFile, offset: int) -> tuple[Ring | None, int] | None:
+    """The ring whose header lies here, None if its counters make no sense, and its length; None if there is none."""
+    raw = source.read(offset, RING_HEADER.size)
+    if len(raw) < RING_HEADER.size:
         return None
     (
         magic,
         record_id,
         row_bytes,
-        lane_id,
+        ring_id,
         capacity,
-        lane_bytes,
+        ring_bytes,
         tid,
         _state,
         _claimed,
@@ -169,25 +169,25 @@ def _lane_at(source: ByteFile, offset: int) -> tuple[Lane | None, int] | None:
         dropped,
         own_offset,
         consumed,
-    ) = LANE_HEADER.unpack(raw)
+    ) = RING_HEADER.unpack(raw)
     plausible = (
-        magic == LANE_MAGIC
+        magic == RING_MAGIC
         and row_bytes > 0
         and capacity > 0
         and capacity & (capacity - 1) == 0
-        and lane_bytes % PAGE_BYTES == 0
-        and lane_bytes >= PAGE_BYTES + capacity * row_bytes
-        and offset + lane_bytes <= _MOST_BYTES
-        and own_offset in (0, offset)  # 0: written before lanes knew their place
+        and ring_bytes % PAGE_BYTES == 0
+        and ring_bytes >= PAGE_BYTES + capacity * row_bytes
+        and offset + ring_bytes <= _MOST_BYTES
+        and own_offset in (0, offset)  # 0: written before rings knew their place
     )
     if not plausible:
         return None
     count = committed - consumed
     if count < 0 or count > capacity:
-        return None, lane_bytes
-    source.look_again()  # the lane may have got more space since
+        return None, ring_bytes
+    source.look_again()  # the ring may have got more space since
     rows, gone = _copy(source, offset + PAGE_BYTES, capacity, row_bytes, consumed, count)
-    return Lane(lane_id, record_id, row_bytes, tid, consumed, count, dropped, rows, gone), lane_bytes
+    return Ring(ring_id, record_id, row_bytes, tid, consumed, count, dropped, rows, gone), ring_bytes
 
 
 def _copy(

@@ -1,7 +1,7 @@
 """One process image on disk: its .stash and, while it runs or after it was killed, its .ring.
 
 Made by ``reader.open_run``; ``load`` gives the rows of chosen record types as ``RawProcess``. Reading is
-one ``np.frombuffer`` a segment; rows of the ring continue where the lane's last segment ends.
+one ``np.frombuffer`` a segment; rows of a ring continue where its last segment ends.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -31,7 +31,7 @@ from stashtrace.format.container import (
     scan_segments,
 )
 from stashtrace.format.project import Layout, current_layouts, layouts, project
-from stashtrace.format.ring import Lane, RingImage, read_ring
+from stashtrace.format.ring import Ring, RingImage, read_ring
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
@@ -46,11 +46,11 @@ _Loss = tuple[str, str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of one lane, as the file lays them out."""
+    """Consecutive rows of one ring, as the file lays them out."""
 
     layout: Layout
     tid: int
-    lane_id: int
+    ring_id: int
     first_sequence: int
     rows: npt.NDArray[np.void]
 
@@ -72,7 +72,7 @@ class StashFile:
         self.strict = strict
         self._ring: RingImage | None = None
         self._losses: Counter[_Loss] = Counter()
-        #: Those that the ring tells of, and texts that lack parts.
+        #: Those that the .ring tells of, and texts that lack parts.
         self._ring_losses: Counter[_Loss] = Counter()
         #: Rows that are there and cannot be read; a merge carries them along.
         self._unread: Counter[_Loss] = Counter()
@@ -83,7 +83,7 @@ class StashFile:
         #: File of the process this one was forked from; its string ids are valid here too. Set by open_run.
         self.parent: StashFile | None = None
         self._reported: set[int] = set()  # payload offsets of damaged segments: rows may be read more than once
-        # The ring first: what is drained meanwhile is then found in the file and recognised as the same rows.
+        # The .ring first: what is drained meanwhile is then found in the file and recognised as the same rows.
         ring_error: FormatError | None = None
         try:
             self._ring = read_ring(self.ring_path)
@@ -101,21 +101,21 @@ class StashFile:
             advice = f"{ring_error}: an unknown number of rows is missing"
             self._lose("format", "unreadable_ring", 1, advice)
         self.layouts = layouts(self.head.records)
-        if self._ring is None:  # else the rows of a torn end are still in the ring: they are given up only when written
+        if self._ring is None:  # else rows of a torn end are still in the .ring: given up only when written
             skipped += torn
         if skipped:
             self._damage("damaged_bytes", skipped, f"{self.name}.stash ends early or was damaged; the rest was read")
-        #: Rows that were dropped on purpose and have not yet been seen as a gap in their lane.
+        #: Rows that were dropped on purpose and have not yet been seen as a gap in their ring.
         self._dropped_rows = 0
-        #: Sequence after the last row of each lane in the file.
-        self._lane_ends: dict[tuple[int, int], int] = {}
+        #: Sequence after the last row of each ring in the file.
+        self._ring_ends: dict[tuple[int, int], int] = {}
         self._account_for_segments(self.segments)
         self._account_for_merged()
-        self._account_for_ring()
+        self._account_for_ring_file()
 
     @property
     def ring_path(self) -> str:
-        """Where the ring is, or was."""
+        """Path of the .ring file, whether it is there or not."""
         return self.path.removesuffix(".stash") + ".ring"
 
     @property
@@ -125,7 +125,7 @@ class StashFile:
 
     @property
     def has_ring(self) -> bool:
-        """Whether rows of a ring belong to this file."""
+        """Whether a .ring file with rows belongs to this file."""
         return self._ring is not None
 
     @property
@@ -149,7 +149,7 @@ class StashFile:
         for segment in self.segments:
             layout = self.layouts.get(segment.record_id)
             counts[layout.name if layout else f"record_{segment.record_id:#x}"] += segment.row_count
-        for layout, _tid, _lane, rows in self._ring_parts():
+        for layout, _tid, _ring, rows in self._ring_parts():
             counts[layout.name] += rows[1]
         return dict(counts)
 
@@ -171,7 +171,7 @@ class StashFile:
         return counts
 
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
-        """Rows of the named records and threads, all if None: segments in file order, then the ring."""
+        """Rows of the named records and threads, all if None: segments in file order, then the .ring."""
         with ByteFile(self.path) as source:
             for segment in self.segments if tids is None else self._segments_of(tids):
                 layout = self.layouts.get(segment.record_id)
@@ -179,13 +179,13 @@ class StashFile:
                     continue
                 rows = self._rows_of(source, segment, layout)
                 if rows is not None and len(rows):
-                    yield Chunk(layout, segment.tid, segment.lane_id, segment.first_sequence, rows)
+                    yield Chunk(layout, segment.tid, segment.ring_id, segment.first_sequence, rows)
         yield from self._ring_chunks(records, tids)
 
     def _ring_chunks(self, records: Collection[str] | None, tids: Collection[int] | None) -> Iterator[Chunk]:
-        for layout, tid, lane_id, (first, count, data) in self._ring_parts():
+        for layout, tid, ring_id, (first, count, data) in self._ring_parts():
             if (records is None or layout.name in records) and (tids is None or tid in tids):
-                yield Chunk(layout, tid, lane_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
+                yield Chunk(layout, tid, ring_id, first, np.frombuffer(data, dtype=layout.dtype, count=count))
 
     def foreign_segments(self) -> Iterator[tuple[int, bytes]]:
         """Segments of records that the field table does not describe, as they are: (checksum, bytes)."""
@@ -199,7 +199,7 @@ class StashFile:
                             record_id=s.record_id,
                             codec=s.codec,
                             tid=s.tid,
-                            lane_id=s.lane_id,
+                            ring_id=s.ring_id,
                             row_count=s.row_count,
                             first_sequence=s.first_sequence,
                         ),
@@ -267,15 +267,15 @@ class StashFile:
             return None
 
     def _ring_parts(self) -> Iterator[tuple[Layout, int, int, tuple[int, int, bytes]]]:
-        """What the ring adds to the segments: (layout, tid, lane id, (first sequence, rows, bytes))."""
-        for lane in self._ring.lanes if self._ring else ():
-            layout = self.layouts.get(lane.record_id)
-            if layout is None or layout.dtype.itemsize != lane.row_bytes:
+        """What the .ring adds to the segments: (layout, tid, ring id, (first sequence, rows, bytes))."""
+        for ring in self._ring.rings if self._ring else ():
+            layout = self.layouts.get(ring.record_id)
+            if layout is None or layout.dtype.itemsize != ring.row_bytes:
                 continue
-            drained = max(lane.first_sequence, self._lane_ends.get((lane.record_id, lane.lane_id), 0))
-            for begin, end in lane.kept_runs(drained):
-                data = lane.rows[(begin - lane.first_sequence) * lane.row_bytes :]
-                yield layout, lane.tid, lane.lane_id, (begin, end - begin, data)
+            drained = max(ring.first_sequence, self._ring_ends.get((ring.record_id, ring.ring_id), 0))
+            for begin, end in ring.kept_runs(drained):
+                data = ring.rows[(begin - ring.first_sequence) * ring.row_bytes :]
+                yield layout, ring.tid, ring.ring_id, (begin, end - begin, data)
 
     def _name_of(self, record_id: int) -> str:
         layout = self.layouts.get(record_id)
@@ -284,7 +284,7 @@ class StashFile:
     # Losses -------------------------------------------------------------------------------------
 
     def _account_for_segments(self, segments: Iterable[Segment]) -> None:
-        """Note where each lane ends in the file; gaps between segments become losses."""
+        """Note where each ring ends in the file; gaps between segments become losses."""
         for segment in segments:
             if segment.record_id == DROPPED_RECORD:
                 self._dropped_rows += segment.row_count
@@ -296,8 +296,8 @@ class StashFile:
                 collector = layout.collector if layout else "format"
                 advice = f"{name} rows were written by another version of stashtrace and are skipped"
                 self._unread[collector, "unknown_record_rows", int(Severity.INFO), advice] += segment.row_count
-            lane = segment.record_id, segment.lane_id
-            self._gap(self._lane_ends, self._losses, lane, segment.first_sequence, segment.row_count)
+            ring = segment.record_id, segment.ring_id
+            self._gap(self._ring_ends, self._losses, ring, segment.first_sequence, segment.row_count)
 
     def _account_for_merged(self) -> None:
         """Take over the losses that the merge wrote into the head."""
@@ -307,44 +307,44 @@ class StashFile:
             if key not in self._unread:  # merges once wrote these down too
                 self._losses[key] += int(count)
 
-    def _account_for_ring(self) -> None:
-        """Count what the ring says is lost; its rows continue where the lanes end in the file."""
+    def _account_for_ring_file(self) -> None:
+        """Count what the .ring says is lost; its rows continue where the rings end in the .stash."""
         self._ring_losses.clear()
         if self._ring is None:
             return
-        ends, losses = dict(self._lane_ends), self._ring_losses
-        for lane in self._ring.lanes:
-            layout = self.layouts.get(lane.record_id)
+        ends, losses = dict(self._ring_ends), self._ring_losses
+        for ring in self._ring.rings:
+            layout = self.layouts.get(ring.record_id)
             collector = layout.collector if layout else "format"
-            if lane.dropped:
+            if ring.dropped:
                 reason, what = _loss_cause(
                     self._ring.write_error, "lane_full_rows", "came faster than they could be written"
                 )
                 advice = f"{layout.name if layout else 'some'} rows {what}"
-                self._lose(collector, reason, lane.dropped, advice, losses)
-            if layout is None or layout.dtype.itemsize != lane.row_bytes:
+                self._lose(collector, reason, ring.dropped, advice, losses)
+            if layout is None or layout.dtype.itemsize != ring.row_bytes:
                 advice = f"{self.name}.ring holds rows that its .stash does not describe"
-                self._lose(collector, "unknown_record_rows", lane.row_count, advice, losses)
+                self._lose(collector, "unknown_record_rows", ring.row_count, advice, losses)
             else:
-                self._account_for_rows(lane, collector, ends.get((lane.record_id, lane.lane_id), 0))
-                self._gap(ends, losses, (lane.record_id, lane.lane_id), lane.first_sequence, lane.row_count)
-        if self._ring.lost_lanes:
+                self._account_for_rows(ring, collector, ends.get((ring.record_id, ring.ring_id), 0))
+                self._gap(ends, losses, (ring.record_id, ring.ring_id), ring.first_sequence, ring.row_count)
+        if self._ring.lost_rows:
             reason, what = _loss_cause(
                 self._ring.grow_error, "lost_lane_rows", "of more threads than the ring file could grow for"
             )
-            self._lose("core", reason, self._ring.lost_lanes, f"rows {what}", losses)
-        if self._ring.damaged_lanes:
-            advice = f"{self.name}.ring lacks whole lanes: an unknown number of rows is missing"
-            self._damage("damaged_lanes", self._ring.damaged_lanes, advice, losses=losses)
+            self._lose("core", reason, self._ring.lost_rows, f"rows {what}", losses)
+        if self._ring.damaged_rings:
+            advice = f"{self.name}.ring lacks whole rings: an unknown number of rows is missing"
+            self._damage("damaged_lanes", self._ring.damaged_rings, advice, losses=losses)
         if not self._ring.has_header:
             advice = f"{self.name}.ring lacks its header: whether rows found no place in it is unknown"
             self._damage("damaged_ring_header", 1, advice, losses=losses)
 
-    def _account_for_rows(self, lane: Lane, collector: str, drained: int) -> None:
+    def _account_for_rows(self, ring: Ring, collector: str, drained: int) -> None:
         """Count the rows that a ring published and no longer holds, but for those that the file has."""
-        if lane.gone is None:
+        if ring.gone is None:
             return
-        count = int(lane.gone[max(drained - lane.first_sequence, 0) :].sum())
+        count = int(ring.gone[max(drained - ring.first_sequence, 0) :].sum())
         if count:
             advice = f"{self.name}.ring ends early or has holes: it published rows that it no longer holds"
             self._damage("lost_ring_rows", count, advice, collector, self._ring_losses)
@@ -353,19 +353,19 @@ class StashFile:
         self,
         ends: dict[tuple[int, int], int],
         losses: Counter[_Loss],
-        lane: tuple[int, int],
+        ring: tuple[int, int],
         first: int,
         count: int,
     ) -> None:
-        expected = ends.get(lane, 0)
+        expected = ends.get(ring, 0)
         missing = 0 if self.head.merged else max(first - expected, 0)
         known = min(missing, self._dropped_rows)  # a gap that dropped rows have left
         self._dropped_rows -= known
         if missing > known:
-            layout = self.layouts.get(lane[0])
+            layout = self.layouts.get(ring[0])
             advice = f"{self.name}.stash lacks rows that were written to it"
             self._damage("missing_rows", missing - known, advice, layout.collector if layout else "format", losses)
-        ends[lane] = max(expected, first + count)
+        ends[ring] = max(expected, first + count)
 
     def _lose(
         self,
@@ -448,7 +448,7 @@ def pieces(file: StashFile, records: Collection[str], rows: int = PIECE_ROWS) ->
     counts = file.thread_row_counts(records)
     for group in _groups({tid: sum(c.values()) for tid, c in counts.items()}, rows):
         if len(group) == 1 and sum(counts[group[0]].values()) > 2 * rows:
-            yield from _cut(file, records, group[0], counts[group[0]], rows)
+            yield from _cut_thread(file, records, group[0], counts[group[0]], rows)
         else:
             chunks: dict[str, list[Chunk]] = {}
             for chunk in file.chunks(records, set(group)):
@@ -471,7 +471,9 @@ def _groups(counts: Mapping[int, int], rows: int) -> Iterator[list[int]]:
         yield group
 
 
-def _cut(file: StashFile, records: Collection[str], tid: int, counts: Counter[str], rows: int) -> Iterator[RawProcess]:
+def _cut_thread(
+    file: StashFile, records: Collection[str], tid: int, counts: Counter[str], rows: int
+) -> Iterator[RawProcess]:
     """One large thread: its main record as it comes, rows of the others up to the last begin of each piece."""
     current = current_layouts()
     main = max((n for n in counts if n in current), key=counts.__getitem__, default="")

@@ -78,7 +78,7 @@ def algorithm_and_protocol(kernel: str) -> tuple[str, str]:
     return (match.group(1).upper(), (match.group(2) or "").upper()) if match else ("", "")
 
 
-def lane_hash(*parts: object) -> int:
+def subgroup_hash(*parts: object) -> int:
     """Return the identity of operations that are numbered together; it is the same on every rank."""
     text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, parse_json
-from stashtrace.importers.collective_names import PER_PEER, collective_op, lane_hash
-from stashtrace.importers.context import Bools, ImportContext, Int64
+from stashtrace.importers.collective_names import PER_PEER, collective_op, subgroup_hash
+from stashtrace.importers.import_context import Bools, ImportContext, Int64
+from stashtrace.importers.import_limits import HIGHEST, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, NcclFlag, Severity
@@ -84,11 +84,11 @@ def add_operations(
     """Fill ``collectives``, ``collective_details``, ``groups`` and ``device_clocks``."""
     given = {name: np.frombuffer(values, dtype=np.int64).copy() for name, values in columns.items()}
     processes = _processes(communicators, context)
-    lanes = _Lanes(given, communicators, processes, context)
+    subgroups = _Subgroups(given, communicators, processes, context)
     traced = given["start_ns"] > 0
     begin, end = np.empty(len(traced), dtype=np.int64), np.empty(len(traced), dtype=np.int64)
-    begin[traced], end[traced] = _placed(given, traced)
-    begin[~traced], end[~traced] = _laid_out(given, ~traced, processes)
+    begin[traced], end[traced] = _times_by_stamps(given, traced)
+    begin[~traced], end[~traced] = _times_by_durations(given, ~traced, processes)
     call = np.where(given["call_ns"] > 0, given["call_ns"], begin)
     size = np.array([c.size for c in communicators], dtype=np.int64)[given["comm"]]
     process_id = processes[given["comm"]]
@@ -96,8 +96,8 @@ def add_operations(
     collectives = {
         "process_id": process_id,
         "track_id": _callers(processes, context)[given["comm"]],
-        "communicator_track_id": lanes.track,
-        "group_hash": lanes.hash,
+        "communicator_track_id": subgroups.track,
+        "group_hash": subgroups.hash,
         "sequence": given["number"],
         "op_code": given["op"],
         "name_code": names[given["op"]],
@@ -134,7 +134,7 @@ def add_operations(
         **{name: values[order] for name, values in details.items()},
     )
     _clocks(given, traced, process_id, context)
-    lanes.report(given, context)
+    subgroups.report(given, context)
 
 
 def _processes(communicators: Sequence[Communicator], context: ImportContext) -> Int64:
@@ -158,7 +158,7 @@ def _callers(processes: Int64, context: ImportContext) -> Int64:
     return np.array([context.tracks.thread(process_id, 0) for process_id in processes.tolist()], dtype=np.int64)
 
 
-class _Lanes:
+class _Subgroups:
     """Operations that are numbered together: NCCL counts per communicator and function, messages on their own."""
 
     def __init__(
@@ -168,14 +168,14 @@ class _Lanes:
         processes: Int64,
         context: ImportContext,
     ) -> None:
-        self._lanes = GroupBy(given["comm"], np.where(given["p2p"] == 1, -1, given["op"]))
+        self._subgroups = GroupBy(given["comm"], np.where(given["p2p"] == 1, -1, given["op"]))
         hashes, tracks = [], []
-        for row, count in zip(self._lanes.first.tolist(), self._lanes.sizes.tolist(), strict=True):
+        for row, count in zip(self._subgroups.first.tolist(), self._subgroups.sizes.tolist(), strict=True):
             communicator = communicators[given["comm"][row]]
             kind = "messages" if given["p2p"][row] else CollectiveOp(int(given["op"][row])).name.lower()
             title = f"{communicator.title} · {kind}"
             process_id = int(processes[given["comm"][row]])
-            hashes.append(lane_hash(communicator.hash, kind))
+            hashes.append(subgroup_hash(communicator.hash, kind))
             tracks.append(context.tracks.communicator(process_id, hashes[-1], title))
             crosses = -1 if communicator.nodes < 0 else int(communicator.nodes > 1)
             context.add_group(
@@ -188,13 +188,13 @@ class _Lanes:
                 observed_count=count,
                 crosses_hosts=crosses,
             )
-        self.hash = np.array(hashes, dtype=np.uint64)[self._lanes.number]
-        self.track = np.array(tracks, dtype=np.int64)[self._lanes.number]
+        self.hash = np.array(hashes, dtype=np.uint64)[self._subgroups.number]
+        self.track = np.array(tracks, dtype=np.int64)[self._subgroups.number]
 
     def report(self, given: Mapping[str, Int64], context: ImportContext) -> None:
-        """Report the numbers that are absent between the first and the last of each lane."""
-        numbers, lanes = given["number"], self._lanes
-        missing = int((lanes.max(numbers) - lanes.min(numbers) + 1 - lanes.sizes).clip(min=0).sum())
+        """Report the numbers that are absent between the first and the last of each subgroup."""
+        numbers, subgroups = given["number"], self._subgroups
+        missing = int((subgroups.max(numbers) - subgroups.min(numbers) + 1 - subgroups.sizes).clip(min=0).sum())
         if missing:
             context.lose(
                 "operations_not_in_file",
@@ -203,7 +203,7 @@ class _Lanes:
             )
 
 
-def _placed(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
+def _times_by_stamps(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
     """Return begin and end by stamps: both were noticed late, and the duration is the device's."""
     start, stop, duration = (given[name][rows] for name in ("start_ns", "stop_ns", "duration_ns"))
     duration = np.where(duration > 0, duration, np.maximum(stop - start, 0))
@@ -212,7 +212,7 @@ def _placed(given: Mapping[str, Int64], rows: Bools) -> tuple[Int64, Int64]:
     return begin, begin + duration
 
 
-def _laid_out(given: Mapping[str, Int64], rows: Bools, processes: Int64) -> tuple[Int64, Int64]:
+def _times_by_durations(given: Mapping[str, Int64], rows: Bools, processes: Int64) -> tuple[Int64, Int64]:
     """Return begin and end of rows with a duration only: one after the other, each before its line was written."""
     duration, written = given["duration_ns"][rows], given["dump_ns"][rows]
     owner = processes[given["comm"][rows]]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stashtrace.errors import PluginError
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.source import Source
 from stashtrace.registry import Plugin, Registry, one_line, warn
 

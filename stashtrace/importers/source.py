@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import FREE_BYTES, Expansion
+from stashtrace.importers.import_limits import FREE_BYTES, Expansion
 
 #: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16
@@ -75,7 +75,7 @@ class _Counted(_Reader):
         return count
 
 
-def _unzipped(compressed: io.RawIOBase, name: str) -> Iterator[bytes]:
+def _unzip(compressed: io.RawIOBase, name: str) -> Iterator[bytes]:
     """Decompress one or several gzip members; zero bytes after them are padding."""
     expansion = Expansion(name)
     member = zlib.decompressobj(wbits=31)
@@ -121,7 +121,7 @@ class _Unzipped(_Reader):
 
     def __init__(self, compressed: io.RawIOBase, name: str) -> None:
         super().__init__(compressed)
-        self._pieces, self._piece = _unzipped(compressed, name), memoryview(b"")
+        self._pieces, self._piece = _unzip(compressed, name), memoryview(b"")
 
     def _next(self, most_bytes: int) -> memoryview:
         piece = self._piece or memoryview(next(self._pieces, b""))
@@ -221,7 +221,7 @@ class Source:
         with _Counted(self.path, self._advance) if is_gzip else self.open() as stream:
             try:
                 if isinstance(stream, _Counted):
-                    yield from _unzipped(stream, str(self.path))
+                    yield from _unzip(stream, str(self.path))
                 else:
                     yield from iter(lambda: stream.read(CHUNK_BYTES), b"")
             except READ_ERRORS as error:

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import OutOfBoundsError
-from stashtrace.importers.collective_names import lane_hash
-from stashtrace.importers.context import Bools, ImportContext, Int64
+from stashtrace.importers.collective_names import subgroup_hash
+from stashtrace.importers.import_context import Bools, ImportContext, Int64
+from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
@@ -138,7 +138,7 @@ class _Group:
     @property
     def hash(self) -> int:
         """Number of the group, the same on all its ranks."""
-        return lane_hash(f"{self.name}:{','.join(map(str, self.members))}")
+        return subgroup_hash(f"{self.name}:{','.join(map(str, self.members))}")
 
 
 class _Job:

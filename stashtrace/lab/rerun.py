@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.lab.characterize.hosts import last_words
+from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.record.own_program import own_program
 from stashtrace.whole_files import new_log
 

@@ -182,7 +182,7 @@ class _File:
                     record_id=layout.record_id,
                     codec=0,
                     tid=tid,
-                    lane_id=layout.record_id + 1000 * (tid - self.pid),
+                    ring_id=layout.record_id + 1000 * (tid - self.pid),
                     row_count=len(piece),
                     first_sequence=first,
                 )

@@ -23,7 +23,7 @@ from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.load import load_growing
-from stashtrace.loading.presence import OpenedRun
+from stashtrace.loading.run_tables import OpenedRun
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table

@@ -26,7 +26,7 @@ from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.steps.kinds import KINDS
+from stashtrace.analysis.steps.step_kinds import KINDS
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import ByteFile, pack_head, pack_segment, read_head, scan_segments
@@ -111,7 +111,7 @@ class LiveFile:
             record_id=_RECORD_ID,
             codec=codec,
             tid=0,
-            lane_id=0,
+            ring_id=0,
             row_count=len(packed),
             first_sequence=self._rows_count,
         )

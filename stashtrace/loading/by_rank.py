@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stashtrace.loading.collectives import GroupNotes
 from stashtrace.loading.decode import Decoded, decode_processes
 from stashtrace.loading.join import join_rows, name_communicators
+from stashtrace.loading.join_collectives import GroupNotes
 from stashtrace.loading.load import open_processes
-from stashtrace.loading.presence import describe
+from stashtrace.loading.run_tables import describe
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from stashtrace.collectors.context import DecodeContext
+from stashtrace.collectors.decode_context import DecodeContext
 from stashtrace.collectors.registry import Decoder, resolve
 from stashtrace.format.project import current_layouts
 from stashtrace.format.stash_file import StashFile, pieces
-from stashtrace.loading.collectives import GroupNotes, merge_collectives
-from stashtrace.loading.identity import Process
+from stashtrace.loading.join_collectives import GroupNotes, merge_collectives
+from stashtrace.loading.process_identity import Process
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.possible import without_impossible
@@ -110,7 +110,7 @@ def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | No
                 parts.setdefault(name, []).append(table)
     notes = GroupNotes()
     parts |= merge_collectives(parts, context, notes)
-    tables = {name: _placed(Table.concat(TABLES[name], listed), context) for name, listed in parts.items()}
+    tables = {name: _add_tracks(Table.concat(TABLES[name], listed), context) for name, listed in parts.items()}
     return Decoded(
         process.number,
         EventTables(tracks.strings, tables),
@@ -129,7 +129,7 @@ def _collectors(file: StashFile) -> list[str]:
     return list(dict.fromkeys(("core", *filled)))
 
 
-def _placed(table: Table, context: DecodeContext) -> Table:
+def _add_tracks(table: Table, context: DecodeContext) -> Table:
     """Return the table with a track for each row; a row without a recorded track gets an unknown one."""
     # Losses are reported even if a number in them is impossible.
     table = table if table.schema.name == "losses" else _without_impossible(table, context)

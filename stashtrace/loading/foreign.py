@@ -15,12 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import ImporterError, UsageError
-from stashtrace.importers.context import Claim, ImportContext, ImportedProcess, NamedJob
+from stashtrace.importers.import_context import Claim, ImportContext, ImportedProcess, NamedJob
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
-from stashtrace.loading.archives import named
-from stashtrace.loading.clocks.foreign import ImportedClocks, imported_clocks
-from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.clocks.align_imported import ImportedClocks, imported_clocks
 from stashtrace.loading.foreign_files import (
     HINT,
     ArchiveAmongFilesError,
@@ -34,6 +32,8 @@ from stashtrace.loading.foreign_files import (
     size_of,
 )
 from stashtrace.loading.join import join_table, join_tables
+from stashtrace.loading.join_collectives import GroupNotes
+from stashtrace.loading.temporary_archives import named
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool
@@ -160,7 +160,7 @@ class Imported:
         _add_bases(parts, self.context.bases_ns, np.array(self.tracks.table()["process_id"]))
         firsts, lasts = dict[int, int](), dict[int, int]()
         owner = np.array(self.tracks.table()["process_id"])
-        for table, names in _stamped(parts):
+        for table, names in _tables_with_moments(parts):
             processes = _processes_of(table, owner)
             for name in names:
                 stamps = table[name]
@@ -184,7 +184,7 @@ class Imported:
                 if len(table):
                     if self.clocks.offsets and table.schema.moments:
                         table = self.clocks.moved(table, _processes_of(table, owner))
-                    part.put(table.replace(**_moved(table, -self.origin_ns)))
+                    part.put(table.replace(**_move(table, -self.origin_ns)))
         self.spans_ns = {p: (firsts[p] - self.origin_ns, lasts[p] - self.origin_ns) for p in firsts}
 
     # Small tables -----------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def load_imported(
     return Trace(imported.strings, joined, path=named(os.pathsep.join(paths)))
 
 
-def _stamped(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, ...]]]:
+def _tables_with_moments(parts: Sequence[EventTables]) -> Iterator[tuple[Table, tuple[str, ...]]]:
     for part in parts:
         for name in TABLES:
             table = part.table(name)
@@ -303,7 +303,7 @@ def _processes_of(table: Table, owner: Array) -> Array:
     return np.asarray(owner[table[track]])
 
 
-def _moved(table: Table, by_ns: int) -> Mapping[str, Array]:
+def _move(table: Table, by_ns: int) -> Mapping[str, Array]:
     """Return the moments of a table moved by ``by_ns``; negative ones (not seen) stay as they are."""
     return {c: np.where(table[c] >= 0, table[c] + by_ns, table[c]) for c in table.schema.moments}
 
@@ -391,7 +391,7 @@ def note_ranks(context: ImportContext) -> None:
             "missing_ranks",
             len(missing),
             severity=Severity.ERROR,
-            advice=f"no file of {_listed(missing)} of {worlds[-1]}: who was late is only known among the others",
+            advice=f"no file of {_list_ranks(missing)} of {worlds[-1]}: who was late is only known among the others",
         )
 
 
@@ -464,7 +464,7 @@ def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -
         if len(jobs) > 1 and all(len(p) == 1 for ranks in jobs.values() for p in ranks.values()):
             return [
                 (
-                    _listed(sorted(jobs[value])),
+                    _list_ranks(sorted(jobs[value])),
                     list(dict.fromkeys(c.path for c, at in zip(claims, key, strict=True) if at == value)),
                 )
                 for value in jobs
@@ -566,7 +566,7 @@ def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Arra
         "steps_of_their_own",
         len(apart),
         severity=Severity.ERROR,
-        advice=f"{_listed(apart)} recorded none of the steps of the others"
+        advice=f"{_list_ranks(apart)} recorded none of the steps of the others"
         f" (rank {apart[0]}: {_steps_text(first)}, others: {_steps_text(theirs)}): matched with nobody by step",
     )
 
@@ -576,7 +576,7 @@ def _steps_text(numbers: Sequence[int]) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"{_listed(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
+    return f"{_list_ranks(sorted(set(ranks)))} {'were' if len(ranks) > 1 else 'was'}"
 
 
 def _sources(context: ImportContext, rank: int) -> str:
@@ -588,7 +588,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_FILES_AT_MOST]) + ", ..." * (len(names) > _FILES_AT_MOST)
 
 
-def _listed(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     """Return the ranks as text; only their count and the first one if the list is long."""
     shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
     return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.archives import archive_kind
-from stashtrace.importers.refused import Refused, refused, wrapper
 from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
+from stashtrace.importers.unpack_archive import archive_kind
+from stashtrace.importers.unread_formats import UnreadFormat, unread_format, wrapper
 from stashtrace.units import bytes_text
 
 #: In a folder with more files than this, a sample is examined first.
@@ -40,7 +40,7 @@ class UnknownFileError(ImporterError):
 class RefusedFileError(ImporterError):
     """The format of a file is known, but cannot be read."""
 
-    def __init__(self, file: Path, known_as: Refused) -> None:
+    def __init__(self, file: Path, known_as: UnreadFormat) -> None:
         super().__init__(
             f"{file} is {known_as.name}, which is not read: {known_as.lacks}",
             hint=known_as.hint.replace("FILE", shlex.quote(str(file))),
@@ -146,7 +146,7 @@ def importer_of(source: Source) -> tuple[str, Importer]:
         raise ImporterError(
             f"{source.path} cannot be decompressed from its beginning", hint="copy it again from where it was written"
         )
-    known_as = refused(source.head)
+    known_as = unread_format(source.head)
     raise UnknownFileError(source.path) if known_as is None else RefusedFileError(source.path, known_as)
 
 

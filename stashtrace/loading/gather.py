@@ -16,7 +16,7 @@ from typing import Any
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.loading.identity import Place, places
+from stashtrace.loading.process_identity import Place, places
 from stashtrace.record.directory import (
     RUN_FILE,
     TRACE_SUFFIXES,
@@ -148,14 +148,14 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
     names = [str(run.path) for run in runs]
     hint = f"compare them instead: `stashtrace diff {names[0]} {names[-1]}`"
     if len(ids) > 1 and (any(all(place.rank < 0 for place in part) for part in told) or len(worlds) != 1):
-        raise FormatError(f"{_listed(names)} are not parts of one job: ranks or world sizes do not fit", hint=hint)
+        raise FormatError(f"{_list_text(names)} are not parts of one job: ranks or world sizes do not fit", hint=hint)
     if any(place.elastic for part in told for place in part):
         _refuse_successors(runs, hint)
     _refuse_twins(runs, told, len(ids) == 1, hint)
     hours = _largest_gap_ns(runs) / _HOUR_NS
     if hours > _LARGEST_GAP_HOURS:
         raise FormatError(
-            f"{_listed(names)} are not parts of one run: their recordings lie {hours:.0f} hours apart", hint=hint
+            f"{_list_text(names)} are not parts of one run: their recordings lie {hours:.0f} hours apart", hint=hint
         )
 
 
@@ -269,5 +269,5 @@ def _same(one: str | os.PathLike[str], other: Path) -> bool:
     return other.exists() and os.path.samefile(one, other)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_text(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + f" and {names[-1]}"

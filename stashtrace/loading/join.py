@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.join_collectives import GroupNotes
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives, offset_keys
 from stashtrace.schema.strings import ranks_of
@@ -80,7 +80,7 @@ def join_table(name: str, parts: Sequence[EventTables]) -> Table:
 
 
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:
-    """Return the ``groups`` table with names and members of NCCL's communicators, and with their lanes.
+    """Return the ``groups`` table with names and members of NCCL's communicators, and with their subgroups.
 
     ``groups``, ``collectives``: of all processes. ``notes``: from the merge of each process. ``tracks``: its
     communicator tracks get the names.
@@ -95,26 +95,26 @@ def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tra
     if not mine:
         return groups
     known: dict[int, tuple[str, list[int]]] = {}
-    served = _served(notes, torch)
+    served = _torch_groups(notes, torch)
     for value in dict.fromkeys(row["group_hash"] for row in mine):
         of_it = [row for row in mine if row["group_hash"] == value]
-        known[value] = _described(value, of_it, served.get(value), torch, text(of_it[0]["name_code"]))
+        known[value] = _describe(value, of_it, served.get(value), torch, text(of_it[0]["name_code"]))
     _distinguish(known, collectives, set(served))
-    lanes = _lane_rows(mine, collectives, notes, known)
+    subgroups = _subgroup_rows(mine, collectives, notes, known)
     code = tracks.strings.code
     for row in mine:
         name, listed = known[row["group_hash"]]
         row["name_code"], row["members_code"] = code(name), code(",".join(map(str, listed)))
-    for row, name, listed in lanes:
+    for row, name, listed in subgroups:
         row["name_code"], row["members_code"] = code(name), code(",".join(map(str, listed)))
-    for row in [*mine, *(row for row, _, _ in lanes)]:
+    for row in [*mine, *(row for row, _, _ in subgroups)]:
         track = tracks.communicator(row["process_id"], row["group_hash"], "")
         tracks.rename(track, text(row["name_code"]))
-    everything = [*rows, *(row for row, _, _ in lanes)]
+    everything = [*rows, *(row for row, _, _ in subgroups)]
     return Table.from_rows(TABLES["groups"], [tuple(row.values()) for row in everything])
 
 
-def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[int, int]:
+def _torch_groups(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[int, int]:
     """Map each NCCL hash to the torch group for which the communicator carried out most calls."""
     best: dict[int, tuple[int, int]] = {}
     for (nccl, group), count in notes.votes.items():
@@ -123,7 +123,7 @@ def _served(notes: GroupNotes, torch: dict[int, tuple[str, list[int]]]) -> dict[
     return {nccl: group for nccl, (_, group) in best.items()}
 
 
-def _described(
+def _describe(
     value: int, rows: Sequence[dict[str, int]], served: int | None, torch: dict[int, tuple[str, list[int]]], name: str
 ) -> tuple[str, list[int]]:
     """Return (name, global ranks in the communicator's order); no ranks unless all are known."""
@@ -157,26 +157,26 @@ def _distinguish(known: dict[int, tuple[str, list[int]]], collectives: Table, se
             known[value] = (f"{name} · communicator {taken[name]}", members)
 
 
-def _lane_rows(
+def _subgroup_rows(
     mine: Sequence[dict[str, int]], collectives: Table, notes: GroupNotes, known: dict[int, tuple[str, list[int]]]
 ) -> list[tuple[dict[str, int], str, list[int]]]:
-    """Return (row of ``groups``, name, members) of each lane in each process that used it."""
+    """Return (row of ``groups``, name, members) of each subgroup in each process that used it."""
     base = {(row["process_id"], row["group_hash"]): row for row in mine}
-    chosen = np.flatnonzero(np.isin(collectives["group_hash"], np.array(list(notes.lanes), dtype=np.uint64)))
+    chosen = np.flatnonzero(np.isin(collectives["group_hash"], np.array(list(notes.subgroups), dtype=np.uint64)))
     used = collectives.take(chosen)
     rows = []
     for process, value in sorted(set(zip(used["process_id"].tolist(), used["group_hash"].tolist(), strict=True))):
-        lane = notes.lanes[value]
-        row = base.get((process, lane.group_hash))
+        subgroup = notes.subgroups[value]
+        row = base.get((process, subgroup.group_hash))
         if row is None:
             continue
-        title, members = known[lane.group_hash]
-        if not lane.ends:
-            rows.append(({**row, "group_hash": value}, f"{title} · {lane.kind}", members))
+        title, members = known[subgroup.group_hash]
+        if not subgroup.ends:
+            rows.append(({**row, "group_hash": value}, f"{title} · {subgroup.kind}", members))
             continue
-        ends = [members[i] if i < len(members) else -1 for i in lane.ends]
-        shown = ends if min(ends) >= 0 else list(lane.ends)
-        place = lane.ends.index(row["group_rank"]) if row["group_rank"] in lane.ends else -1
+        ends = [members[i] if i < len(members) else -1 for i in subgroup.ends]
+        shown = ends if min(ends) >= 0 else list(subgroup.ends)
+        place = subgroup.ends.index(row["group_rank"]) if row["group_rank"] in subgroup.ends else -1
         crosses = 0 if row["crosses_hosts"] == 0 else -1
         entry = {**row, "group_hash": value, "group_rank": place, "group_size": 2, "crosses_hosts": crosses}
         rows.append((entry, f"{title} {shown[0]} to {shown[1]}", ends if min(ends) >= 0 else []))

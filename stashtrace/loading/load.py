@@ -2,24 +2,24 @@
 
 A run directory passes through these modules, each stage once and in this order:
 
-    load                      the kind of input; calls each stage below and passes its result to the next
-    loading.archives          an archive -> a temporary folder with what it holds; other paths as they are
-    format.reader             the run's files, opened without their rows
-      format.stash_file       clock readings, and the facts that processes recorded about themselves
-    loading.clocks.host       one clock for each host
-    loading.identity          parents, ranks and roles of processes; the processes to load
-    loading.clocks.device     one clock for each GPU
-    loading.decode            process by process: rows -> tables on the common clock; rows are freed here
-      collectors.registry     the decoder of each collector
-      collectors.context      the arguments of a decoder
-      collectors.*            the decoders, one for each collector with rows
-      loading.collectives     one row per collective, from the records of torch and NCCL
-    loading.io                I/O calls, in pieces: into memory, or left on disk if they are many
-    loading.join              tables of all processes -> tables of the trace
-    loading.presence          processes, losses, metadata, alignment
+    load                         the kind of input; calls each stage below and passes its result to the next
+    loading.temporary_archives   an archive -> a temporary folder with what it holds; other paths as they are
+    format.reader                the run's files, opened without their rows
+      format.stash_file          clock readings, and the facts that processes recorded about themselves
+    loading.clocks.host_clock    one clock for each host
+    loading.process_identity     parents, ranks and roles of processes; the processes to load
+    loading.clocks.device_clock  one clock for each GPU
+    loading.decode               process by process: rows -> tables on the common clock; rows are freed here
+      collectors.registry        the decoder of each collector
+      collectors.decode_context  the arguments of a decoder
+      collectors.*               the decoders, one for each collector with rows
+      loading.join_collectives   one row per collective, from the records of torch and NCCL
+    loading.io_calls             I/O calls, in pieces: into memory, or left on disk if they are many
+    loading.join                 tables of all processes -> tables of the trace
+    loading.run_tables           processes, losses, metadata, alignment
 
-Runs of several hosts take one more step before ``clocks.device``: collectives are decoded on a first guess of the
-clocks, and ``loading.clocks.align`` corrects these by the common operations of the hosts.
+Runs of several hosts take one more step before ``clocks.device_clock``: collectives are decoded on a first guess of the
+clocks, and ``loading.clocks.align_hosts`` corrects these by the common operations of the hosts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -32,19 +32,19 @@ from dataclasses import replace
 
 from stashtrace.errors import DataLossWarning, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
-from stashtrace.loading.archives import named, unpacked_paths
-from stashtrace.loading.clocks import device
-from stashtrace.loading.clocks.align import MEETING_TABLES, align_run
-from stashtrace.loading.clocks.host import RunClocks, host_clocks
-from stashtrace.loading.collectives import GroupNotes
+from stashtrace.loading.clocks import device_clock
+from stashtrace.loading.clocks.align_hosts import MEETING_TABLES, align_run
+from stashtrace.loading.clocks.host_clock import RunClocks, host_clocks
 from stashtrace.loading.decode import decode_processes
 from stashtrace.loading.foreign import Progress, load_imported
 from stashtrace.loading.foreign_files import files_of
-from stashtrace.loading.identity import Process, choose_processes, generations, identify_processes, leader
-from stashtrace.loading.io import read_io
+from stashtrace.loading.io_calls import read_io
 from stashtrace.loading.join import join_tables
-from stashtrace.loading.presence import OpenedRun, describe
+from stashtrace.loading.join_collectives import GroupNotes
+from stashtrace.loading.process_identity import Process, choose_processes, generations, identify_processes, leader
+from stashtrace.loading.run_tables import OpenedRun, describe
 from stashtrace.loading.stores import load_stored
+from stashtrace.loading.temporary_archives import named, unpacked_paths
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.strings import StringPool
@@ -54,7 +54,7 @@ from stashtrace.store.layout import STORE_FILE
 
 _OWN_FILES = (".stash", ".ring")
 #: Records that are read before anything is decoded.
-_CORE_RECORDS = ("clock_sync", "clock_ping", "metadata", "thread_info", *device.RECORDS)
+_CORE_RECORDS = ("clock_sync", "clock_ping", "metadata", "thread_info", *device_clock.RECORDS)
 
 Path = str | os.PathLike[str]
 
@@ -104,7 +104,7 @@ def load_trace(
         )
     wanted = None if tables is None else frozenset(tables)
     try:
-        return _load(*unpacked_paths(_listed(path)), wanted, ranks, run_id, strict, progress)
+        return _load(*unpacked_paths(_list_names(path)), wanted, ranks, run_id, strict, progress)
     except StashtraceError as error:
         error.args = (named(str(error)), *error.args[1:])
         raise
@@ -176,7 +176,7 @@ def open_processes(
     ranks: Collection[int] | None = None,
 ) -> OpenedRun:
     """Open a run, identify its processes and align its clocks, without decoding rows. See :func:`load_trace`."""
-    paths = _listed(path)
+    paths = _list_names(path)
     if not paths:
         raise UsageError("no path given")
     runs = [open_run(one, strict=strict, run_id=run_id) for one in paths]
@@ -224,7 +224,7 @@ def _identify(runs: list[RawRun], path: str, start: int | None, ranks: Collectio
     )
 
 
-def _listed(path: Path | Sequence[Path]) -> list[str]:
+def _list_names(path: Path | Sequence[Path]) -> list[str]:
     return [os.fspath(path)] if isinstance(path, str | os.PathLike) else [os.fspath(one) for one in path]
 
 
@@ -270,7 +270,7 @@ def _thread_tracks(processes: Sequence[Process]) -> TrackRegistry:
 
 def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], list[tuple[int, LossRow]]]:
     """Return the processes with their device clocks, and losses; a host's processes share readings of one device."""
-    times, losses = device.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
+    times, losses = device_clock.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
     return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import FormatError
-from stashtrace.loading import io
+from stashtrace.loading import io_calls
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.possible import without_impossible
 from stashtrace.schema.table import Array, Table
@@ -29,7 +29,7 @@ class CallsOfStore:
     """The I/O calls of some ranks of a store.
 
     ``path``: the store. ``trace``: the other tables of these ranks. ``track_numbers``: number in the store of each
-    track of the trace, ascending. ``rows_count``: see :class:`stashtrace.loading.io.IoSource`.
+    track of the trace, ascending. ``rows_count``: see :class:`stashtrace.loading.io_calls.IoSource`.
     """
 
     def __init__(self, path: Path, trace: Trace, track_numbers: Array, rows_count: int) -> None:
@@ -39,7 +39,7 @@ class CallsOfStore:
         self._process_of_track = np.array(trace.tracks["process_id"])
 
     def pieces(self, process_ids: Collection[int] | None = None) -> Iterator[Table]:
-        """See :class:`stashtrace.loading.io.IoSource`.
+        """See :class:`stashtrace.loading.io_calls.IoSource`.
 
         Raises FormatError if a file cannot be read.
         """
@@ -53,9 +53,9 @@ class CallsOfStore:
                 own = own.take(np.isin(self._process_of_track[own["track_id"]], list(process_ids)))
             waiting += [own] if len(own) else []
             if sum(map(len, waiting)) >= _PIECE_ROWS:
-                yield from _cut(waiting)
+                yield from _cut_pieces(waiting)
                 waiting = []
-        yield from _cut(waiting)
+        yield from _cut_pieces(waiting)
 
     def _of_trace(self, part: Table) -> Table:
         """Return the calls of a rank with the trace's numbers of tracks."""
@@ -68,7 +68,7 @@ class CallsOfStore:
         return part.replace(track_id=at)
 
 
-def _cut(waiting: list[Table]) -> Iterator[Table]:
+def _cut_pieces(waiting: list[Table]) -> Iterator[Table]:
     """Yield the rows of tables in pieces of bounded size."""
     joined = Table.concat(TABLES["io"], waiting)
     for begin in range(0, len(joined), 2 * _PIECE_ROWS):
@@ -82,12 +82,12 @@ def load_stored(path: str, tables: frozenset[str] | None = None, ranks: Collecti
     """
     folder = Path(path)
     calls_count = read_facts(folder)["rows"].get("io", 0)
-    if calls_count > io.KEPT_ROWS and ranks is None and (tables is None or "io" in tables):
+    if calls_count > io_calls.KEPT_ROWS and ranks is None and (tables is None or "io" in tables):
         others = frozenset(TABLES if tables is None else tables) - {"io"}
         trace, numbers = load_store(folder, tables=others)
         calls = CallsOfStore(folder, trace, numbers["tracks.track_id"], calls_count)
         try:
-            outline = io.outline_io(calls, [trace], len(trace.tracks))
+            outline = io_calls.outline_io(calls, [trace], len(trace.tracks))
         except _DamagedCallsError:
             outline = None
         if outline is not None and outline.rows_count == calls_count:

@@ -50,13 +50,13 @@ def _record_path() -> Answer:
         failure = native_failure(error)
         return "broken", str(failure), f"nothing can be recorded or read; {failure.hint}"
     counter = _COUNTERS.get(_native.clock_name())
-    lane_bytes = next((r["lane_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
+    ring_bytes = next((r["ring_bytes"] for r in _native.schema()["records"] if r["name"] == "io_op"), 0)
     clock = counter or "CLOCK_MONOTONIC (the processor's counter cannot be trusted)"
     added_ns = record_cost_ns()
     cost = f"{added_ns:.0f} ns added to a read here" if added_ns is not None else "cost could not be measured"
     state = "ok" if added_ns is not None else "broken"
     meaning = "what a killed process recorded is kept" if counter else "the same, at twice the cost"
-    return state, f"{clock}, ring {lane_bytes >> 20} MiB per thread, {cost}", meaning
+    return state, f"{clock}, ring {ring_bytes >> 20} MiB per thread, {cost}", meaning
 
 
 def record_cost_ns() -> float | None:

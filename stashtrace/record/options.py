@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import UsageError, native_failure
-from stashtrace.record.staged import check_staged_list
+from stashtrace.record.staged_files import check_staged_list
 
 if TYPE_CHECKING:
     import argparse

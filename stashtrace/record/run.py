@@ -42,7 +42,7 @@ from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
 from stashtrace.record.program import find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url
-from stashtrace.record.staged import list_for_run
+from stashtrace.record.staged_files import list_for_run
 from stashtrace.run_facts import GPU_INVENTORY
 from stashtrace.scrubbing import scrub_arguments
 

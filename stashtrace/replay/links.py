@@ -19,8 +19,8 @@ import numpy as np
 
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.replay.change_transfers import LINKS, latency_ns
 from stashtrace.replay.scenario import Floats, Links, Scenario, Unknowns, counted_span, whole_ns
-from stashtrace.replay.transfers import LINKS, latency_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 

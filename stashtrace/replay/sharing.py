@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.graph import Graph, Replayed
-from stashtrace.analysis.graph.model import Facts
+from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.replay.links import moving_ns
 from stashtrace.replay.scenario import Scenario, whole_ns
 from stashtrace.schema.groupby import GroupBy

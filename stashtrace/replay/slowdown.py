@@ -23,7 +23,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import Graph, PipelineGraph, Replayed, Resource, build
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.ideal import Center, ideal_work_ns
+from stashtrace.replay.equal_ranks import Center, ideal_work_ns
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
@@ -113,7 +113,7 @@ class Ideal:
     ----------
     graph : Graph
     center : {"mean", "median"}
-        See :func:`~stashtrace.replay.ideal.ideal_work_ns`.
+        See :func:`~stashtrace.replay.equal_ranks.ideal_work_ns`.
     """
 
     graph: Graph

@@ -19,20 +19,20 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.replay.budget import step_budget
+from stashtrace.replay.change_times import require_time, with_time
+from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.replay.changes import BUCKET, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
-from stashtrace.replay.loaders.kept import require_new_workers, with_kept_workers
-from stashtrace.replay.loaders.number import known_loaders, with_own_batches_apart, with_workers, workers_to_try
-from stashtrace.replay.loaders.uneven import require_slow_worker, without_slow_workers, workers_differ
+from stashtrace.replay.loaders.persistent_workers import require_new_workers, with_kept_workers
+from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
+from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
+from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
+from stashtrace.replay.remove_straggler import without_lateness
+from stashtrace.replay.replayed_budget import step_budget
 from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
-from stashtrace.replay.straggler import without_lateness
-from stashtrace.replay.times import require_time, with_time
-from stashtrace.replay.transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
@@ -409,7 +409,7 @@ class _Run:
             if "workers" in asked:
                 graph = with_own_batches_apart(graph)
             scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
-            scenarios.append(_changed(scenario, changes))
+            scenarios.append(_apply(scenario, changes))
             _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
         return scenarios
@@ -553,7 +553,7 @@ def _workers(changes: Sequence[Change], present: int) -> float:
     return max([present, *(change.amount or (change.factor or 1.0) * present for change in counts)])
 
 
-def _changed(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
+def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
     """Apply changes to a scenario, one after the other; those that ask which process made a batch come first."""
     for change in sorted(changes, key=lambda change: change.quantity not in (KEPT, "slow_worker")):
         if change.quantity == BUCKET:

@@ -15,17 +15,17 @@ from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.replay.advice.first_changes import what_to_do_first
-from stashtrace.report.budget import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
-from stashtrace.report.heat import heat_maps
+from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
+from stashtrace.report.costliest_waits import costliest_waits
+from stashtrace.report.heat_maps import heat_maps
 from stashtrace.report.links import link_facts
 from stashtrace.report.machine import loss_rows, machine_facts
-from stashtrace.report.slow import slow_steps
-from stashtrace.report.waits import costliest_waits
+from stashtrace.report.slow_steps import slow_steps
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
-from stashtrace.summary.words.claims import steps_text
-from stashtrace.summary.words.ending import ENDINGS
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.summary.words.end_templates import ENDINGS
+from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text
 
 #: Counts up when a program that reads the document has to change.
@@ -97,8 +97,8 @@ def report_facts(
     chosen in a directory of several, for the commands. ``calibration``: path of what the links can do; by default
     ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
     job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``do_first`` and ``findings``
-    (those of :func:`stashtrace.summary.document.document`), ``budget``, ``heat``, ``waits``, ``slow``, ``links``,
-    ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
+    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``heat``, ``waits``, ``slow``,
+    ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
     """
     facts = gather(trace)
     tables = Summary.of(facts)

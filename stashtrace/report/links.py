@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.collectives.waits import collective_rows
-from stashtrace.analysis.links.bandwidth import bandwidth
+from stashtrace.analysis.collectives.collective_waits import collective_rows
+from stashtrace.analysis.links.collective_bandwidth import bandwidth
 from stashtrace.analysis.links.efficiency import link_efficiency
 from stashtrace.analysis.links.paths import links
 from stashtrace.errors import ForeignCalibrationWarning, MissingDataError

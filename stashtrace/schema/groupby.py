@@ -50,7 +50,7 @@ class GroupBy:
         if len(set(map(len, self._columns))) != 1:
             raise ValueError("the columns of a key need one length")
         self._packing = _Packing()
-        self.number, self._codes = _numbered(*self._packing.fit(self._columns))
+        self.number, self._codes = _number(*self._packing.fit(self._columns))
         self._shape: tuple[int, ...] = self._codes.shape
 
     @classmethod
@@ -473,7 +473,7 @@ class _Packing:
         return codes
 
 
-def _numbered(codes: Int64, span: int) -> tuple[Int64, Int64]:
+def _number(codes: Int64, span: int) -> tuple[Int64, Int64]:
     """Place of each code, all of them from 0 to below ``span``, among the distinct ones, and these."""
     if _is_ascending(codes):
         new = _changes([codes])

@@ -2,7 +2,7 @@
 
 Called for each table that is read: by ``loading.decode`` for a run, by ``store.files`` for a store. Analyses subtract
 and add these numbers in 64 bits, and use codes as indices. After this check the difference of any two numbers fits, and
-no code is negative. Importers have the same bound (``importers.bounds``).
+no code is negative. Importers have the same bound (``importers.import_limits``).
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -151,7 +151,9 @@ class Table:
         return table_html(self.schema, self._columns, len(self))
 
     def plot(self) -> Figure:
-        """Draw the table, if it is one of the analysis ``stalls``; see :func:`stashtrace.summary.plot.plot_stalls`.
+        """Draw the table, if it is one of the analysis ``stalls``.
+
+        See :func:`stashtrace.summary.stalls_plot.plot_stalls`.
 
         Returns
         -------
@@ -163,7 +165,7 @@ class Table:
         UsageError
             If there is no picture of this table, or matplotlib is not installed.
         """
-        figure: Figure = lazy_function("stashtrace.summary.plot:plot_table")(self)
+        figure: Figure = lazy_function("stashtrace.summary.stalls_plot:plot_table")(self)
         return figure
 
     def _preview(self) -> list[str]:
@@ -173,7 +175,7 @@ class Table:
         shown = 0
         for name in self.columns:
             array = first[name]
-            cells = [name, *(_shown(value) for value in array.tolist())]
+            cells = [name, *(_cell_text(value) for value in array.tolist())]
             width = max(map(len, cells))
             cells = [cell.ljust(width) if array.dtype.kind == "U" else cell.rjust(width) for cell in cells]
             if shown and len(lines[0]) + 2 + width > _PREVIEW_WIDTH:
@@ -284,7 +286,7 @@ class GrowingTable:
         return Table(self._schema, self._columns)
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     """A cell of the preview: one line, without commands for a terminal."""
     if isinstance(value, float):
         return f"{value:.6g}"

@@ -27,8 +27,8 @@ from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.sql.catalog import Named, catalog, listing, no_table, rows_of
-from stashtrace.sql.columns import Texts, describing, query_names, to_arrow
+from stashtrace.sql.duckdb_tables import Texts, describing, query_names, to_arrow
+from stashtrace.sql.query_names import Named, catalog, listing, no_table, rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -216,11 +216,11 @@ class Database:
             self._connection.register(name, to_arrow(table, texts))
         if len(parts) > 1:
             selects = (
-                f"select {_literal(label)} as run, * from {_quoted(f'{named.name}#{number}')}"
+                f"select {_literal(label)} as run, * from {_quote(f'{named.name}#{number}')}"
                 for number, label in enumerate(self._labels)
             )
             body = " union all by name ".join(selects)
-            self._connection.execute(f"create temp view {_quoted(named.name)} as {body}")
+            self._connection.execute(f"create temp view {_quote(named.name)} as {body}")
         self._schemas[named.name] = parts[0][0].schema
 
     def _described(self, named: Named, runs: Sequence[Run]) -> duckdb.DuckDBPyRelation:
@@ -276,5 +276,5 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -12,7 +12,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.sql.catalog import Named, rows_of
+from stashtrace.sql.query_names import Named, rows_of
 
 
 class StoreRun:

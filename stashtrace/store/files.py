@@ -43,7 +43,7 @@ from stashtrace.store.layout import (
     require_pyarrow,
     to_arrow,
 )
-from stashtrace.store.reinstating import Reinstated, add_losses
+from stashtrace.store.restore_rows import Reinstated, add_losses
 from stashtrace.whole_files import new_file, write_whole
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def load_store(
             continue
         packets = _read_packets(folder, name, wanted, strings)
         if name == "collectives":
-            packets = _counted(packets, counts)  # keys are places among all rows of a partition
-        joined[name] = _joined(schema, _unique(name, packets, counts))
+            packets = _count_rows(packets, counts)  # keys are places among all rows of a partition
+        joined[name] = _join(schema, _unique(name, packets, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
             again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
             sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
-            joined[name] = _joined(schema, _unique(name, (_Packet(part, [len(part)]) for part in sound), counts))
+            joined[name] = _join(schema, _unique(name, (_Packet(part, [len(part)]) for part in sound), counts))
         reinstated.note(name, joined[name])
     import pyarrow
 
@@ -139,14 +139,14 @@ class _Packet(NamedTuple):
     counts: list[int]
 
 
-def _counted(packets: Iterable[_Packet], counts: list[int]) -> Iterator[_Packet]:
+def _count_rows(packets: Iterable[_Packet], counts: list[int]) -> Iterator[_Packet]:
     """Pass the packets on, and append the number of rows of each partition to ``counts``."""
     for packet in packets:
         counts += packet.counts
         yield packet
 
 
-def _joined(schema: Schema, parts: Iterable[Table]) -> Table:
+def _join(schema: Schema, parts: Iterable[Table]) -> Table:
     """Rows of all parts; the memory of a part is free once its rows are copied."""
     whole = GrowingTable(schema)
     for part in parts:
@@ -186,7 +186,7 @@ def _read_packets(folder: Path, name: str, ranks: Sequence[int], strings: String
     with ThreadPoolExecutor(_READERS) as pool:
         ahead: deque[tuple[list[int], Future[list[pyarrow.Table | None]]]] = deque()
         for some in _in_packets(folder / name, ranks):
-            ahead.append((some, pool.submit(_decoded, folder, name, some)))
+            ahead.append((some, pool.submit(_decode, folder, name, some)))
             if len(ahead) > _PACKETS_AHEAD:
                 yield _packet_of(folder, name, *ahead.popleft(), strings)
         while ahead:
@@ -240,7 +240,7 @@ def _one_by_one(folder: Path, name: str, contents: Mapping[int, pyarrow.Table | 
     return Table.concat(TABLES[name], parts)
 
 
-def _decoded(folder: Path, name: str, ranks: Sequence[int]) -> list[pyarrow.Table | None]:
+def _decode(folder: Path, name: str, ranks: Sequence[int]) -> list[pyarrow.Table | None]:
     """Content of the files of one table, None for ranks that have none."""
     found = []
     for rank in ranks:
@@ -362,13 +362,13 @@ def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
         rows = tables[owner].sort_by(key)
         tables[owner], numbers[f"{owner}.{key}"] = rows, rows[key]
     for name, table in tables.items():
-        changed = dict(_renumbered(table, numbers))
+        changed = dict(_renumber(table, numbers))
         if changed:
             tables[name] = table.replace(**changed)
     return numbers
 
 
-def _renumbered(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+def _renumber(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     for column, key in table.schema.keys.items():
         known, values = numbers.get(key), table[column]
         if known is None:

@@ -91,7 +91,7 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
     import pyarrow
 
     fields, arrays = [], []
-    for column in _kept(table.schema):
+    for column in _columns_to_keep(table.schema):
         values = table[column.name]
         if column.is_text:
             codes = GroupBy(values)
@@ -160,8 +160,8 @@ def parquet_options(schema: Schema, rows_count: int) -> dict[str, Any]:
     A store of many ranks has many small files, and zstd takes longer to set up for each of their columns than all else
     that is done to read them; snappy makes them no larger.
     """
-    texts = [c.shown_name for c in _kept(schema) if c.is_text or c.dtype.startswith("U")]
-    whole = [c.name for c in _kept(schema) if not c.is_text and c.dtype in ("i8", "i4")]
+    texts = [c.shown_name for c in _columns_to_keep(schema) if c.is_text or c.dtype.startswith("U")]
+    whole = [c.name for c in _columns_to_keep(schema) if not c.is_text and c.dtype in ("i8", "i4")]
     return {
         "compression": "zstd" if rows_count > _SMALL_ROWS else "snappy",
         "use_dictionary": texts,
@@ -169,7 +169,7 @@ def parquet_options(schema: Schema, rows_count: int) -> dict[str, Any]:
     }
 
 
-def _kept(schema: Schema) -> list[Column]:
+def _columns_to_keep(schema: Schema) -> list[Column]:
     return [c for c in schema.columns if c.name != "rank"]
 
 

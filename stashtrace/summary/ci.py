@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from stashtrace.analysis.compare.gate import Gate
-from stashtrace.summary.gate import condition_sentence, gate_lines, sentences
+from stashtrace.analysis.compare.gate_verdict import Gate
+from stashtrace.summary.gate_text import condition_sentence, gate_lines, sentences
 from stashtrace.visible import visible
 
 _SUITE = "stashtrace check"

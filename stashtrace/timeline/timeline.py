@@ -21,14 +21,14 @@ from stashtrace.exporters.registry import Exported
 from stashtrace.output_files import complete_file
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.collectives import Places, collective_layer
-from stashtrace.timeline.counters import counter_layer
-from stashtrace.timeline.critical import critical_layer, critical_stretches
-from stashtrace.timeline.devices import device_groups, device_layer, device_slices_count
-from stashtrace.timeline.files import Bins, bins_for, file_layer
-from stashtrace.timeline.host import thread_layers
-from stashtrace.timeline.rows import UNRANKED, RankRows, TraceRows, Window
-from stashtrace.timeline.steps import Budget, worst_step
+from stashtrace.timeline.budget_tracks import Budget, worst_step
+from stashtrace.timeline.collective_tracks import Places, collective_layer
+from stashtrace.timeline.counter_tracks import counter_layer
+from stashtrace.timeline.critical_path_tracks import critical_layer, critical_stretches
+from stashtrace.timeline.device_tracks import device_groups, device_layer, device_slices_count
+from stashtrace.timeline.file_tracks import Bins, bins_for, file_layer
+from stashtrace.timeline.host_tracks import thread_layers
+from stashtrace.timeline.rows_by_rank import UNRANKED, RankRows, TraceRows, Window
 from stashtrace.timeline.tracks import TrackTree
 from stashtrace.units import duration_text
 

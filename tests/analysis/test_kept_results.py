@@ -18,7 +18,7 @@ import pytest
 
 from stashtrace.analysis.findings import findings, summarize
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls.index import TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.format.stash_file import StashFile
@@ -32,7 +32,7 @@ RANKS, WORKERS, STEPS = 4, 2, 8
 ONCE_PER_TRACE = (
     ("stashtrace.analysis.steps.steps", "number_steps"),
     ("stashtrace.analysis.steps.steps", "DeviceSteps"),
-    ("stashtrace.analysis.stalls.index", "match"),
+    ("stashtrace.analysis.stalls.rows_by_thread", "match"),
 )
 ONCE_PER_RANK = (
     ("stashtrace.analysis.steps.steps", "_rank_steps"),

@@ -86,11 +86,11 @@ RECORD(fans, FanSpeed, fan_speed, 0x7f00, 1, 4096, "One reading of one fan", FAN
 
 def add_collector(tree: Tree) -> None:
     """``fans``, made from the template as ``CONTRIBUTING.md`` says."""
-    template = (ROOT / "csrc/collectors/template_room/template_room.cpp").read_text(encoding="utf-8")
+    template = (ROOT / "csrc/collectors/template_collector/template_collector.cpp").read_text(encoding="utf-8")
     emitted = "emit(schema::Counter{now, bytes, intern("
     assert emitted in template
     room = re.sub(r"emit\(schema::Counter.*?\);", "emit(schema::FanSpeed{now, bytes, 0, 0});", template)
-    room = room.replace("template_room", "fans").replace("TemplateRoom", "Fans")
+    room = room.replace("template_collector", "fans").replace("TemplateCollector", "Fans")
     tree.write("csrc/collectors/fans/fans.cpp", room)
     tree.write(
         "stashtrace/collectors/fans.py",
@@ -102,7 +102,7 @@ def add_collector(tree: Tree) -> None:
 
         import numpy as np
 
-        from stashtrace.collectors.context import DecodeContext
+        from stashtrace.collectors.decode_context import DecodeContext
         from stashtrace.schema.trace import EventTables, RawProcess
 
         RECORDS = ("fan_speed",)
@@ -139,7 +139,7 @@ int main() {
     if (c.name == "fans") std::cout << c.code << ' ' << c.native << '\n';
   for (const auto& r : kRecords)
     if (r.name == "fan_speed") {
-      std::cout << r.id << ' ' << r.version << ' ' << r.row_bytes << ' ' << r.lane_bytes << '\n';
+      std::cout << r.id << ' ' << r.version << ' ' << r.row_bytes << ' ' << r.ring_bytes << '\n';
       for (std::size_t i = 0; i < r.field_count; ++i) {
         const FieldDesc& field = r.fields[i];
         std::cout << field.name << ' ' << types[static_cast<int>(field.type)] << ' ' << field.offset_bytes << ' '
@@ -153,7 +153,7 @@ int main() {
 def additions_to_the_schema(dumped: str) -> str:
     """What ``_native.schema()`` will have more, as JSON."""
     collector, record, *fields = (line.split() for line in dumped.splitlines())
-    keys = ("id", "version", "row_bytes", "lane_bytes")
+    keys = ("id", "version", "row_bytes", "ring_bytes")
     return json.dumps(
         {
             "collector": {"name": "fans", "code": int(collector[0]), "native": collector[1] == "1", "doc": ""},

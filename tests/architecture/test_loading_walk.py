@@ -27,9 +27,9 @@ from stashtrace.loading import decode, load
 MOST_FILES = 15
 PACKAGE = ROOT / "stashtrace"
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
-SHARED_DOORS = {"registry", "context"}
-#: The turn of runs of several hosts: its arithmetic, below ``clocks.align``.
-FITTING = {"loading.clocks.meetings", "loading.clocks.hosts", "loading.clocks.offset"}
+SHARED_DOORS = {"registry", "decode_context"}
+#: The turn of runs of several hosts: its arithmetic, below ``clocks.align_hosts``.
+FITTING = {"loading.clocks.meetings", "loading.clocks.host_tree", "loading.clocks.fit_host_pair"}
 
 
 def drawn() -> dict[str, int]:
@@ -110,9 +110,9 @@ def write_run_of_two_hosts(path: Path) -> Path:
 @pytest.mark.parametrize("write", [write_run, write_run_of_two_hosts])
 def test_a_run_passes_the_drawn_files_alone(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     visited, _ = walk(write(tmp_path / "run"))
-    assert set(visited) - {"loading.clocks.align"} - FITTING == set(drawn())
+    assert set(visited) - {"loading.clocks.align_hosts"} - FITTING == set(drawn())
     assert len(drawn()) <= MOST_FILES
-    assert ("loading.clocks.align" in visited) == (write is write_run_of_two_hosts)
+    assert ("loading.clocks.align_hosts" in visited) == (write is write_run_of_two_hosts)
 
 
 def test_files_are_met_in_the_order_drawn(tmp_path: Path) -> None:

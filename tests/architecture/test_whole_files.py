@@ -14,7 +14,7 @@ from source_tree import ROOT, source_files
 OWN_NAMES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
-    "stashtrace/lab/stage/stage.py": "it removes what older versions left",
+    "stashtrace/lab/stage/stage_files.py": "it removes what older versions left",
     "stashtrace/record/directory.py": "it removes what a killed merge left",
 }
 #: Who else makes or opens a file to be written, and why that harms nobody.
@@ -31,7 +31,7 @@ OWN_FILES = {
     "stashtrace/lab/page_cache.py": "a switch of the kernel",
     "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
-    "stashtrace/timeline/processor.py": "a folder that tempfile made",
+    "stashtrace/timeline/trace_processor.py": "a folder that tempfile made",
 }
 #: What gives a path that is new and ours.
 MAKERS = {"whole_file", "complete_file", "folder_beside", "stack.enter_context"}
@@ -112,7 +112,7 @@ def test_the_recorder_makes_files_that_must_be_new() -> None:
 
 def test_pictures_are_saved_in_one_place() -> None:
     savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
-    assert savers == {"stashtrace/lab/plot.py"}
+    assert savers == {"stashtrace/lab/plot_helpers.py"}
 
 
 def test_what_is_looked_for_is_found() -> None:

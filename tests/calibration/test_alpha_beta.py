@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stashtrace.calibration.fit import bus_bytes, fit_alpha_beta
+from stashtrace.calibration.fit_link import bus_bytes, fit_alpha_beta
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 
 SIZES = np.geomspace(1024, 2**25, 16)

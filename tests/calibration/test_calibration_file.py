@@ -19,7 +19,7 @@ from stashtrace.calibration.file import (
     host_hash,
     load_calibration,
 )
-from stashtrace.calibration.fit import fit_alpha_beta
+from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError
 
 SIZES = tuple(int(s) for s in np.geomspace(1024, 2**22, 8))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stashtrace.calibration.lines import fit_linear, likeness, r_squared
+from stashtrace.calibration.robust_line import fit_linear, likeness, r_squared
 from stashtrace.errors import MissingDataError, UsageError
 
 MESSAGES = np.array([38.0, 44, 56, 62, 110, 161])

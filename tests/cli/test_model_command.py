@@ -204,7 +204,7 @@ def test_the_run_of_a_characterization(tmp_path: Path, capsys: pytest.CaptureFix
     """Of three runs of all ranks the middle one, with the difference of the steps above it."""
     from stashtrace.exporters.store import export_store
     from stashtrace.lab.characterize.answer import Characterization, ConfigurationRun
-    from stashtrace.lab.characterize.figures import Figures
+    from stashtrace.lab.characterize.run_figures import Figures
 
     found = Characterization({}, {})
     for repeat, step_ns in enumerate((31e6, 29e6, 30e6)):

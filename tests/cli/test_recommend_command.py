@@ -17,7 +17,7 @@ from command_line import environment
 from published_runs import characterization, write_published
 
 from stashtrace.cli import main
-from stashtrace.cli.values import read_count, read_hours, read_price
+from stashtrace.cli.option_values import read_count, read_hours, read_price
 
 WORK = ("--samples", "1M", "--epochs", "3")
 SPELLINGS = {"instance", "count", "hours", "cost", "limited_by", "measured"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.cli import loading, main
+from stashtrace.cli import find_runs, main
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.units import bytes_of
 
@@ -77,7 +77,7 @@ def test_a_calibration_that_is_none_is_refused_first(run: Path, tmp_path: Path, 
     def nothing_is_read(*_: object, **__: object) -> None:
         raise AssertionError("the run was read")
 
-    monkeypatch.setattr(loading, "read_runs", nothing_is_read)
+    monkeypatch.setattr(find_runs, "read_runs", nothing_is_read)
     for name, words in (("none.toml", None), ("bad.toml", "x = [")):
         path = tmp_path / name
         if words:

@@ -28,7 +28,7 @@ from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
-from stashtrace.format.scrubbed import ScrubbedFile
+from stashtrace.format.scrub_file import ScrubbedFile
 from stashtrace.lab import synth
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.scrubbing import RANK_VARIABLES
@@ -288,7 +288,7 @@ def test_rows_that_nobody_can_read_are_left_out_and_counted(tmp_path: Path) -> N
     file = StashWriter(tmp_path / "run", env={"RANK": "0"})
     file.sync(0, 50)
     file.segments.append(
-        pack_segment(b"12345678" * 7, record_id=0x777, codec=9, tid=1, lane_id=3, row_count=7, first_sequence=0)
+        pack_segment(b"12345678" * 7, record_id=0x777, codec=9, tid=1, ring_id=3, row_count=7, first_sequence=0)
     )
     file.save()
     assert main(["merge", str(tmp_path / "run")]) == 0

@@ -112,7 +112,7 @@ def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Pat
 
 
 def test_our_own_processes_do_not_either(shadows: Path) -> None:
-    for module in ("stashtrace", "stashtrace.lab.calibrate.worker", "stashtrace.lab.sweep.worker"):
+    for module in ("stashtrace", "stashtrace.lab.calibrate.calibrate_worker", "stashtrace.lab.sweep.study_worker"):
         done = run_in(shadows, *own_program(module, "--help"))
         assert imported(shadows) == "", done.stderr
     assert run_in(shadows, *own_program("stashtrace", "--version")).stdout.startswith("stashtrace ")

@@ -105,7 +105,7 @@ def test_a_wrong_query_is_found_before_a_run_is_loaded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stashtrace.cli.loading.read_runs", never)
+    monkeypatch.setattr("stashtrace.cli.find_runs.read_runs", never)
     assert "syntax error" in complaint(capsys, 2, runs[0], "selec 1")
     assert "did you mean 'steps'" in complaint(capsys, 2, runs[0], "select * from stepz")
 

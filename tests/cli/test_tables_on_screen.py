@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from command_line import environment
 
-from stashtrace.analysis.io.tables import IO_PATTERNS, IO_TIMES
+from stashtrace.analysis.io.io_tables import IO_PATTERNS, IO_TIMES
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.cli import main
-from stashtrace.cli.rows import align_rows, column_details, column_names, named_rows, write_rows
+from stashtrace.cli.print_tables import align_rows, column_details, column_names, named_rows, write_rows
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

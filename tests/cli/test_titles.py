@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 
-from stashtrace.cli.rows import write_rows
+from stashtrace.cli.print_tables import write_rows
 
 
 def test_a_wait_that_a_rank_caused_is_not_called_a_caused_wait() -> None:

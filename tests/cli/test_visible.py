@@ -14,7 +14,7 @@ from stash_files import StashWriter, ms, write_run_json
 from trace_processor import TraceProcessor
 
 from stashtrace.cli import main
-from stashtrace.cli.rows import align_rows, write_rows
+from stashtrace.cli.print_tables import align_rows, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.visible import VisibleStream, spreadsheet_cell, visible, visible_line
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kineto_job import write_job
 
-from stashtrace.cli import loading, main
-from stashtrace.cli.loading import Watch
+from stashtrace.cli import find_runs, main
+from stashtrace.cli.find_runs import Watch
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import ImporterError
 from stashtrace.loading.foreign_files import FEW_FILES, files_of, require_trace_among
@@ -104,7 +104,7 @@ def test_a_trace_among_many_is_found_and_stdout_holds_the_answer_alone(
     for at in range(0, FEW_FILES + 500, 2):
         (junk / f"{at:05}.json").unlink()
     write_job(junk)
-    monkeypatch.setattr(loading, "_QUIET_NS", -1)
+    monkeypatch.setattr(find_runs, "_QUIET_NS", -1)
     assert main(["info", str(junk), "--format", "json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["ranks"] == [0, 1]

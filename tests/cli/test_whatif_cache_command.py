@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.cli import main
-from stashtrace.cli.values import read_shares, read_size
+from stashtrace.cli.option_values import read_shares, read_size
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Runs any command under the recorder and gives back what it left, as plain rows.
 
-`from recorded import record, compiled` in the tests of the native rooms. Real programs only: C files of
+`from recorded import record, compiled` in the tests of the native collectors. Real programs only: C files of
 ``tests/collectors/native`` are compiled once per session, Python scripts are given as text.
 """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from collectors.recorded import NATIVE, compiled, plain_environment, record
 
-from stashtrace.record.staged import Copy, write_staged_list
+from stashtrace.record.staged_files import Copy, write_staged_list
 
 HOOKED = NATIVE.parents[2] / "csrc" / "hooks" / "real_functions.def"
 TIMEOUT_S = 900
@@ -67,7 +67,7 @@ def hooked_names() -> set[str]:
 def test_every_hook_answers_as_libc_does(tmp_path: Path, stage: Path, staged: bool) -> None:
     expected = untraced(stage)
     assert {line.split("(")[0] for line in expected} == hooked_names()
-    environment = {"STASHTRACE_LANE_BYTES": "16384"}  # of which each child that dies leaves one
+    environment = {"STASHTRACE_RING_BYTES": "16384"}  # of which each child that dies leaves one
     if staged:
         copy = tmp_path / "copy"
         copy.write_bytes(b"0123456789\nabcdefghi\n")

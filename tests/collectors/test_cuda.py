@@ -1,4 +1,4 @@
-"""The cuda room on the doubles of CUDA: what is timed, what is left alone, and that a failing driver harms nobody."""
+"""The cuda collector on the doubles of CUDA: what is timed, what is left alone; a failing driver harms nobody."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -378,7 +378,7 @@ def test_events_that_fail_leave_untimed_brackets(tmp_path: Path, name: str, code
     assert all(row["end_ns"] >= row["begin_ns"] for row in rows if is_timed(row))
 
 
-def test_a_broken_driver_turns_the_room_off(tmp_path: Path) -> None:
+def test_a_broken_driver_turns_the_collector_off(tmp_path: Path) -> None:
     run = play("threads", tmp_path, script=["fail cuEventRecord 999"])
     assert run.stdout == "done\n"
     assert "driver_errors" in losses(run)

@@ -331,13 +331,13 @@ def test_messages_are_numbered_by_pair(tmp_path: Path) -> None:
     assert set(gather["sequence"].tolist()) == {1}
     assert set(gather["group_hash"].tolist()) == {COMM}
     messages = table.take(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
-    lane = set(messages["group_hash"].tolist())
-    assert len(lane) == 1
-    assert COMM not in lane
+    subgroup = set(messages["group_hash"].tolist())
+    assert len(subgroup) == 1
+    assert COMM not in subgroup
     assert sorted(
         zip(messages["rank"].tolist(), messages["sequence"].tolist(), messages["peer_rank"].tolist(), strict=True)
     ) == [(0, 0, 1), (0, 1, 1), (1, 0, 0), (1, 1, 0)]
-    described = [r for r in trace.groups.rows() if r["group_hash"] in lane]
+    described = [r for r in trace.groups.rows() if r["group_hash"] in subgroup]
     assert [(r["rank"], r["group_rank"], trace.text(r["members_code"])) for r in described] == [
         (0, 0, "0,1"),
         (1, 1, "0,1"),

@@ -12,7 +12,7 @@ from device import calls, fake_environment, run_ranks
 from recorded import Recording, record
 from test_nccl import needs_shared_memory, rows
 
-from stashtrace.analysis.devices.identity import counted_gpu
+from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.format.reader import open_run
 from stashtrace.schema.kinds import Bracket, BracketFlag, StreamFlag
 

@@ -1,4 +1,4 @@
-"""Every hook of the rooms of devices where its library is not: the caller hears so, and nothing else happens."""
+"""Every hook of the collectors of devices where its library is not: the caller hears so, and nothing else happens."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

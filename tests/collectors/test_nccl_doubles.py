@@ -23,7 +23,7 @@ from stashtrace.record.environment import LIBRARY_PATH, preload_path
 from stashtrace.schema.kinds import CollectiveOp, CommEvent, NcclFlag
 
 OURS = LIBRARY_PATH
-ROOMS = ("cuda", "nccl")
+COLLECTORS = ("cuda", "nccl")
 TEXTS = {"reason_id", "detail_id", "key_id", "value_id", "algorithm_id", "protocol_id", "name_id"}
 FREE = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_bsize if Path("/dev/shm").exists() else 0
 needs_stamps = pytest.mark.skipif(FREE < 128 << 20, reason="less than 128 MiB free in /dev/shm: device stamps are off")
@@ -32,7 +32,7 @@ RELEASES = {22707: 4, 22809: 5, 22902: 6, 23100: 7}
 
 
 def job(ranks: int, program: Any, folder: Path, script: str = "", **options: Any) -> TracedRun:
-    return run_ranks(ranks, program, folder / "job", script, collectors=ROOMS, **options)
+    return run_ranks(ranks, program, folder / "job", script, collectors=COLLECTORS, **options)
 
 
 def rows(run: TracedRun, name: str, rank: int | None = None) -> list[dict[str, Any]]:

@@ -254,7 +254,7 @@ def test_threads(tmp_path: Path, data: Path) -> None:
 
 
 def test_sigkill_loses_nothing(tmp_path: Path, data: Path) -> None:
-    # Three lanes full: what was drained and what lay in the ring must add up.
+    # Three rings full: what was drained and what lay in the ring must add up.
     recording = record([compiled("io_scenes.c"), "killed", data, "100000"], tmp_path / "run", exit_code=-9)
     assert len(recording.of(data, IoOp.PREAD)) + recording.lost_rows() == 100_000
     assert recording.lost_rows() == 0

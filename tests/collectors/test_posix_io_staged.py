@@ -13,7 +13,7 @@ from collectors.recorded import compiled, plain_environment, record
 
 import stashtrace
 from stashtrace.record.environment import traced_environment
-from stashtrace.record.staged import Copy, write_staged_list
+from stashtrace.record.staged_files import Copy, write_staged_list
 from stashtrace.schema.kinds import IoFlag, IoOp
 
 SCRIPT = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from traced import TracedRun, run_traced
 
-from stashtrace.analysis.steps.samples import FACT
+from stashtrace.analysis.steps.samples_per_step import FACT
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch

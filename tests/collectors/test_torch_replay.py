@@ -11,7 +11,7 @@ from traced import TracedRun, run_traced
 
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.lab.characterize import figures
+from stashtrace.lab.characterize import run_figures
 from stashtrace.probes.torch.replay import FACT, wanted_batches
 from stashtrace.schema.kinds import BatchPhase
 
@@ -339,12 +339,12 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun, real: TracedRun
     trace = run.trace
     advice = run.texts(trace.losses, "advice_code")
     assert "synthetic data: 2 batches replayed" in advice
-    assert figures.FACT == FACT
-    told = figures.synthetic_data(trace)
+    assert run_figures.FACT == FACT
+    told = run_figures.synthetic_data(trace)
     assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
     assert told.doubts == ("__main__.OwnIterator makes its batches in its own way",)
     assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
-    untold = figures.synthetic_data(real.trace)
+    untold = run_figures.synthetic_data(real.trace)
     assert (untold.ranks, untold.missing, untold.complete) == ((), (0,), False)
     assert untold.sentence.startswith("no synthetic data: no DataLoader")
 

@@ -11,7 +11,7 @@ import pytest
 from trace_rows import TraceBuilder
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.exporters.chakra.export import columns_of
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.schema.kinds import StallKind

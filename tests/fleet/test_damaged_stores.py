@@ -22,7 +22,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.store.reinstating import Reinstated
+from stashtrace.store.restore_rows import Reinstated
 
 pyarrow = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")

@@ -91,7 +91,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     assert seen[-1][0] == seen[-1][1] > 0
 
 
-def test_small_segments_keep_lanes_apart_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_segments_keep_rings_apart_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact, "_SEGMENT_ROWS", 64)
     monkeypatch.setattr(compact, "_BUFFER_BYTES", 1000)
     write_run(tmp_path)
@@ -131,7 +131,7 @@ def test_rows_of_unknown_records_are_carried_along(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.sync(0)
     stash.segments.append(
-        pack_segment(b"12345678" * 3, record_id=0x777, codec=9, tid=1, lane_id=3, row_count=3, first_sequence=0)
+        pack_segment(b"12345678" * 3, record_id=0x777, codec=9, tid=1, ring_id=3, row_count=3, first_sequence=0)
     )
     stash.save()
     assert compact_run(open_run(tmp_path), live=NOBODY).merged

@@ -19,7 +19,7 @@ from stashtrace.errors import DataLossWarning, FormatError, UnsupportedVersionEr
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile, pieces
 from stashtrace.schema.kinds import Severity
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def io_rows(stash: StashWriter, count: int, first: int = 0, path: str = "/data/a.bin") -> list[tuple[Any, ...]]:
@@ -93,10 +93,10 @@ def test_ring_rows_continue_where_the_last_segment_ends(tmp_path: Path, already_
     assert not process.losses
 
 
-def test_drops_and_lost_lanes_are_losses(tmp_path: Path) -> None:
+def test_dropped_and_lost_rows_are_losses(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.add_ring("io_op", io_rows(stash, 2), dropped=11)
-    stash.lost_lanes = 4
+    stash.lost_rows = 4
     stash.save()
     [process] = open_run(tmp_path).processes
     assert begins(process) == [0, 1]
@@ -114,7 +114,7 @@ def test_drops_and_lost_lanes_are_losses(tmp_path: Path) -> None:
 def test_rows_that_a_full_disk_cost_are_not_laid_to_threads(tmp_path: Path, error: int, reason: str, text: str) -> None:
     stash = StashWriter(tmp_path)
     stash.add_ring("io_op", io_rows(stash, 2), dropped=11)
-    stash.lost_lanes, stash.grow_error, stash.write_error = 4, error, error
+    stash.lost_rows, stash.grow_error, stash.write_error = 4, error, error
     stash.save()
     [process] = open_run(tmp_path).processes
     assert {loss[1]: loss[3] for loss in process.losses if loss[0] == "core"} == {reason: 4}
@@ -134,7 +134,7 @@ def test_a_ring_beside_a_merged_file_is_stale(tmp_path: Path) -> None:
     assert process.losses == [("posix_io", "lane_full_rows", 2, 9, "why")]
 
 
-def test_a_gap_in_a_lane_is_counted(tmp_path: Path) -> None:
+def test_a_gap_in_a_ring_is_counted(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.add("io_op", io_rows(stash, 2))
     stash.add("io_op", io_rows(stash, 2), gap=7)
@@ -229,7 +229,7 @@ def test_older_and_newer_fields_are_matched_by_name(tmp_path: Path) -> None:
 
     payload = struct.pack("<QQHHI", 1, ms(5), 3, 0, 0)
     stash.segments.append(
-        pack_segment(payload, record_id=now["id"], codec=0, tid=1, lane_id=0, row_count=1, first_sequence=0)
+        pack_segment(payload, record_id=now["id"], codec=0, tid=1, ring_id=0, row_count=1, first_sequence=0)
     )
     stash.save()
     [row] = open_run(tmp_path, strict=True).processes[0].load().records["io_op"].rows

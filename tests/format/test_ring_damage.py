@@ -11,17 +11,17 @@ import pytest
 from stash_files import StashWriter, ms
 
 import stashtrace
-from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
+from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
 from stashtrace.errors import DataLossWarning, FormatError
 from stashtrace.format.container import ByteFile
-from stashtrace.format.ring import LANE_HEADER, LANE_MAGIC, PAGE_BYTES, RING_HEADER, RING_MAGIC, read_ring
+from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC, RING_HEADER, RING_MAGIC, read_ring
 from stashtrace.format.stash_file import StashFile
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 _UNKNOWN = {"damaged_lanes", "unreadable_ring", "damaged_ring_header"}
-#: Lanes of threads: (tid, rows in segments, rows published, how many of them segments have too, room).
+#: Rings of threads: (tid, rows in segments, rows published, how many of them segments have too, room).
 #: Rows of 40 and 24 bytes lie across pages.
-_LANES = {
+_RINGS = {
     "io_op": [(1, 100, 500, 0, 512), (2, 900, 400, 30, 512)],  # the second one has gone round
     "span": [(1, 0, 300, 0, 512), (2, 310, 500, 90, 512)],
     "thread_wait": [(1, 7, 600, 7, 1024)],
@@ -36,8 +36,8 @@ class _Written:
     def __init__(self, directory: Path) -> None:
         self.stash = StashWriter(directory)
         self.made = 0
-        for record, lanes in _LANES.items():
-            for tid, drained, published, in_both, room in lanes:
+        for record, rings in _RINGS.items():
+            for tid, drained, published, in_both, room in rings:
                 if drained:
                     self.stash.add(record, self._rows(record, drained), tid=tid)
                 self.made -= in_both
@@ -48,7 +48,7 @@ class _Written:
         self.ring = self.stash.ring_path.read_bytes()
         self.headers = [0]
         while (at := self.headers[-1]) < len(self.ring):
-            self.headers.append(at + (LANE_HEADER.unpack_from(self.ring, at)[5] if at else PAGE_BYTES))
+            self.headers.append(at + (RING_HEADER.unpack_from(self.ring, at)[5] if at else PAGE_BYTES))
         assert self.headers.pop() == len(self.ring)
         self.headers = self.headers[1:]
 
@@ -84,7 +84,7 @@ class _Written:
 
 @pytest.fixture
 def written(tmp_path: Path) -> _Written:
-    """A process with lanes of many shapes."""
+    """A process with rings of many shapes."""
     return _Written(tmp_path)
 
 
@@ -92,7 +92,7 @@ def _cuts(written: _Written) -> Iterator[int]:
     """Each place where the meaning of a byte changes, and many between."""
     yield from range(1, len(written.ring), 1021)
     for at in (0, *written.headers):
-        for edge in (at, at + RING_HEADER.size, at + LANE_HEADER.size, at + PAGE_BYTES):
+        for edge in (at, at + RING_FILE_HEADER.size, at + RING_HEADER.size, at + PAGE_BYTES):
             yield from range(max(edge - 2, 1), edge + 3)
 
 
@@ -105,7 +105,7 @@ def test_a_ring_cut_anywhere_loses_no_row_in_silence(written: _Written) -> None:
     exact = 0
     last = written.headers[-1]
     for size in sorted({size for size in _cuts(written) if size < len(written.ring)}):
-        known = size >= last + LANE_HEADER.size
+        known = size >= last + RING_HEADER.size
         lost = written.hold(written.ring[:size], known=known, what=f"cut at {size}")
         exact += lost > 0
     assert exact > 100
@@ -137,7 +137,7 @@ def test_a_ring_that_ends_in_zeros_loses_no_row_in_silence(written: _Written) ->
             written.hold(ring, known=at > last, what=f"zeros from {at}")
 
 
-def test_the_lanes_of_a_ring_without_its_header_are_read(written: _Written) -> None:
+def test_the_rings_of_a_file_without_its_header_are_read(written: _Written) -> None:
     read, lost, more = written.account(written.damaged(bytes(PAGE_BYTES) + written.ring[PAGE_BYTES:]))
     assert (read, lost, more) == (written.made, 0, True)
 
@@ -160,23 +160,23 @@ def test_rows_that_the_file_has_are_not_counted_as_lost(tmp_path: Path) -> None:
         StashFile(str(path), strict=True)
 
 
-def test_larger_pages_leave_zeros_before_the_first_lane(tmp_path: Path) -> None:
+def test_larger_pages_leave_zeros_before_the_first_ring(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path)
     stash.add_ring("io_op", [stash.row("io_op", begin_ticks=ms(i)) for i in range(5)])
     path = stash.save()
     ring = stash.ring_path.read_bytes()
-    header = list(RING_HEADER.unpack_from(ring))
+    header = list(RING_FILE_HEADER.unpack_from(ring))
     for page in (16_384, 65_536):
         header[4] = page + len(ring) - PAGE_BYTES  # used_bytes
-        lane = bytearray(ring[PAGE_BYTES:])
-        lane[112:120] = page.to_bytes(8, "little")  # offset_bytes
-        stash.ring_path.write_bytes(RING_HEADER.pack(*header).ljust(page, b"\0") + lane)
+        first = bytearray(ring[PAGE_BYTES:])
+        first[112:120] = page.to_bytes(8, "little")  # offset_bytes
+        stash.ring_path.write_bytes(RING_FILE_HEADER.pack(*header).ljust(page, b"\0") + first)
         file = StashFile(str(path))
         assert (file.row_counts(), file.losses) == ({"io_op": 5}, [])
 
 
-def test_a_lane_made_while_the_ring_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring grows between the look at its size and the reading of its header, and a lane gets more space."""
+def test_a_ring_made_while_the_file_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file grows between the look at its size and the reading of its header, and a ring gets more space."""
     stash = StashWriter(tmp_path)
     stash.add_ring("io_op", [stash.row("io_op", begin_ticks=ms(i)) for i in range(500)], capacity=512)
     stash.save()
@@ -192,8 +192,8 @@ def test_a_lane_made_while_the_ring_is_read_is_no_damage(tmp_path: Path, monkeyp
     monkeypatch.setattr("stashtrace.format.ring.ByteFile", Early)
     image = read_ring(str(stash.ring_path))
     assert image is not None
-    assert image.damaged_lanes == 0
-    assert [(lane.row_count, lane.gone) for lane in image.lanes] == [(500, None)]
+    assert image.damaged_rings == 0
+    assert [(ring.row_count, ring.gone) for ring in image.rings] == [(500, None)]
 
 
 @pytest.mark.parametrize(
@@ -203,22 +203,22 @@ def test_a_lane_made_while_the_ring_is_read_is_no_damage(tmp_path: Path, monkeyp
 def test_a_header_takes_no_memory_for_rows_that_no_file_holds(
     capacity: int, row_bytes: int, is_possible: bool, tmp_path: Path
 ) -> None:
-    """A ring of two pages, whose lane says that terabytes were published; at most 256 MiB are a ring."""
+    """A file of two pages, whose ring says that terabytes were published; at most 256 MiB are a ring."""
     ring = tmp_path / "x.ring"
-    lane_bytes = PAGE_BYTES + capacity * row_bytes
-    header = RING_HEADER.pack(RING_MAGIC, 1, 0, 7, PAGE_BYTES + lane_bytes, 0, 0, 0)
-    lane = LANE_HEADER.pack(LANE_MAGIC, 1, row_bytes, 1, capacity, lane_bytes, 7, 0, capacity, capacity, 0, 0, 0)
-    ring.write_bytes(header.ljust(PAGE_BYTES, b"\0") + lane.ljust(PAGE_BYTES, b"\0"))
+    ring_bytes = PAGE_BYTES + capacity * row_bytes
+    header = RING_FILE_HEADER.pack(RING_FILE_MAGIC, 1, 0, 7, PAGE_BYTES + ring_bytes, 0, 0, 0)
+    first = RING_HEADER.pack(RING_MAGIC, 1, row_bytes, 1, capacity, ring_bytes, 7, 0, capacity, capacity, 0, 0, 0)
+    ring.write_bytes(header.ljust(PAGE_BYTES, b"\0") + first.ljust(PAGE_BYTES, b"\0"))
     tracemalloc.start()
     image = read_ring(str(ring))
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert image is not None
     assert most_bytes < 4 << 20
-    assert (len(image.lanes), image.damaged_lanes > 0) == (int(is_possible), not is_possible)
+    assert (len(image.rings), image.damaged_rings > 0) == (int(is_possible), not is_possible)
     if is_possible:
-        assert image.lanes[0].gone is not None
-        assert image.lanes[0].gone.all()
+        assert image.rings[0].gone is not None
+        assert image.rings[0].gone.all()
 
 
 def test_info_and_the_summary_say_that_the_number_is_unknown(tmp_path: Path) -> None:

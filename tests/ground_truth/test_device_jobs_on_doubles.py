@@ -19,7 +19,7 @@ from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CollectiveOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 from stashtrace.timeline.timeline import export_perfetto
 
 RANKS, STEPS, EACH = 8, 50, 10

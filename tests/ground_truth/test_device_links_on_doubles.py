@@ -14,7 +14,7 @@ from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE, check
 from stashtrace.analysis.stalls.hidden import hidden
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 pytestmark = pytest.mark.truth
 

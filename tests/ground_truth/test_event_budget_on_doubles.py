@@ -15,7 +15,7 @@ from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps as steps_of
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 pytestmark = pytest.mark.truth
 

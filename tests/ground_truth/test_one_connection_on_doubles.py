@@ -15,7 +15,7 @@ from ground_truth import device_scenarios
 from ground_truth.device_scenarios import Scenario
 from ground_truth.device_truth import TOLERANCE
 from stashtrace.schema.kinds import CollectiveSource
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 pytestmark = pytest.mark.truth
 

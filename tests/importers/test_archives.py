@@ -22,9 +22,9 @@ from mutations import mutated
 import stashtrace
 from stashtrace.cli import main
 from stashtrace.errors import StashtraceError
-from stashtrace.importers import archives
-from stashtrace.importers.archives import archive_kind, unpack
+from stashtrace.importers import unpack_archive
 from stashtrace.importers.source import Source
+from stashtrace.importers.unpack_archive import archive_kind, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
 
@@ -257,8 +257,8 @@ def test_hostile_entries_of_zip(
 def test_bombs_are_refused_when_they_have_grown_too_large(
     pack: Pack, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stashtrace.importers.bounds.FREE_BYTES", 1 << 20)
-    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("stashtrace.importers.import_limits.FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(unpack_archive, "FREE_BYTES", 1 << 20)
     pack(tmp_path / "bomb", {"rank0.json": bytes(4 << 20)})
     assert "unpacks to " in refusal(tmp_path / "bomb", capsys)
     assert written(temporary) == []
@@ -268,7 +268,7 @@ def test_a_sparse_entry_counts_as_long_as_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """GNU's sparse entries say how many zeros to write; the archive holds none of them."""
-    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(unpack_archive, "FREE_BYTES", 1 << 20)
     headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
     entry = tarfile.TarInfo("rank0.json")
     entry.pax_headers = {**headers, "GNU.sparse.name": "rank0.json"}
@@ -296,7 +296,7 @@ def test_entries_and_files_are_counted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(archives, limit, 3)
+    monkeypatch.setattr(unpack_archive, limit, 3)
     pack(tmp_path / "many", {f"rank{n}.json": b"{}" for n in range(4)})
     assert refusal(tmp_path / "many", capsys) == f"{tmp_path}/many holds more than 3 {told}"
 
@@ -310,7 +310,7 @@ def test_a_full_disk_is_told_before_it_is_full(
     job: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed(tmp_path / "job.zip", job)
-    monkeypatch.setattr(archives, "_RESERVE_BYTES", 1 << 62)
+    monkeypatch.setattr(unpack_archive, "_RESERVE_BYTES", 1 << 62)
     assert "does not fit into" in refusal(tmp_path / "job.zip", capsys)
 
 

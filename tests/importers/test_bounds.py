@@ -28,7 +28,7 @@ from nsys_exports import Export
 from stashtrace.cli import main
 from stashtrace.errors import StashtraceError
 from stashtrace.exporters.registry import export
-from stashtrace.importers import bounds
+from stashtrace.importers import import_limits
 from stashtrace.importers.darshan import Moved, sums_of
 from stashtrace.importers.source import Source
 from stashtrace.loading.load import load_trace
@@ -111,11 +111,11 @@ def test_keys_that_are_lists_in_lists_are_not_hashed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["7" * 5000, "[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000])
 def test_numbers_and_depth_of_json(text: str) -> None:
     with pytest.raises(ValueError):
-        bounds.parse_json(text)
+        import_limits.parse_json(text)
     with pytest.raises(ValueError):
-        bounds.parse_json(text.encode())
+        import_limits.parse_json(text.encode())
     with pytest.raises(ValueError):
-        bounds.parse_next(text, 0)
+        import_limits.parse_next(text, 0)
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(SEEDS) if n not in NOT_TEXT])
@@ -146,7 +146,7 @@ def bomb(begin: bytes, unpacked_bytes: int) -> bytes:
 def test_gzip_bomb(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "FREE_BYTES", 4 << 20)
+    monkeypatch.setattr(import_limits, "FREE_BYTES", 4 << 20)
     plain = SEEDS[name](tmp_path)
     data = plain.read_bytes()
     begin = data if name == "nsys" else data[: len(data) * 2 // 3]
@@ -161,9 +161,9 @@ def test_how_much_is_unpacked_of_a_bomb(tmp_path: Path) -> None:
     path = tmp_path / "x.json.gz"
     path.write_bytes(bomb(b"", 256 << 20))
     seen: list[int] = []
-    with pytest.raises(bounds.OutOfBoundsError):
+    with pytest.raises(import_limits.OutOfBoundsError):
         seen.extend(map(len, Source(path).chunks()))
-    assert sum(seen) <= 2 * bounds.FREE_BYTES
+    assert sum(seen) <= 2 * import_limits.FREE_BYTES
 
 
 def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_what_shrinks_well_is_no_bomb(tmp_path: Path) -> None:
 
 
 def test_work_of_sqlite_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "_FREE_STEPS", 1_000_000)
+    monkeypatch.setattr(import_limits, "_FREE_STEPS", 1_000_000)
     export_ = Export(tmp_path / "x.sqlite")
     export_.close()
     connection = sqlite3.connect(tmp_path / "x.sqlite")
-    bounds.bound_queries(connection, 0)
+    import_limits.bound_queries(connection, 0)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
         connection.execute(endless).fetchall()
@@ -206,7 +206,9 @@ def test_numbers_of_darshan_that_64_bits_do_not_hold(odd: float) -> None:
         sums = sums_of("POSIX", record, moved)
         assert sums is not None
         assert all(
-            abs(number) < bounds.HIGHEST for number in dataclasses.asdict(sums).values() if isinstance(number, int)
+            abs(number) < import_limits.HIGHEST
+            for number in dataclasses.asdict(sums).values()
+            if isinstance(number, int)
         )
         assert moved.impossible_count + moved.negative_count >= 1 or odd == -1e300
 
@@ -266,5 +268,5 @@ def test_json_of_the_flight_recorder_is_still_read(tmp_path: Path) -> None:
 
 
 def test_errors_are_of_our_kind() -> None:
-    assert issubclass(bounds.OutOfBoundsError, StashtraceError)
-    assert bounds.OutOfBoundsError("x", "y").exit_code == 4
+    assert issubclass(import_limits.OutOfBoundsError, StashtraceError)
+    assert import_limits.OutOfBoundsError("x", "y").exit_code == 4

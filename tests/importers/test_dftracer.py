@@ -17,7 +17,7 @@ from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import dftracer
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, Phase, ProcessRole, SpanKind
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 PID, T0 = 4711, 1_744_611_912_000_000
 

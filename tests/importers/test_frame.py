@@ -14,7 +14,7 @@ import pytest
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError, UsageError
 from stashtrace.importers import registry
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.source import Source
 from stashtrace.loading import foreign
 from stashtrace.schema.kinds import DeviceWork

@@ -25,7 +25,7 @@ from stashtrace.schema.kinds import (
     SpanKind,
 )
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def _load(*paths: Path) -> Trace:

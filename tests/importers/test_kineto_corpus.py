@@ -16,7 +16,7 @@ from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import export
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 #: Results of independent tools -> the files that they are of.
 FILES = {

@@ -29,7 +29,7 @@ from stashtrace.schema.kinds import (
     WaitOp,
 )
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 _FILES = (
     ("h100_2gpu_1s", "nsys-h100_2gpu_1s"),

@@ -10,7 +10,7 @@ import pytest
 
 import stashtrace
 from stashtrace.importers import registry
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
 

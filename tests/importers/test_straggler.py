@@ -20,7 +20,7 @@ from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 SECOND = 1_000_000_000
 

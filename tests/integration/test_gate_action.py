@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stashtrace import __version__
-from stashtrace.analysis.compare.gate import EXIT_CODES
+from stashtrace.analysis.compare.gate_verdict import EXIT_CODES
 from stashtrace.lab.synth import SyntheticJob, write
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (it comes with dask)")

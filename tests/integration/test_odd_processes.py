@@ -85,7 +85,7 @@ def traced(tmp_path: Path) -> Traced:
 @pytest.mark.parametrize("attacker", ["thread", "handler", "vfork"])
 def test_no_byte_of_ours_reaches_a_redirected_descriptor(traced: Traced, attacker: str, drainer: str) -> None:
     done = traced.run(
-        traced.program("redirects"), attacker, "4", STASHTRACE_LANE_BYTES="8192", STASHTRACE_DRAINER=drainer
+        traced.program("redirects"), attacker, "4", STASHTRACE_RING_BYTES="8192", STASHTRACE_DRAINER=drainer
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "changed 0 size +0 reads 48000 redirected 1\n"
@@ -102,7 +102,7 @@ def test_the_process_has_no_descriptor_of_ours(traced: Traced) -> None:
         "for fd in os.listdir('/proc/self/fd'):\n"
         "    if os.path.exists(f'/proc/self/fd/{fd}'): print(os.readlink(f'/proc/self/fd/{fd}'))\n"
     )
-    done = traced.run(sys.executable, "-c", script, STASHTRACE_LANE_BYTES="8192")
+    done = traced.run(sys.executable, "-c", script, STASHTRACE_RING_BYTES="8192")
     assert (done.returncode, done.stderr) == (0, "")
     assert "/dev/zero" in done.stdout.splitlines()
     assert str(traced.run_directory) not in done.stdout
@@ -113,14 +113,14 @@ def test_the_process_has_no_descriptor_of_ours(traced: Traced) -> None:
 @pytest.mark.parametrize("drainer", ["auto", "thread"])
 def test_children_end_and_are_waited_for(traced: Traced, kind: str, drainer: str) -> None:
     program = traced.program("odd_children")
-    done = traced.run(program, kind, "5", "3000", STASHTRACE_LANE_BYTES="8192", STASHTRACE_DRAINER=drainer)
+    done = traced.run(program, kind, "5", "3000", STASHTRACE_RING_BYTES="8192", STASHTRACE_DRAINER=drainer)
     assert (done.returncode, done.stderr) == (0, "")
     kept, lost = traced.reads()
     assert kept + lost == 15_000
 
 
 def test_threads_keep_their_rows_if_a_vfork_child_made_the_first(traced: Traced) -> None:
-    """A lane made by the child is of its parent's thread: under the thread's id, and no other's while that lives."""
+    """A ring made by the child is of its parent's thread: under the thread's id, and no other's while that lives."""
     done = traced.run(traced.program("first_row_in_child"), "6", "2000")
     assert (done.returncode, done.stderr) == (0, "")
     process = next(
@@ -204,7 +204,7 @@ def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced:
 
 @pytest.mark.parametrize("byte", ["0", "17", "255"])
 def test_memory_mapped_over_ours_is_left_alone(traced: Traced, byte: str) -> None:
-    done = traced.run(traced.program("maps_over"), "30000", byte, STASHTRACE_LANE_BYTES="65536")
+    done = traced.run(traced.program("maps_over"), "30000", byte, STASHTRACE_RING_BYTES="65536")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("changed 0\n")
 

@@ -275,7 +275,7 @@ def test_exec_beyond_reach_of_the_run_directory_is_silent(actor: Actor) -> None:
 
 @pytest.mark.parametrize("drainer", ["self", "thread", "off"])
 @pytest.mark.parametrize("rows", [2_031, 2_032, 2_033, 2_048, 2_049, 9_000, 32_000])
-def test_large_lane_gets_its_space_when_it_is_used(actor: Actor, rows: int, drainer: str) -> None:
+def test_large_ring_gets_its_space_when_it_is_used(actor: Actor, rows: int, drainer: str) -> None:
     """It has space for 2,048 rows at first, of which 16 are kept for signal handlers."""
     actor.run("large", rows, STASHTRACE_DRAINER=drainer, STASHTRACE_COLLECTORS="core")
     assert (actor.code, actor.output) == (-signal.SIGKILL, f"{rows}\n")
@@ -285,7 +285,7 @@ def test_large_lane_gets_its_space_when_it_is_used(actor: Actor, rows: int, drai
     assert (ring.stat().st_blocks * 512 <= MOST_RING_BYTES) == (rows <= 2_032)
 
 
-def test_large_lane_without_space_for_its_rest(actor: Actor) -> None:
+def test_large_ring_without_space_for_its_rest(actor: Actor) -> None:
     actor.run("large_limited", 9_000, STASHTRACE_DRAINER="self", STASHTRACE_COLLECTORS="core")
     assert (actor.code, actor.output, actor.errors) == (-signal.SIGKILL, "2032\n", "")
     (process,) = actor.processes()
@@ -293,8 +293,8 @@ def test_large_lane_without_space_for_its_rest(actor: Actor) -> None:
     assert told(actor) == 9_000 - 2_032
 
 
-def test_count_of_rows_without_a_lane_outlives_the_process(actor: Actor) -> None:
-    actor.run("end_without_lane", 100)
+def test_count_of_rows_without_a_ring_outlives_the_process(actor: Actor) -> None:
+    actor.run("end_without_ring", 100)
     assert (actor.code, actor.errors) == (0, "")
     assert actor.values() == {"main": list(range(100))}
     assert told(actor) == 2, "open and close"
@@ -317,7 +317,7 @@ def test_many_processes_leave_little_and_lose_nothing(actor: Actor, tmp_path: Pa
     assert max(ring.stat().st_blocks * 512 for ring in actor.rings()) <= MOST_RING_BYTES
 
 
-def test_short_threads_share_few_lanes(actor: Actor) -> None:
+def test_short_threads_share_few_rings(actor: Actor) -> None:
     actor.run("threads", 3_000)
     assert actor.code == 0
     assert int(actor.output) < 60
@@ -360,7 +360,7 @@ def test_exit_while_other_threads_record(actor: Actor) -> None:
     main = actor.values()["main"]
     assert main == sorted(set(main))
     assert main[:100] == list(range(100)), "before anything is full"
-    # Busy threads and a busy machine may fill a lane faster than it can be drained. Then rows are counted.
+    # Busy threads and a busy machine may fill a ring faster than it can be drained. Then rows are counted.
     assert len(main) == 1_000 or len(main) + told(actor) >= 1_000
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stashtrace.lab.cache.model import (
+from stashtrace.lab.cache.cache_model import (
     LRU,
     MINIO,
     POLICIES,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from stashtrace.calibration.file import Calibration, Link, Points
-from stashtrace.calibration.fit import fit_alpha_beta
+from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import UsageError
-from stashtrace.lab.calibrate.report import calibration_lines, plot_calibration
-from stashtrace.lab.plot import check_plot_file
+from stashtrace.lab.calibrate.calibration_text import calibration_lines, plot_calibration
+from stashtrace.lab.plot_helpers import check_plot_file
 
 SIZES = tuple(1 << n for n in range(10, 26))
 

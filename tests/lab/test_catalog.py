@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.lab.recommend.catalog import INTERCONNECTS, Catalog, Instance, load_catalog
+from stashtrace.lab.recommend.instance_catalog import INTERCONNECTS, Catalog, Instance, load_catalog
 
 # Dollars an hour: `cost_map` of Stash's analyze.py (aakash-sharma/DS-Analyzer@5fb06a1), and a public list for P3dn.
 STASH_PRICES = {

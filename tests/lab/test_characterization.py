@@ -18,8 +18,8 @@ from stashtrace.lab.characterize.answer import (
     ConfigurationRun,
     read_characterization,
 )
-from stashtrace.lab.characterize.figures import Figures
-from stashtrace.lab.characterize.report import bottleneck, characterization_lines
+from stashtrace.lab.characterize.characterization_text import bottleneck, characterization_lines
+from stashtrace.lab.characterize.run_figures import Figures
 
 FACTS = {"command": ["torchrun", "t.py"], "devices_count": 2, "device": "cpu", "network": None, "quick": False}
 MS = 1e6

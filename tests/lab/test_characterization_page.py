@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stashtrace.lab.characterize.answer import MEASURED, Characterization, ConfigurationRun
-from stashtrace.lab.characterize.figures import Figures
-from stashtrace.lab.characterize.page import characterization_page, stacks
-from stashtrace.lab.characterize.report import emulation_text
+from stashtrace.lab.characterize.characterization_page import characterization_page, stacks
+from stashtrace.lab.characterize.characterization_text import emulation_text
+from stashtrace.lab.characterize.run_figures import Figures
 from stashtrace.units import duration_text
 
 TIMES_MS = {
@@ -127,7 +127,7 @@ def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Chara
 
 def test_the_picture(found: Characterization, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from stashtrace.lab.characterize.page import plot_characterization
+    from stashtrace.lab.characterize.characterization_page import plot_characterization
 
     for name in ("a.png", "a.svg"):
         plot_characterization(found, str(tmp_path / name))

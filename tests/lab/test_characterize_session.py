@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from stashtrace.analysis.steps.samples import JobSamples
+from stashtrace.analysis.steps.samples_per_step import JobSamples
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.lab.characterize import run as session
+from stashtrace.lab.characterize import five_configurations as session
 from stashtrace.lab.characterize.answer import Characterization, RunInvalidError
-from stashtrace.lab.characterize.data import DataStates
-from stashtrace.lab.characterize.figures import Figures
-from stashtrace.lab.characterize.hosts import HostTask, RunFailedError
+from stashtrace.lab.characterize.data_in_cache import DataStates
+from stashtrace.lab.characterize.five_configurations import characterize
 from stashtrace.lab.characterize.network import Shape
-from stashtrace.lab.characterize.plan import CharacterizationRequest
-from stashtrace.lab.characterize.run import characterize
+from stashtrace.lab.characterize.request import CharacterizationRequest
+from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.lab.characterize.run_on_hosts import HostTask, RunFailedError
 from stashtrace.lab.job_files import file_set
 
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from experiments_fakes import FakeDevice, fake_cupy, fake_torch, installed
 
-from stashtrace.lab.calibrate import worker
-from stashtrace.lab.calibrate.cupy import CupyCollectives, CupyCopies, cupy_facts
-from stashtrace.lab.calibrate.engines import TorchCollectives, TorchCopies, torch_facts
+from stashtrace.lab.calibrate import calibrate_worker
+from stashtrace.lab.calibrate.cupy_engine import CupyCollectives, CupyCopies, cupy_facts
 from stashtrace.lab.calibrate.measure import COLLECTIVES, COPIES
 from stashtrace.lab.calibrate.sweep import measure
+from stashtrace.lab.calibrate.torch_engine import TorchCollectives, TorchCopies, torch_facts
 
 SIZES = [1024, 4096, 16384]
 
@@ -127,14 +127,14 @@ def test_the_library_with_devices_is_taken(
     cupy, nccl = fake_cupy(FakeDevice())
     modules = {"torch": torch, "torch_distributed": torch.distributed}
     with installed(monkeypatch, **modules, **({"cupy": cupy, "cupy_cuda_nccl": nccl} if cupy_there else {})):
-        known = worker.probe()
+        known = calibrate_worker.probe()
     assert known["library"] == library
     assert bool(known["devices"]) == (torch_devices > 0 or cupy_there)
 
 
 def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(monkeypatch):
-        assert worker.probe() == {"library": "", "backends": [], "devices": []}
+        assert calibrate_worker.probe() == {"library": "", "backends": [], "devices": []}
 
 
 def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,5 +153,5 @@ def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "rendezvous": str(tmp_path / "meet"),
     }
     with installed(monkeypatch, cupy=cupy, cupy_cuda_nccl=nccl):
-        assert set(worker.run(task).stamps["d2d"]) == set(SIZES)
-        assert worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1
+        assert set(calibrate_worker.run(task).stamps["d2d"]) == set(SIZES)
+        assert calibrate_worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.lab.characterize.hosts import HostTask, RunFailedError, by_ssh, from_host, here, last_words, run_tasks
+from stashtrace.lab.characterize.run_on_hosts import (
+    HostTask,
+    RunFailedError,
+    by_ssh,
+    from_host,
+    here,
+    last_words,
+    run_tasks,
+)
 from stashtrace.loading.load import load_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +181,7 @@ def test_a_run_on_another_host_that_takes_too_long_ends_there(
 def test_who_ends_us_ends_the_runs(tmp_path: Path, number: int) -> None:
     command, file = sleeping(tmp_path)
     code = (
-        "from pathlib import Path; from stashtrace.lab.characterize.hosts import HostTask, here, run_tasks;"
+        "from pathlib import Path; from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks;"
         f"run_tasks([HostTask({command!r}, {{}}, here)], Path({str(tmp_path / 'run')!r}), 5, 60.0, name='one',"
         " on_wait=lambda: None)"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.lab.characterize import data as data_states
+from stashtrace.lab.characterize import data_in_cache as data_states
 from stashtrace.lab.characterize.answer import RunInvalidError
-from stashtrace.lab.characterize.data import DataStates, with_neighbours
+from stashtrace.lab.characterize.data_in_cache import DataStates, with_neighbours
 from stashtrace.lab.job_files import FileSet, file_set, reading
 from stashtrace.lab.page_cache import COLD, WARM
 from stashtrace.schema.kinds import IoOp

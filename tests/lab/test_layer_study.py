@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.lab.sweep.fit import ALL_BYTES, Variant, resized, study_of, variant_row
-from stashtrace.lab.sweep.report import prediction_lines, study_json, study_lines, typical_error
+from stashtrace.lab.sweep.fit_study import ALL_BYTES, Variant, resized, study_of, variant_row
 from stashtrace.lab.sweep.shapes import network
+from stashtrace.lab.sweep.study_text import prediction_lines, study_json, study_lines, typical_error
 
 MS = 1e6
 #: What a message and a byte cost in the made-up studies, ns.

@@ -15,11 +15,11 @@ from replay.test_communication_model import APART, SIZES, STEP_NS, cost, job
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UnsupportedVersionError, UsageError
 from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.sweep import ranks as layer_ranks
-from stashtrace.lab.sweep.fit import study_of
-from stashtrace.lab.sweep.ranks import last_words
+from stashtrace.lab.sweep import start_study_ranks as layer_ranks
+from stashtrace.lab.sweep.fit_study import study_of
+from stashtrace.lab.sweep.layers_study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
 from stashtrace.lab.sweep.shapes import network
-from stashtrace.lab.sweep.study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
+from stashtrace.lab.sweep.start_study_ranks import last_words
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {"library": "torch", "backends": ["gloo", "nccl"], "devices": ["A"] * 4, "torch": "2.99"}

@@ -11,8 +11,7 @@ import pytest
 
 from stashtrace.calibration.file import Points
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError, UsageError
-from stashtrace.lab.calibrate import ranks as link_ranks
-from stashtrace.lab.calibrate.engines import DiskReads
+from stashtrace.lab.calibrate import start_workers as link_ranks
 from stashtrace.lab.calibrate.measure import (
     COLLECTIVES,
     COPIES,
@@ -25,8 +24,9 @@ from stashtrace.lab.calibrate.measure import (
     pooled,
     transfer_times,
 )
-from stashtrace.lab.calibrate.ranks import run_ranks, untraced
+from stashtrace.lab.calibrate.start_workers import run_ranks, untraced
 from stashtrace.lab.calibrate.sweep import measure, sizes_between
+from stashtrace.lab.calibrate.torch_engine import DiskReads
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {

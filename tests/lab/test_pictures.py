@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import StashtraceError
-from stashtrace.lab.plot import save_figure
+from stashtrace.lab.plot_helpers import save_figure
 
 
 class Figure:

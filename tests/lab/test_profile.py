@@ -12,7 +12,7 @@ import pytest
 from published_runs import characterization
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.recommend.profile import THIS_MACHINE, Profile, load_profile
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.intervals import Interval, exactly
+from stashtrace.lab.number_intervals import Interval, exactly
 from stashtrace.lab.recommend.candidates import Budget, Candidate, Work, pareto_marked, same_price
-from stashtrace.lab.recommend.catalog import Catalog, Instance, load_catalog
 from stashtrace.lab.recommend.elasticity import elasticity
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance, load_catalog
 from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.recommend import Recommendation, recommend
-from stashtrace.lab.recommend.report import choices
+from stashtrace.lab.recommend.recommendation_text import choices
 
 AWS = load_catalog()
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MODELS, RUNS, characterization
 
-from stashtrace.calibration.checked import CheckedFile
-from stashtrace.calibration.fit import bytes_factor
-from stashtrace.lab.intervals import Interval, exactly
+from stashtrace.calibration.checked_files import CheckedFile
+from stashtrace.calibration.fit_link import bytes_factor
+from stashtrace.lab.number_intervals import Interval, exactly
 from stashtrace.lab.recommend import profile as profiles
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.scaling import (
     Exposed,

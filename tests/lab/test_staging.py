@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from stashtrace.errors import CaptureError
-from stashtrace.lab.characterize.figures import Figures
-from stashtrace.lab.stage import stage as staging
-from stashtrace.lab.stage.stage import LIST_NAME, Staged, check_gain, held_bytes, stage
-from stashtrace.record.staged import Copy, read_staged_list
+from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.lab.stage import stage_files as staging
+from stashtrace.lab.stage.stage_files import LIST_NAME, Staged, check_gain, held_bytes, stage
+from stashtrace.record.staged_files import Copy, read_staged_list
 
 
 @pytest.fixture

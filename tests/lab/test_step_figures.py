@@ -10,8 +10,8 @@ import pytest
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.characterize import figures as module
-from stashtrace.lab.characterize.figures import step_figures
+from stashtrace.lab.characterize import run_figures as module
+from stashtrace.lab.characterize.run_figures import step_figures
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ProcessRole

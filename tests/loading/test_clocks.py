@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stashtrace.loading.clocks.host import Readings, TickMap, realtime_offset, tick_map
+from stashtrace.loading.clocks.host_clock import Readings, TickMap, realtime_offset, tick_map
 
 HZ = 2_894_000_000
 T0, N0, OFFSET = 7_000_000_000_000_000, 3_000_000_000_000, 1_700_000_000_000_000_000

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stashtrace.loading.clocks.device import DeviceReadings, device_time
+from stashtrace.loading.clocks.device_clock import DeviceReadings, device_time
 from stashtrace.schema.kinds import DeviceClock
 
 S = 1_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.lab import synth
 from stashtrace.loading.decode import decode_processes
 from stashtrace.loading.load import load_trace, open_processes

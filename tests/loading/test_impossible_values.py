@@ -151,7 +151,7 @@ def test_a_call_of_no_operation_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept_rows: int
 ) -> None:
     """Codes of 16 bits that do not fit the column; also in calls that stay on disk, which are read several times."""
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", kept_rows)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", kept_rows)
     source, target = GOLDEN / "v1/merged.stash", tmp_path / "merged.stash"
     write_with(source, target, "io_op", op_code=code)
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from stashtrace.loading.identity import Place, places
+from stashtrace.loading.process_identity import Place, places
 
 
 def step(task: int, tasks: int, local: int = 0) -> dict[str, str]:

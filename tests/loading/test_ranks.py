@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.loading.identity import Identity, ProcessFacts, generations, identify
-from stashtrace.loading.presence import missing_ranks
+from stashtrace.loading.process_identity import Identity, ProcessFacts, generations, identify
+from stashtrace.loading.run_tables import missing_ranks
 from stashtrace.schema.kinds import ProcessRole
 
 

@@ -15,10 +15,10 @@ import pytest
 from stash_files import START_NS, StashWriter, ms
 
 import stashtrace
-from stashtrace.analysis.findings.claims import files_claims
+from stashtrace.analysis.findings.all_claims import files_claims
 from stashtrace.analysis.stalls.budget import METHODS
-from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
 from stashtrace.analysis.stalls.on_host import host_layers
+from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.store import store_run
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 def both(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
     """The trace with its calls in memory, and with its calls on disk, read in small pieces."""
     whole = load_trace(run)
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     monkeypatch.setattr("stashtrace.format.stash_file.pieces.__defaults__", (100,))
     streamed = load_trace(run)
     assert whole.streamed_io is None
@@ -167,7 +167,7 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
         )
     stash.save()
     compact_run(open_run(tmp_path))
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     monkeypatch.setattr("stashtrace.format.stash_file.pieces.__defaults__", (20,))
     monkeypatch.setattr("stashtrace.format.compact._SEGMENT_ROWS", 30)
     trace = load_trace(tmp_path)
@@ -178,7 +178,7 @@ def test_rows_that_are_not_in_order_are_loaded(tmp_path: Path, monkeypatch: pyte
 
 def test_files_that_may_still_change_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synth.write(tmp_path / "run", synth.SyntheticJob(steps=10, calls_per_batch=60))
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     trace = load_trace(tmp_path / "run")
     assert trace.streamed_io is None
     assert len(trace.io) == trace.io_rows_count > 10
@@ -199,7 +199,7 @@ def test_memory_does_not_grow_with_calls_that_say_nothing(
     stash.add("io_op", array)
     stash.save()
     compact_run(open_run(tmp_path / "run"))
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     load_trace(tmp_path / "run", tables=["spans"])  # imports and caches
     tracemalloc.start()
     trace = load_trace(tmp_path / "run")
@@ -250,7 +250,7 @@ def in_words(table: Table, trace: Trace) -> list[dict[str, object]]:
 
 def test_calls_of_a_store_stay_there_if_they_are_many(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_trace(store)
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     monkeypatch.setattr("stashtrace.loading.stores._PIECE_ROWS", 100)
     streamed = load_trace(store)
     assert whole.streamed_io is None
@@ -271,7 +271,7 @@ def test_calls_of_a_store_stay_there_if_they_are_many(store: Path, monkeypatch: 
 
 
 def test_outline_of_a_store_is_that_of_its_run(run: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     of_run, of_store = load_trace(run), load_trace(store)
     assert of_run.streamed_io is not None
     assert of_store.streamed_io is not None
@@ -305,7 +305,7 @@ def test_calls_of_a_damaged_store(store: Path, monkeypatch: pytest.MonkeyPatch, 
     damage(store)
     with pytest.warns(DataLossWarning):
         whole = load_trace(store)
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     with pytest.warns(DataLossWarning):
         mended = load_trace(store)
     assert (mended.streamed_io is None) == (damage is not lose_tracks)
@@ -315,7 +315,7 @@ def test_calls_of_a_damaged_store(store: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_part_of_a_store_is_loaded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stashtrace.loading.io.KEPT_ROWS", 10)
+    monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
     assert load_trace(store, ranks=[1]).streamed_io is None
     assert len(load_trace(store, ranks=[1]).io) > 10
     none = load_trace(store, tables=["phases"])

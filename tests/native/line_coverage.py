@@ -1,9 +1,9 @@
-"""Measures which lines of the recorder the tests of its rooms reach, without a GPU.
+"""Measures which lines of the recorder the tests of its collectors reach, without a GPU.
 
-Called by hand: ``python tests/native/line_coverage.py [--write] [room ...]``. Builds the recorder for gcov into
-build/coverage, runs the rooms' tests on it and prints a line per room; of rooms that are named also the lines that were
-not reached. ``--write`` keeps the figures in benchmarks/results/line_coverage.json, if all tests passed. Counts are
-written when a process ends by itself: what a killed process did, or a child that left by _exit, is not seen.
+Called by hand: ``python tests/native/line_coverage.py [--write] [collector ...]``. Builds the recorder for gcov into
+build/coverage, runs the collectors' tests on it and prints a line per collector; of those that are named also the lines
+that were not reached. ``--write`` keeps the figures in benchmarks/results/line_coverage.json, if all tests passed.
+Counts are written when a process ends by itself: what a killed process did, or a child that left by _exit, is not seen.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 from native.native_build import ROOT, build, run_command
 
-ROOMS = {
+COLLECTORS = {
     "cuda": "csrc/collectors/cuda",
     "device": "csrc/device",
     "abi": "csrc/abi",
@@ -46,7 +46,9 @@ Lines = dict[str, dict[int, int]]
 def read_counts(folder: Path) -> Lines:
     """What the runs left in the object folders of a build."""
     counts: Lines = defaultdict(lambda: defaultdict(int))
-    notes = sorted(path for name in ROOMS.values() for path in folder.glob(f"CMakeFiles/stashtrace*.dir/{name}/*.gcno"))
+    notes = sorted(
+        path for name in COLLECTORS.values() for path in folder.glob(f"CMakeFiles/stashtrace*.dir/{name}/*.gcno")
+    )
     for note in notes:
         command = ["gcov", "--json-format", "--stdout", str(note)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
@@ -58,7 +60,7 @@ def read_counts(folder: Path) -> Lines:
 
 
 def room_of(path: str) -> str | None:
-    return next((room for room, folder in ROOMS.items() if path.startswith(folder + "/")), None)
+    return next((collector for collector, folder in COLLECTORS.items() if path.startswith(folder + "/")), None)
 
 
 def ranges(lines: Iterable[int]) -> str:
@@ -73,21 +75,21 @@ def ranges(lines: Iterable[int]) -> str:
 
 
 def show(counts: Lines, wanted: Iterable[str]) -> dict[str, float]:
-    """Print a line per room, and what was missed of those that are wanted; the figures."""
+    """Print a line per collector, and what was missed of those that are wanted; the figures."""
     figures: dict[str, float] = {}
     files: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
     for path, lines in counts.items():
-        room = room_of(path)
-        if room is not None:
-            files[room][path] = lines
-    for room in ROOMS:
-        every = [count for lines in files[room].values() for count in lines.values()]
+        collector = room_of(path)
+        if collector is not None:
+            files[collector][path] = lines
+    for collector in COLLECTORS:
+        every = [count for lines in files[collector].values() for count in lines.values()]
         reached = sum(count > 0 for count in every)
-        print(f"{room:8} {100 * reached / max(len(every), 1):5.1f} % of {len(every)} lines")
-        figures |= {f"{room}_reached_ratio": reached / max(len(every), 1), f"{room}_lines_count": len(every)}
-        if room not in wanted:
+        print(f"{collector:8} {100 * reached / max(len(every), 1):5.1f} % of {len(every)} lines")
+        figures |= {f"{collector}_reached_ratio": reached / max(len(every), 1), f"{collector}_lines_count": len(every)}
+        if collector not in wanted:
             continue
-        for path, lines in sorted(files[room].items()):
+        for path, lines in sorted(files[collector].items()):
             missed = [line for line, count in lines.items() if count == 0]
             if missed:
                 print(f"  {path}: {ranges(missed)}")
@@ -97,16 +99,18 @@ def show(counts: Lines, wanted: Iterable[str]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("rooms", nargs="*", help=" ".join(ROOMS))
+    parser.add_argument("collectors", nargs="*", help=" ".join(COLLECTORS))
     options = parser.parse_args(arguments)
-    if unknown := set(options.rooms) - set(ROOMS):
-        parser.error(f"no room {', '.join(sorted(unknown))}; there are {', '.join(ROOMS)}")
+    if unknown := set(options.collectors) - set(COLLECTORS):
+        parser.error(f"no collector {', '.join(sorted(unknown))}; there are {', '.join(COLLECTORS)}")
     folder = build(ROOT / "build" / "coverage", "stashtrace_lookup", "coverage")
     for old in folder.rglob("*.gcda"):
         old.unlink()
-    command, environment = run_command(folder, "coverage", [f"tests/collectors/test_{room}.py" for room in TESTS])
+    command, environment = run_command(
+        folder, "coverage", [f"tests/collectors/test_{collector}.py" for collector in TESTS]
+    )
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode
-    figures = show(read_counts(folder), options.rooms)
+    figures = show(read_counts(folder), options.collectors)
     if options.write and status == 0:
         print(f"written to {harness.write_result('line_coverage', figures, command=COMMAND).relative_to(ROOT)}")
     return status

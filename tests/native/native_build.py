@@ -1,7 +1,7 @@
 """Builds of the native code other than the shipped one: for its own tests and actors, for sanitizers, for gcov.
 
-Called by test_native.py, test_aarch64.py, test_rooms_sanitized.py, line_coverage.py, device.py and the fixture of the
-actor. Folders are kept between runs, so that only what changed is compiled.
+Called by test_native.py, test_aarch64.py, test_collectors_sanitized.py, line_coverage.py, device.py and the fixture of
+the actor. Folders are kept between runs, so that only what changed is compiled.
 """
 
 # SPDX-License-Identifier: Apache-2.0

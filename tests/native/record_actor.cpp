@@ -118,7 +118,7 @@ int short_threads(int threads) {
   }
   stashtrace_stats_t stats;
   stashtrace_stats(&stats);
-  std::printf("%llu\n", static_cast<unsigned long long>(stats.lanes_count));
+  std::printf("%llu\n", static_cast<unsigned long long>(stats.rings_count));
   return 0;
 }
 
@@ -132,11 +132,12 @@ int closes_descriptors(int rows) {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   for (int fd = 1500; fd < 1600 && fd < static_cast<int>(limit.rlim_cur); ++fd) dup2(own, fd);
-  for (int fd = static_cast<int>(limit.rlim_cur) - 40; fd > 0 && fd < static_cast<int>(limit.rlim_cur); ++fd) dup2(own, fd);
+  for (int fd = static_cast<int>(limit.rlim_cur) - 40; fd > 0 && fd < static_cast<int>(limit.rlim_cur); ++fd)
+    dup2(own, fd);
   write_rows("daemon", rows, rows);
   stashtrace_flush();
-  std::thread([rows] { write_rows("daemon's thread", rows); }).join();  // new lanes need the ring file again
-  return lseek(own, 0, SEEK_END) == 0 ? 0 : 1;  // nothing of ours in the user's file
+  std::thread([rows] { write_rows("daemon's thread", rows); }).join();  // new rings need the ring file again
+  return lseek(own, 0, SEEK_END) == 0 ? 0 : 1;                          // nothing of ours in the user's file
 }
 
 std::atomic<int> g_handled{0};
@@ -149,7 +150,7 @@ void on_alarm(int) {
 
 int interrupted(int rows) {
   g_handler_name = name("handler");
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = &on_alarm;
   sigaction(SIGALRM, &action, nullptr);
   const itimerval often{{0, 100}, {0, 100}}, never{};
@@ -274,13 +275,18 @@ void fail_to_execute(int rows, const char* program, bool limited) {
   std::fflush(stdout);
 }
 
-// I/O rows have the largest lane, which gets the rest of its space when it is used. Without `space` the file may not grow.
-int fill_large_lane(int rows, bool space) {
+// I/O rows have the largest ring, which gets the rest of its space when it is used. Without `space` the file may not grow.
+int fill_large_ring(int rows, bool space) {
   int kept = 0;
-  write_rows("main", 1);  // so that the large lane is the last of the file
+  write_rows("main", 1);  // so that the large ring is the last of the file
   for (int i = 0; i < rows; ++i) {
-    const schema::IoOp row{.begin_ticks = stashtrace_now_ticks(), .offset_bytes = i, .duration_ticks = 1, .result_bytes = 0,
-                           .path_id = 0, .op_code = 1, .io_flags = 0};
+    const schema::IoOp row{.begin_ticks = stashtrace_now_ticks(),
+                           .offset_bytes = i,
+                           .duration_ticks = 1,
+                           .result_bytes = 0,
+                           .path_id = 0,
+                           .op_code = 1,
+                           .io_flags = 0};
     kept += stashtrace_emit(schema::IoOp::kId, &row, sizeof row) == 1;
     if (i != 0 || space) continue;
     const rlimit limit{256 * 1024, 256 * 1024};
@@ -291,8 +297,8 @@ int fill_large_lane(int rows, bool space) {
   return kept;
 }
 
-// The first call's row finds no lane, and the process ends at once.
-[[noreturn]] void end_without_lane(int rows) {
+// The first call's row finds no ring, and the process ends at once.
+[[noreturn]] void end_without_ring(int rows) {
   write_rows("main", rows);
   const rlimit limit{128 * 1024, 128 * 1024};
   setrlimit(RLIMIT_FSIZE, &limit);
@@ -310,7 +316,7 @@ int ends(int rows, const char* unsuited) {
         continue;
       }
       write_rows(way, rows);
-      close(open("/dev/null", O_RDONLY));  // I/O rows have the largest lane
+      close(open("/dev/null", O_RDONLY));  // I/O rows have the largest ring
       const std::string_view kind = way;
       if (kind == "exec") execl("/bin/true", "true", nullptr);
       if (kind == "failed") execl(unsuited, unsuited, nullptr);
@@ -371,9 +377,9 @@ int main(int argc, char** argv) {
   if (scenario == "few_descriptors") return stamps_with_few_descriptors(rows);
   if (scenario == "seal") return seals(rows);
   if (scenario == "exit_among_threads") return exits_among_threads(rows);
-  if (scenario == "end_without_lane") end_without_lane(rows);
+  if (scenario == "end_without_ring") end_without_ring(rows);
   if (scenario == "large" || scenario == "large_limited") {
-    fill_large_lane(rows, scenario == "large");
+    fill_large_ring(rows, scenario == "large");
     raise(SIGKILL);
   }
   if (scenario == "ends") return ends(rows, program);

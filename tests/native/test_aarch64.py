@@ -18,7 +18,7 @@ import pytest
 from native.emulated import command_of, emulator
 from native.native_build import OPTIONS, ROOT, SHIPPED, build
 
-from stashtrace.format.ring import LANE_MAGIC, read_ring
+from stashtrace.format.ring import RING_MAGIC, read_ring
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import IoFlag
 from stashtrace.schema.trace import Trace
@@ -133,10 +133,10 @@ def test_a_program_leaves_the_same_rows(
     for ring in rings:
         image = read_ring(str(ring))
         assert image is not None
-        assert image.damaged_lanes == 0
+        assert image.damaged_rings == 0
         data = ring.read_bytes()
-        begins = [at for at in range(0, len(data), 4096) if data[at : at + 4] == LANE_MAGIC.to_bytes(4, sys.byteorder)]
-        assert len(begins) == len(image.lanes) > 5
+        begins = [at for at in range(0, len(data), 4096) if data[at : at + 4] == RING_MAGIC.to_bytes(4, sys.byteorder)]
+        assert len(begins) == len(image.rings) > 5
         assert all(at % page_bytes == 0 for at in begins)  # else the kernel could not map them
     heads = [path.read_bytes()[:30_000] for path in run.glob("*.stash")]
     assert len(heads) == 3

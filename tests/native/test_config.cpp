@@ -26,24 +26,28 @@ int main() {
   CHECK_EQUAL(plain.sample_ms, 100u);
   CHECK(plain.drainer == DrainerMode::automatic && plain.log == LogLevel::error);
 
-  const Config full = parsed({"STASHTRACE_COLLECTORS=waits,posix_io,unheard_of", "STASHTRACE_RUN_ID=c0ffee",
-                              "STASHTRACE_DIR=/run", "STASHTRACE_STEPS=5:10", "STASHTRACE_WAIT_THRESHOLD_NS=0",
-                              "STASHTRACE_SAMPLE_MS=250", "STASHTRACE_LANE_BYTES=65536", "STASHTRACE_DRAINER=self",
-                              "STASHTRACE_LOG=debug"});
+  const Config full =
+      parsed({"STASHTRACE_COLLECTORS=waits,posix_io,unheard_of", "STASHTRACE_RUN_ID=c0ffee", "STASHTRACE_DIR=/run",
+              "STASHTRACE_STEPS=5:10", "STASHTRACE_WAIT_THRESHOLD_NS=0", "STASHTRACE_SAMPLE_MS=250",
+              "STASHTRACE_RING_BYTES=65536", "STASHTRACE_DRAINER=self", "STASHTRACE_LOG=debug"});
   CHECK(full.collector_on("posix_io") && full.collector_on("waits") && full.collector_on("core"));
   CHECK(!full.collector_on("proc") && !full.collector_on("annotations"));
   CHECK_EQUAL(full.run_id, std::string_view("c0ffee"));
   CHECK_EQUAL(full.steps, std::string_view("5:10"));
   CHECK_EQUAL(full.wait_threshold_ns, std::int64_t{0});
   CHECK_EQUAL(full.sample_ms, 250u);
-  CHECK_EQUAL(full.io_lane_bytes, 65536u);
+  CHECK_EQUAL(full.io_ring_bytes, 65536u);
   CHECK(full.drainer == DrainerMode::self && full.log == LogLevel::debug);
 
+  CHECK_EQUAL(parsed({"STASHTRACE_DIR=/run", "STASHTRACE_LANE_BYTES=8192"}).io_ring_bytes, 8192u);  // its older name
+  const Config both = parsed({"STASHTRACE_DIR=/run", "STASHTRACE_RING_BYTES=4096", "STASHTRACE_LANE_BYTES=8192"});
+  CHECK_EQUAL(both.io_ring_bytes, 4096u);
+
   const Config odd = parsed({"STASHTRACE_DIR=/run", "STASHTRACE_SAMPLE_MS=0", "STASHTRACE_WAIT_THRESHOLD_NS=-5",
-                             "STASHTRACE_LANE_BYTES=1e6", "STASHTRACE_DRAINER=maybe", "STASHTRACE_LOG="});
+                             "STASHTRACE_RING_BYTES=1e6", "STASHTRACE_DRAINER=maybe", "STASHTRACE_LOG="});
   CHECK_EQUAL(odd.sample_ms, 100u);
   CHECK_EQUAL(odd.wait_threshold_ns, std::int64_t{20'000});
-  CHECK_EQUAL(odd.io_lane_bytes, 0u);
+  CHECK_EQUAL(odd.io_ring_bytes, 0u);
   CHECK(odd.drainer == DrainerMode::automatic && odd.log == LogLevel::error);
   return result();
 }

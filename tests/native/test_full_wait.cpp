@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-// A producer that finds its lane full all the time, while nobody drains: ns that it stands still.
+// A producer that finds its ring full all the time, while nobody drains: ns that it stands still.
 std::int64_t stood_still(FullWait& wait, std::int64_t begin_ns, std::int64_t hang_ns) {
   std::int64_t total = 0;
   for (std::int64_t now = begin_ns; now < begin_ns + hang_ns; now += 1'000'000) {

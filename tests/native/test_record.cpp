@@ -61,8 +61,8 @@ int main(int, char** argv) {
   CHECK_EQUAL(run_files(".stash").size(), std::size_t{1});
   CHECK_EQUAL(run_files(".ring").size(), std::size_t{1});
 
-  // Rows of the main flow and of a signal handler that interrupts it, in one lane: none lost, none torn.
-  struct sigaction action {};
+  // Rows of the main flow and of a signal handler that interrupts it, in one ring: none lost, none torn.
+  struct sigaction action{};
   action.sa_handler = &record_in_handler;
   sigaction(SIGALRM, &action, nullptr);
   const itimerval often{{0, 50}, {0, 50}}, never{};
@@ -79,7 +79,9 @@ int main(int, char** argv) {
   }).join();
   runtime().set_recording(false);
   CHECK(!recording());
-  { ScopedRecord<schema::Span> unseen; }
+  {
+    ScopedRecord<schema::Span> unseen;
+  }
   runtime().set_recording(true);
 
   const RuntimeStats before = runtime().stats();
@@ -92,7 +94,7 @@ int main(int, char** argv) {
   for (const auto& row : counters) {
     schema::Counter counter;
     std::memcpy(&counter, row.data(), sizeof counter);
-    if (counter.name_id != 7) continue;  // the template room samples too
+    if (counter.name_id != 7) continue;  // the template collector samples too
     CHECK(counter.ticks == 1 || counter.ticks == 2);
     CHECK_EQUAL(counter.value, static_cast<double>(counter.ticks));
     handler_rows += counter.ticks == 1;
@@ -110,7 +112,8 @@ int main(int, char** argv) {
     std::memcpy(&part, row.data(), sizeof part);
     if (part.string_id != long_id) continue;
     CHECK_EQUAL(part.length_bytes, kLongestTextBytes);
-    text.append(part.text.data(), std::min<std::size_t>(part.text.size(), part.length_bytes - part.part * part.text.size()));
+    text.append(part.text.data(),
+                std::min<std::size_t>(part.text.size(), part.length_bytes - part.part * part.text.size()));
   }
   CHECK_EQUAL(text, longest.substr(0, kLongestTextBytes));
   std::uint64_t told = 0;

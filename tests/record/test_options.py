@@ -12,7 +12,7 @@ import pytest
 
 from stashtrace.errors import FormatError, UsageError
 from stashtrace.record.options import DECLARATIONS, Declaration, RecordOptions
-from stashtrace.record.staged import write_staged_list
+from stashtrace.record.staged_files import write_staged_list
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = (ROOT / "csrc/core/config.cpp").read_text(encoding="utf-8")

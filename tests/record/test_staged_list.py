@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import FormatError
-from stashtrace.record.staged import Copy, list_for_run, read_staged_list, write_staged_list
+from stashtrace.record.staged_files import Copy, list_for_run, read_staged_list, write_staged_list
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1000])

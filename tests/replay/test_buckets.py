@@ -14,7 +14,7 @@ from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Buckets, Change, best_buckets, gradient_buckets, single_changes, what_if
 from stashtrace.replay.communication.overlap import bucket_ends
-from stashtrace.replay.report import applied_lines
+from stashtrace.replay.whatif_text import applied_lines
 from stashtrace.schema.kinds import CollectiveOp
 
 CAPS = (0.25, 1, 2, 4, 8, 100)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication.communication_model import CommunicationModel, communication_model
+from stashtrace.replay.communication.communication_text import error_ratio, model_json, model_lines
 from stashtrace.replay.communication.messages import gradient_messages
-from stashtrace.replay.communication.model import CommunicationModel, communication_model
 from stashtrace.replay.communication.overlap import schedule
-from stashtrace.replay.communication.report import error_ratio, model_json, model_lines
 from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.trace import Trace

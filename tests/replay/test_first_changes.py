@@ -23,7 +23,7 @@ from stashtrace.replay import Change, best_workers, what_if
 from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes, what_to_do_first
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.first import first_texts
+from stashtrace.summary.words.first_change_templates import first_texts
 
 #: Workers of a job, and what it does: all of these wait for batches, and more workers would help.
 JOBS: tuple[tuple[int, dict[str, Any]], ...] = (

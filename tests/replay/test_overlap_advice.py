@@ -11,7 +11,7 @@ from corpus import corpus
 import stashtrace
 from stashtrace.analysis.graph import build
 from stashtrace.calibration.file import Calibration, Link, Points
-from stashtrace.calibration.fit import Fit, Piece
+from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.advice import Advice, ReplayedAdvice, named_advice, overlap_advice
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork

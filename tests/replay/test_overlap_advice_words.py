@@ -12,12 +12,12 @@ import pytest
 from builders import MS
 
 from stashtrace.replay.advice import Advice, named_advice
-from stashtrace.replay.advice.report import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
-from stashtrace.replay.advice.table import OVERLAP_ADVICE
+from stashtrace.replay.advice.advice_table import OVERLAP_ADVICE
+from stashtrace.replay.advice.advice_text import LIMITS, SWITCHES, advice_lines, advice_row, advice_text
 from stashtrace.schema.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOM = ROOT / "stashtrace" / "replay" / "advice"
+ADVICE = ROOT / "stashtrace" / "replay" / "advice"
 GUIDE = (ROOT / "docs" / "guides" / "overlap.md").read_text(encoding="utf-8")
 
 SPLIT = Advice(
@@ -192,9 +192,9 @@ def test_json_has_the_numbers_and_the_sentence() -> None:
     assert found["text"] == advice_text(SPLIT)
 
 
-def codes_in_the_room() -> set[str]:
+def codes_in_the_advice() -> set[str]:
     """Texts with an underscore that the patterns put into rows."""
-    tree = ast.parse((ROOM / "patterns.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ADVICE / "patterns.py").read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     columns = set(OVERLAP_ADVICE.names)
     codes = {t for t in texts if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", t) and not t.endswith(("_ns", "_code"))}
@@ -207,4 +207,4 @@ def test_every_code_has_words_and_stands_in_the_guide() -> None:
     assert set(LIMITS) | set(SWITCHES) | fatal <= explained
     operations = {"all_reduce", "all_gather", "reduce_scatter"}
     transformations = {"split_reorder", "sliced_p2p"}
-    assert codes_in_the_room() - operations - transformations <= set(LIMITS) | set(SWITCHES) | fatal
+    assert codes_in_the_advice() - operations - transformations <= set(LIMITS) | set(SWITCHES) | fatal

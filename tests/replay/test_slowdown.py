@@ -15,8 +15,8 @@ from pipeline_files import BACKWARD, FORWARD, load, step_s, two_stages, write
 
 import stashtrace
 from stashtrace.analysis.graph import PipelineGraph, build
-from stashtrace.analysis.graph.pipeline import build_pipeline
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.graph.pipeline_graph import build_pipeline
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import UsageError
 from stashtrace.replay import Ideal
 from stashtrace.replay.slowdown import ranks_together

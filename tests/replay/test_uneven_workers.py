@@ -14,7 +14,7 @@ from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.replay.advice.first_changes import first_changes
-from stashtrace.summary.words.first import first_text
+from stashtrace.summary.words.first_change_templates import first_text
 
 SLOW, QUICK = 100 * MS, 5 * MS
 Batch = Callable[[int, int], int]

@@ -14,7 +14,7 @@ from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, single_changes, what_if
 from stashtrace.replay.advice.first_changes import first_changes
-from stashtrace.replay.report import limit_lines, whatif_lines
+from stashtrace.replay.whatif_text import limit_lines, whatif_lines
 from stashtrace.schema.kinds import CollectiveOp, WaitOp
 
 

@@ -15,7 +15,7 @@ from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import build
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.intervals import noise_ns, period_of
+from stashtrace.replay.prediction_intervals import noise_ns, period_of
 from stashtrace.schema.trace import Trace
 
 TICK_NS = 50_000

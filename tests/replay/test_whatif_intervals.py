@@ -11,7 +11,7 @@ from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import build
 from stashtrace.replay import what_if
-from stashtrace.replay.intervals import Contention, noise_ns
+from stashtrace.replay.prediction_intervals import Contention, noise_ns
 
 MS = 1e6
 _BETWEEN = 0.03

@@ -11,8 +11,8 @@ from replay.loader_jobs import Job
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.loaders.number import _prefetch_factor
 from stashtrace.replay.loaders.passes import Passes
+from stashtrace.replay.loaders.worker_count import _prefetch_factor
 from stashtrace.schema.kinds import BatchPhase
 
 WORKERS = (1, 2, 3, 4)

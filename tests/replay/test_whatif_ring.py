@@ -20,7 +20,7 @@ from stashtrace.analysis.graph import build
 from stashtrace.replay import Change, what_if
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
+from stashtrace.summary.summary_document import document
 
 RANKS, STEPS, LATE = 4, 20, 2
 #: Work of each rank, a message, the update, and how much longer the late rank works.

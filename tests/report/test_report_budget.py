@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from summary.scenes import job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.report.budget import (
+from stashtrace.report.budget_groups import (
     ALIKE_RATIO,
     COLUMNS,
     GROUPS_AT_MOST,

@@ -13,14 +13,14 @@ from builders import MS, TraceBuilder, trace_from_text
 from summary.scenes import job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.cli.values import read_ranks, read_window
+from stashtrace.cli.option_values import read_ranks, read_window
 from stashtrace.errors import MissingDataError
 from stashtrace.report.document import Commands, report_facts
 from stashtrace.report.machine import machine_facts
 from stashtrace.report.page import page
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
+from stashtrace.summary.summary_document import document
 
 
 def commands_in(value: Any) -> list[str]:

@@ -18,7 +18,7 @@ from summary.scenes import job
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import page
 from stashtrace.report.page.html import embedded_json, prose, table, tag
-from stashtrace.report.page.words import KINDS
+from stashtrace.report.page.page_words import KINDS
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 

@@ -9,7 +9,7 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.report.slow import FEWEST, SLOW_RATIO, slow_steps
+from stashtrace.report.slow_steps import FEWEST, SLOW_RATIO, slow_steps
 from stashtrace.schema.trace import Trace
 
 

@@ -12,7 +12,7 @@ from summary.scenes import job
 
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.stragglers.late import late
-from stashtrace.report.waits import CUT_OUTS, LISTED, VICTIMS, costliest_waits
+from stashtrace.report.costliest_waits import CUT_OUTS, LISTED, VICTIMS, costliest_waits
 from stashtrace.schema.trace import Trace
 
 

@@ -17,7 +17,7 @@ from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.sql import catalog, query
+from stashtrace.sql import query, query_names
 from stashtrace.sql.query import run_labels
 from stashtrace.sql.store_run import StoreRun
 
@@ -47,7 +47,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return real_analyze(trace, name)
 
-    monkeypatch.setattr(catalog, "analyze", noted)
+    monkeypatch.setattr(query_names, "analyze", noted)
     return names
 
 
@@ -90,7 +90,7 @@ def test_a_trace_that_was_asked_is_freed_and_can_be_pickled(folder: Path) -> Non
 
 def test_each_name_can_be_used_without_quotes(trace: Trace) -> None:
     """No table or analysis has the name of a keyword; an analysis may lack data, but is found."""
-    for name in catalog.catalog():
+    for name in query_names.catalog():
         try:
             trace.sql(f"select count(*) from {name}").fetchall()
         except MissingDataError:
@@ -100,7 +100,7 @@ def test_each_name_can_be_used_without_quotes(trace: Trace) -> None:
 def test_tables_come_before_analyses_of_the_same_name(trace: Trace) -> None:
     both = set(TABLES) & {name for name, _, _ in ANALYSES}
     assert both == {"io", "kernels", "collectives"}
-    names = catalog.catalog()
+    names = query_names.catalog()
     for name in both:
         assert not names[name].is_analysis
         assert names[f"{name}_analysis"].source == name
@@ -112,7 +112,7 @@ def test_tables_come_before_analyses_of_the_same_name(trace: Trace) -> None:
 
 def test_show_tables_lists_every_name_and_describe_its_columns(trace: Trace) -> None:
     listed = trace.sql("SHOW TABLES;").fetchall()
-    assert [name for name, _, _ in listed] == [named.name for named in catalog.catalog().values()]
+    assert [name for name, _, _ in listed] == [named.name for named in query_names.catalog().values()]
     assert all(meaning for _, _, meaning in listed)
     rows = {row[0]: row[1:] for row in trace.sql("describe stalls").fetchall()}
     assert rows["stall_ns"] == ("integer", "ns", "time of this kind; the kinds of a step sum to its wall time")
@@ -206,13 +206,15 @@ def test_a_plugin_that_needs_parameters_says_so(trace: Trace, monkeypatch: pytes
     def needy(trace: Trace, size: int) -> Table:
         raise AssertionError(size)
 
-    monkeypatch.setattr(catalog, "find", lambda name: needy)
+    monkeypatch.setattr(query_names, "find", lambda name: needy)
     with pytest.raises(UsageError, match="needs size"):
         trace.sql("from pipeline")
 
 
 def test_no_analysis_of_ours_needs_parameters() -> None:
-    assert {name: catalog._needed_parameters(name) for name, _, _ in ANALYSES if catalog._needed_parameters(name)} == {}
+    assert {
+        name: query_names._needed_parameters(name) for name, _, _ in ANALYSES if query_names._needed_parameters(name)
+    } == {}
 
 
 def test_a_store_is_read_by_table(folder: Path, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.all_claims import claims_of
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.parts import Finding, findings_of
+from stashtrace.summary.words.template_parts import Finding, findings_of
 
 STEPS = 12
 

@@ -10,12 +10,12 @@ from builders import MS, ProcessBuilder, TraceBuilder
 from scenes import Verdict, job, verdicts
 
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.crowding import contention_claims
-from stashtrace.analysis.findings.rows import Claim, tables_of
+from stashtrace.analysis.findings.all_claims import claims_of
+from stashtrace.analysis.findings.claim_rows import Claim, tables_of
+from stashtrace.analysis.findings.cpu_claims import contention_claims
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.kinds import TrackKind
-from stashtrace.summary.text import Look, render
+from stashtrace.summary.summary_text import Look, render
 
 WHOLE = (0, 1000 * MS)
 

@@ -12,7 +12,7 @@ import pytest
 from builders import MS, US, TraceBuilder
 from scenes import verdicts
 
-from stashtrace.analysis.findings import devices
+from stashtrace.analysis.findings import device_evidence
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.links.efficiency import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
@@ -26,7 +26,7 @@ from stashtrace.schema.kinds import (
     DeviceWork,
 )
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import Look, summary
+from stashtrace.summary.summary_text import Look, summary
 
 STEPS, STEP = 12, 100 * MS
 
@@ -200,7 +200,7 @@ def test_a_calibration_beside_the_run_says_what_the_link_can_do(monkeypatch: pyt
     trace = job(transfer_ms=10)
     known = np.full(len(trace.collectives), 9.2 * MS)
     answer = ExpectedTransfers(known, known * 0, np.zeros(len(known), dtype=np.int64))
-    monkeypatch.setattr(devices, "expected_transfers", lambda *_: answer)
+    monkeypatch.setattr(device_evidence, "expected_transfers", lambda *_: answer)
     found = {f.kind: f for f in verdicts(trace)}
     assert found["link"].evidence[-1].endswith("over 7 transfers, 92 % of what this link can do by its calibration")
 
@@ -209,6 +209,6 @@ def test_a_calibration_of_another_machine_is_not_used(monkeypatch: pytest.Monkey
     def foreign(_: Trace) -> None:
         warnings.warn("measured elsewhere", ForeignCalibrationWarning, stacklevel=2)
 
-    monkeypatch.setattr(devices, "calibration_of", foreign)
+    monkeypatch.setattr(device_evidence, "calibration_of", foreign)
     found = {f.kind: f for f in verdicts(job(transfer_ms=10))}
     assert found["link"].evidence[-1].endswith("over 7 transfers")

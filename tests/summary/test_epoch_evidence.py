@@ -7,7 +7,7 @@ import pytest
 from scenes import verdicts, worded
 from trace_rows import MS, TraceBuilder
 
-from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.trace import Trace
 

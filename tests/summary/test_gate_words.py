@@ -14,11 +14,11 @@ import pytest
 
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.gate import Condition, Gate, judge, other_work
+from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.summary.ci import annotation_lines, junit_xml
-from stashtrace.summary.compare import jobs_lines, other_work_lines
-from stashtrace.summary.gate import Command, document, gate_lines, markdown, sentences
+from stashtrace.summary.diff_text import jobs_lines, other_work_lines
+from stashtrace.summary.gate_text import Command, document, gate_lines, markdown, sentences
 
 MS = 1_000_000
 FACTS = {"ranks": 2, "device": "none", "torch": "2.13.0", "command": "python train.py --lr 0.1"}

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from builders import MS
 
-from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.headline import MOST_CHARACTERS, headline_text
-from stashtrace.summary.words.parts import Finding, findings_of
+from stashtrace.summary.words.template_parts import Finding, findings_of
 
 RANKS = "0,2,5,7,11"
 

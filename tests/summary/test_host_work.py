@@ -15,8 +15,8 @@ import stashtrace
 from stashtrace.analysis.findings import summarize
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import summary
 
 MS = 1000.0  # stamps of the files are us
 #: Work of a device in each step, the transfer of its all-reduce, and how long a launch takes.

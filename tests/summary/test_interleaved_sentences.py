@@ -13,7 +13,7 @@ from wait_chains import noisy, on
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def late(trace: Trace) -> Verdict:

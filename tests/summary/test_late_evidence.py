@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.lateness.costliest import wait_evidence
-from stashtrace.analysis.findings.rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.lateness.costliest_wait import wait_evidence
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.analysis.stragglers.late import LATE
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import evidence_texts, wait_text
-from stashtrace.summary.words.parts import Finding
+from stashtrace.summary.words.template_parts import Finding
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7",

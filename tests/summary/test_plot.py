@@ -15,8 +15,8 @@ from stashtrace.errors import UsageError
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary import pictures
-from stashtrace.summary.pictures import KIND_COLOURS
+from stashtrace.summary import picture_style
+from stashtrace.summary.picture_style import KIND_COLOURS
 
 pytest.importorskip("matplotlib")
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_drawn(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> 
     assert "stalls" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="no step to draw"):
         Table.empty(STALLS).plot()
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    monkeypatch.setattr(picture_style, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs matplotlib") as missing:
         stashtrace.analyze(trace, "stalls").plot()
     assert "stashtrace[plot]" in (missing.value.hint or "")

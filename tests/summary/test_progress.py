@@ -7,10 +7,10 @@ import pytest
 from builders import MS, S, TraceBuilder
 from scenes import job
 
-from stashtrace.analysis.findings.ending.newest import newest_ns
+from stashtrace.analysis.findings.ending.newest_row import newest_ns
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole, TrackKind, WaitOp
-from stashtrace.summary.progress import describe_stuck, newest_steps
-from stashtrace.summary.text import summary
+from stashtrace.summary.status_text import describe_stuck, newest_steps
+from stashtrace.summary.summary_text import summary
 
 
 def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:

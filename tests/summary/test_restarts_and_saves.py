@@ -7,7 +7,7 @@ from builders import MS
 from scenes import job
 
 from stashtrace.schema.kinds import Phase, PhaseFlag, ThreadRole
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def test_other_starts_are_named() -> None:

@@ -11,22 +11,22 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job, worded
 
-from stashtrace.analysis.findings.rows import SECTIONS, Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import SECTIONS, Claim, Evidence
 from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.registry import analyze
-from stashtrace.summary.words.claims import CLAIMS
-from stashtrace.summary.words.evidence import EVIDENCE
+from stashtrace.summary.words.claim_templates import CLAIMS
+from stashtrace.summary.words.evidence_templates import EVIDENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOM = ROOT / "stashtrace" / "analysis" / "findings"
+FINDINGS = ROOT / "stashtrace" / "analysis" / "findings"
 PAGE = (ROOT / "docs" / "reference" / "findings.md").read_text(encoding="utf-8")
 STEP = 100 * MS
 
 
 def texts_given_to(name: str, argument: int) -> set[str]:
-    """Constant texts that the room gives to a class as its n-th argument."""
+    """Constant texts that the analysis gives to a class as its n-th argument."""
     found = set()
-    for path in ROOM.rglob("*.py"):
+    for path in FINDINGS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
                 for part in ast.walk(node.args[argument]):

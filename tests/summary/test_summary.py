@@ -14,11 +14,11 @@ from scenes import job, verdicts
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.summary_input import RankFacts, gather
 from stashtrace.analysis.findings.verdicts import confidence
-from stashtrace.analysis.steps.kinds import STEP_KINDS
+from stashtrace.analysis.steps.step_kinds import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.schema.table import Table
-from stashtrace.summary.text import Look, _percents, render, summary
-from stashtrace.summary.words.parts import amount
+from stashtrace.summary.summary_text import Look, _percents, render, summary
+from stashtrace.summary.words.template_parts import amount
 
 SCENES: dict[str, dict[str, Any]] = {
     "quiet": {"transfer": 0},

@@ -20,7 +20,7 @@ from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli import command_module
 from stashtrace.replay.advice.first_changes import summary as with_first_changes
 from stashtrace.replay.changes import Change
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "architecture"))

@@ -26,7 +26,7 @@ from wait_chains import (
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def late(trace: Trace) -> Verdict:

@@ -14,12 +14,12 @@ from summary.scenes import job, row_texts, verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import summary
 
 EVENTS = [
     host("aten::mm", 0, 400),

@@ -15,7 +15,7 @@ from stashtrace.analysis.registry import ANALYSES, analyze
 from stashtrace.errors import StashtraceError
 from stashtrace.exporters.registry import EXPORTERS, export
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 #: Options without which an exporter does nothing.
 _OPTIONS: dict[str, dict[str, Any]] = {name: {"table": "stalls"} for name in ("csv", "parquet", "arrow")}

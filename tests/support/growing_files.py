@@ -22,18 +22,18 @@ import numpy.typing as npt
 from stashtrace.format.codec import Codec
 from stashtrace.format.container import FLAG_MERGED, pack_head, pack_segment
 from stashtrace.format.reader import RawRun, open_run
-from stashtrace.format.ring import PAGE_BYTES, RING_HEADER, RING_MAGIC
+from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC
 from stashtrace.format.stash_file import Chunk, StashFile
-from stashtrace.loading.clocks.host import host_clocks
+from stashtrace.loading.clocks.host_clock import host_clocks
 
 _MOMENTS = ("ticks", "end_ticks", "return_ticks", "call_ticks", "receive_ticks", "after_ticks", "send_ticks")
 
 
 @dataclass
-class _Lane:
+class _Ring:
     chunk: Chunk
     rows: npt.NDArray[np.void]
-    #: When each row was there: no row is written before those that its lane holds already.
+    #: When each row was there: no row is written before those that its ring holds already.
     there_ns: npt.NDArray[np.int64]
     written_count: int = 0
 
@@ -50,8 +50,8 @@ def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = 
         shutil.copy(recorded / "run.json", target / "run.json")
         (target / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if not k.startswith("end_")}))
     files = [
-        _File(process, target, lanes, process.metadata["pid"] in killed)
-        for process, lanes in zip(run.processes, _lanes(run), strict=True)
+        _File(process, target, rings, process.metadata["pid"] in killed)
+        for process, rings in zip(run.processes, _rings(run), strict=True)
     ]
     now, last = min(f.begin_ns for f in files), max(f.end_ns for f in files)
     while now <= last:
@@ -61,16 +61,16 @@ def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = 
         yield now
 
 
-def _lanes(run: RawRun) -> Iterator[list[_Lane]]:
+def _rings(run: RawRun) -> Iterator[list[_Ring]]:
     core = [file.load(("clock_sync",)) for file in run.processes]
     clocks = host_clocks(run.path, core)
     for process, raw in zip(run.processes, core, strict=True):
         clock = clocks.of(raw)
-        lanes: dict[tuple[int, int, int], list[Chunk]] = {}
+        rings: dict[tuple[int, int, int], list[Chunk]] = {}
         for chunk in process.chunks():
-            lanes.setdefault((chunk.layout.record_id, chunk.tid, chunk.lane_id), []).append(chunk)
+            rings.setdefault((chunk.layout.record_id, chunk.tid, chunk.ring_id), []).append(chunk)
         made = []
-        for chunks in lanes.values():
+        for chunks in rings.values():
             rows = np.concatenate([c.rows for c in sorted(chunks, key=lambda c: c.first_sequence)])
             names = rows.dtype.names or ()
             ticks = [rows[name].astype(np.uint64) for name in _MOMENTS if name in names]
@@ -78,18 +78,18 @@ def _lanes(run: RawRun) -> Iterator[list[_Lane]]:
                 ticks.append((rows["begin_ticks"] + rows["duration_ticks"]).astype(np.uint64))
             latest = np.max(ticks, axis=0) if ticks else np.zeros(len(rows), dtype=np.uint64)
             there = clock(latest) if ticks else np.zeros(len(rows), dtype=np.int64)
-            made.append(_Lane(chunks[0], rows, np.maximum.accumulate(there)))
+            made.append(_Ring(chunks[0], rows, np.maximum.accumulate(there)))
         yield made
 
 
 class _File:
-    def __init__(self, process: StashFile, target: Path, lanes: list[_Lane], killed: bool) -> None:
+    def __init__(self, process: StashFile, target: Path, rings: list[_Ring], killed: bool) -> None:
         self._path = target / f"{process.name}.stash"
         self._ring = target / f"{process.name}.ring"
         self._process = process
-        self._lanes = lanes
+        self._rings = rings
         self.begin_ns = int(process.metadata["start_monotonic_ns"])
-        self.end_ns = max((int(lane.there_ns[-1]) for lane in lanes), default=self.begin_ns)
+        self.end_ns = max((int(ring.there_ns[-1]) for ring in rings), default=self.begin_ns)
         self._begun = False
         self._killed = killed
 
@@ -101,26 +101,26 @@ class _File:
             self._begun = True
             head = self._process.head
             self._path.write_bytes(pack_head(head.records, head.metadata, flags=head.flags & ~FLAG_MERGED))
-            header = RING_HEADER.pack(RING_MAGIC, 1, 0, self._process.metadata["pid"], PAGE_BYTES, 0, 0, 0)
+            header = RING_FILE_HEADER.pack(RING_FILE_MAGIC, 1, 0, self._process.metadata["pid"], PAGE_BYTES, 0, 0, 0)
             self._ring.write_bytes(header.ljust(PAGE_BYTES, b"\0"))
         with open(self._path, "ab") as file:
-            for lane in self._lanes:
-                count = int(np.searchsorted(lane.there_ns, now_ns, side="right"))
-                if count > lane.written_count:
-                    file.write(_segment(lane, count))
-                    lane.written_count = count
+            for ring in self._rings:
+                count = int(np.searchsorted(ring.there_ns, now_ns, side="right"))
+                if count > ring.written_count:
+                    file.write(_segment(ring, count))
+                    ring.written_count = count
         if now_ns >= self.end_ns and not self._killed:
             self._ring.unlink(missing_ok=True)
 
 
-def _segment(lane: _Lane, count: int) -> bytes:
-    rows = lane.rows[lane.written_count : count]
+def _segment(ring: _Ring, count: int) -> bytes:
+    rows = ring.rows[ring.written_count : count]
     return pack_segment(
         rows.tobytes(),
-        record_id=lane.chunk.layout.record_id,
+        record_id=ring.chunk.layout.record_id,
         codec=Codec.RAW,
-        tid=lane.chunk.tid,
-        lane_id=lane.chunk.lane_id,
+        tid=ring.chunk.tid,
+        ring_id=ring.chunk.ring_id,
         row_count=len(rows),
-        first_sequence=lane.written_count,
+        first_sequence=ring.written_count,
     )

@@ -74,7 +74,7 @@ def interleaved(
         for place, rank in enumerate(members):
             for source, target in ((rank, members[(place + 1) % ranks]), (members[(place + 1) % ranks], rank)):
                 if not one_group or source < target:
-                    job.build.group([source, target], group=_lane(source, target), name=f"{source} to {target}")
+                    job.build.group([source, target], group=_subgroup(source, target), name=f"{source} to {target}")
     for step in range(steps):
         for rank in range(ranks * replicas):
             job.sleep(rank, sleeps(step, rank))
@@ -148,7 +148,7 @@ def _needed(action: Action, stages: int) -> Action | None:
     return action._replace(forward=True) if last else action._replace(stage=action.stage + 1)
 
 
-def _lane(source: int, target: int) -> int:
+def _subgroup(source: int, target: int) -> int:
     return 0x10000 + 256 * source + target
 
 
@@ -163,8 +163,8 @@ class _Numbers:
         """Return group and number of the next message, and the places of its target and its source in the group."""
         number = self.made[source, target] = self.made.get((source, target), -1) + 1
         if not self.one_group:
-            return _lane(source, target), number, 1, 0
-        group = _lane(min(source, target), max(source, target))
+            return _subgroup(source, target), number, 1, 0
+        group = _subgroup(min(source, target), max(source, target))
         return group, number, int(target > source), int(source > target)
 
     def number_by_rank(self, job: Job) -> None:

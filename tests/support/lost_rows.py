@@ -72,7 +72,7 @@ def _rewrite(
                     record_id=chunk.layout.record_id,
                     codec=0,
                     tid=chunk.tid,
-                    lane_id=chunk.lane_id,
+                    ring_id=chunk.ring_id,
                     row_count=len(rows),
                     first_sequence=chunk.first_sequence,
                 )

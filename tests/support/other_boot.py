@@ -84,7 +84,7 @@ def as_other_boot(
                 record_id=segment.record_id,
                 codec=kind,
                 tid=segment.tid,
-                lane_id=segment.lane_id,
+                ring_id=segment.ring_id,
                 row_count=segment.row_count,
                 first_sequence=segment.first_sequence,
             )

@@ -22,7 +22,7 @@ from stashtrace import _native
 from stashtrace.format import codec
 from stashtrace.format.container import pack_head, pack_segment, padded
 from stashtrace.format.project import current_layouts
-from stashtrace.format.ring import LANE_HEADER, LANE_MAGIC, PAGE_BYTES, RING_HEADER, RING_MAGIC
+from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC, RING_HEADER, RING_MAGIC
 
 RUN_ID = "5eed0000000000000000000000000001"
 BOOT_ID = "b0070000-0000-0000-0000-000000000001"
@@ -93,8 +93,8 @@ class StashWriter:
         }
         self.flags = 0
         self.segments: list[bytes] = []
-        self.lanes: list[bytes] = []
-        self.lost_lanes = 0
+        self.rings: list[bytes] = []
+        self.lost_rows = 0
         self.grow_error = self.write_error = 0
         self._sequences: dict[tuple[str, int], int] = {}
         self._strings: dict[str, int] = {}
@@ -155,7 +155,7 @@ class StashWriter:
                 record_id=layout.record_id,
                 codec=kind,
                 tid=tid,
-                lane_id=self._lane_id(record, tid),
+                ring_id=self._ring_id(record, tid),
                 row_count=len(array),
                 first_sequence=first,
             )
@@ -172,7 +172,7 @@ class StashWriter:
         dropped: int = 0,
         claimed: int | None = None,
     ) -> None:
-        """Put rows into a lane of the ring; the first ``already_drained`` of them are in a segment too."""
+        """Put rows into a ring of the .ring file; the first ``already_drained`` of them are in a segment too."""
         array = self.rows(record, rows)
         layout = current_layouts()[record]
         tid = self.pid if tid is None else tid
@@ -180,23 +180,23 @@ class StashWriter:
         committed = first + len(array)
         slots = np.zeros(capacity, dtype=layout.dtype)
         slots[np.arange(first, committed) % capacity] = array
-        lane_bytes = -(-(PAGE_BYTES + slots.nbytes) // PAGE_BYTES) * PAGE_BYTES
-        header = LANE_HEADER.pack(
-            LANE_MAGIC,
+        ring_bytes = -(-(PAGE_BYTES + slots.nbytes) // PAGE_BYTES) * PAGE_BYTES
+        header = RING_HEADER.pack(
+            RING_MAGIC,
             layout.record_id,
             layout.dtype.itemsize,
-            self._lane_id(record, tid),
+            self._ring_id(record, tid),
             capacity,
-            lane_bytes,
+            ring_bytes,
             tid,
             0,
             committed if claimed is None else claimed,
             committed,
             dropped,
-            PAGE_BYTES + sum(map(len, self.lanes)),
+            PAGE_BYTES + sum(map(len, self.rings)),
             first,
         )
-        self.lanes.append((header.ljust(PAGE_BYTES, b"\0") + slots.tobytes()).ljust(lane_bytes, b"\0"))
+        self.rings.append((header.ljust(PAGE_BYTES, b"\0") + slots.tobytes()).ljust(ring_bytes, b"\0"))
 
     def sync(
         self,
@@ -219,15 +219,15 @@ class StashWriter:
         """Write the .stash, and the .ring if anything was put there."""
         head = pack_head(self.schema_records, self.metadata, flags=self.flags)
         self.path.write_bytes(head + b"".join(self.segments))
-        if self.lanes or self.lost_lanes:
-            used = PAGE_BYTES + sum(map(len, self.lanes))
-            ring = RING_HEADER.pack(
-                RING_MAGIC, 1, 0, self.pid, used, self.lost_lanes, self.grow_error, self.write_error
+        if self.rings or self.lost_rows:
+            used = PAGE_BYTES + sum(map(len, self.rings))
+            ring = RING_FILE_HEADER.pack(
+                RING_FILE_MAGIC, 1, 0, self.pid, used, self.lost_rows, self.grow_error, self.write_error
             ).ljust(PAGE_BYTES, b"\0")
-            self.ring_path.write_bytes(ring + b"".join(self.lanes))
+            self.ring_path.write_bytes(ring + b"".join(self.rings))
         return self.path
 
-    def _lane_id(self, record: str, tid: int) -> int:
+    def _ring_id(self, record: str, tid: int) -> int:
         return sorted(current_layouts()).index(record) + 100 * (tid % 1000)
 
 

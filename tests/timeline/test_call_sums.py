@@ -16,8 +16,8 @@ from stashtrace import _native
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.files import BLOCKED, Bins, sum_piece
-from stashtrace.timeline.rows import RankRows, TraceRows, Window
+from stashtrace.timeline.file_tracks import BLOCKED, Bins, sum_piece
+from stashtrace.timeline.rows_by_rank import RankRows, TraceRows, Window
 from stashtrace.timeline.tracks import Piece
 
 FIGURES = ("calls_count", "bytes", "busy_ns", "blocked_count")

@@ -64,7 +64,7 @@ def changed_inside(
             record_id=s.record_id,
             codec=s.codec,
             tid=s.tid,
-            lane_id=s.lane_id,
+            ring_id=s.ring_id,
             row_count=s.row_count,
             first_sequence=s.first_sequence,
         )
@@ -93,7 +93,7 @@ def _head(raw: bytes, rng: random.Random, damage_text: Callable[[bytearray], byt
 
 def _numbered_otherwise(segment: Segment, rng: random.Random) -> Segment:
     """Another number in the header of a segment."""
-    name = rng.choice(("record_id", "codec", "tid", "lane_id", "row_count", "first_sequence"))
+    name = rng.choice(("record_id", "codec", "tid", "ring_id", "row_count", "first_sequence"))
     limit = {"codec": 0xFFFF, "record_id": 0xFFFF, "first_sequence": (1 << 64) - 1}.get(name, 0xFFFFFFFF)
     odd = (0, 1, 2, 3, limit, limit // 2, limit // 2 + 1, rng.randint(0, limit), getattr(segment, name) + 1)
     return segment._replace(**{name: min(rng.choice(odd), limit)})

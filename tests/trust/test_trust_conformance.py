@@ -74,8 +74,8 @@ def test_same_answers_to_bad_addresses(both: tuple[Outcome, Outcome]) -> None:
 SETTINGS = {
     "auto": {},
     "thread": {"DRAINER": "thread", "SAMPLE_MS": "1"},
-    "self": {"DRAINER": "self", "LANE_BYTES": "4096"},
-    "off": {"DRAINER": "off", "LANE_BYTES": "4096"},
+    "self": {"DRAINER": "self", "RING_BYTES": "4096"},
+    "off": {"DRAINER": "off", "RING_BYTES": "4096"},
     "every wait": {"WAIT_THRESHOLD_NS": "0"},
 }
 

@@ -161,7 +161,7 @@ def test_killed_at_a_random_moment(program: Path, tmp_path: Path, workers: int, 
 
 
 def test_lost_rows_are_in_the_account_too(program: Path, tmp_path: Path) -> None:
-    """Without a drainer the lane fills up: rows are dropped, and each one is counted."""
+    """Without a drainer the ring fills up: rows are dropped, and each one is counted."""
     rng = random.Random(SEED)
     for turn in range(3):
         made = kill_once(
@@ -173,7 +173,7 @@ def test_lost_rows_are_in_the_account_too(program: Path, tmp_path: Path) -> None
             number=signal.SIGKILL,
             fewest=20_000,
             DRAINER="off",
-            LANE_BYTES="65536",
+            RING_BYTES="65536",
         )
         assert made.lost > 0
         made.check()
@@ -183,7 +183,7 @@ def test_a_ring_that_lost_its_end_or_a_page_is_counted(program: Path, tmp_path: 
     """A killed program's ring after a power loss or an interrupted copy: rows read plus rows counted are its rows."""
     rng = random.Random(f"{SEED} rings")
     case = {"workers": 2, "shape": "threads", "number": signal.SIGKILL, "fewest": 5_000}
-    kill_once(program, tmp_path / "one", rng, **case, DRAINER="off", LANE_BYTES="65536")  # type: ignore[arg-type]
+    kill_once(program, tmp_path / "one", rng, **case, DRAINER="off", RING_BYTES="65536")  # type: ignore[arg-type]
     [whole] = open_run(Pair(tmp_path / "one").run_dir).processes
     ring, made = Path(whole.ring_path), sum(whole.row_counts().values())
     data = ring.read_bytes()
@@ -231,7 +231,7 @@ def test_killed_many_times(
     turns = 25
     for turn in range(turns):
         number = rng.choice([signal.SIGKILL, signal.SIGTERM])
-        settings = {"DRAINER": drainer} | ({"LANE_BYTES": "65536"} if drainer == "off" else {})
+        settings = {"DRAINER": drainer} | ({"RING_BYTES": "65536"} if drainer == "off" else {})
         folder = tmp_path / str(turn)
         made = kill_once(program, folder, rng, workers=workers, shape=shape, number=number, **settings)
         print(f"seed {SEED} turn {turn}: {made}", file=sys.stderr)

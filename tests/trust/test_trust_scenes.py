@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.trust)])
 def test_full_disk(program: Path, tmp_path: Path, small_disk: Path, rounds: int) -> None:
-    """The run directory has room for a quarter of a lane: the program does not notice."""
+    """The run directory has room for a quarter of a ring: the program does not notice."""
     pair = Pair(tmp_path / "pair")
     variables = pair.traced_variables() | {"STASHTRACE_DIR": str(small_disk)}
     command = [str(program), "forks", str(rounds)]

@@ -39,7 +39,7 @@ def measured(program: Path, folder: Path, environment: dict[str, str]) -> dict[t
 
 def test_no_hook_takes_more_stack_than_its_share(program: Path, tmp_path: Path) -> None:
     plain = measured(program, tmp_path / "plain", plain_environment())
-    settings = {"WAIT_THRESHOLD_NS": "0", "LANE_BYTES": "4096"}  # each wait is a row, and a few rows fill a lane
+    settings = {"WAIT_THRESHOLD_NS": "0", "RING_BYTES": "4096"}  # each wait is a row, and a few rows fill a ring
     traced = measured(program, tmp_path / "traced", Pair(tmp_path).traced_variables(**settings))
     assert plain.keys() == traced.keys()
     more = {case: max(a - b for a, b in zip(traced[case], plain[case], strict=True)) for case in plain}

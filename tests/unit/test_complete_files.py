@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.cli.answers import open_output
+from stashtrace.cli.print_results import open_output
 from stashtrace.errors import OutputError, StashtraceError
 from stashtrace.output_files import complete_file
 from stashtrace.record.directory import bring_home

@@ -1,12 +1,12 @@
 // Implementation of calls.h: writes device_call rows. SPDX-License-Identifier: Apache-2.0
 #include "collectors/cuda/calls.h"
 
-#include "collectors/cuda/cuda.h"
+#include "collectors/cuda/cuda_collector.h"
 #include "device/driver.h"
 
 namespace stashtrace::cuda {
 
-constinit bool room_is_on = false;
+constinit bool cuda_is_on = false;
 
 namespace {
 

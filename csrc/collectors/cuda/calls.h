@@ -1,4 +1,4 @@
-// The calls of CUDA as this room sees them: what is behind a hook, and what is recorded of it. SPDX-License-Identifier: Apache-2.0
+// The calls of CUDA as this collector sees them: what is behind a hook, and what is recorded of it. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks_runtime.cpp (libcudart, by preload) and hooks_driver.cpp (libcuda, by the look-up hook), both thin. A
 // call that CUDA makes on behalf of one that is already recorded passes through: Inside. Job threads only.
@@ -22,10 +22,10 @@ namespace stashtrace::cuda {
 namespace call_code = schema::codes::DeviceCall;
 namespace direction = schema::codes::CopyDirection;
 
-extern constinit bool room_is_on;
+extern constinit bool cuda_is_on;
 
 // The first check of every hook; one load where nothing is recorded.
-inline bool watching() noexcept { return room_is_on && recording() && !device::Inside::already(); }
+inline bool watching() noexcept { return cuda_is_on && recording() && !device::Inside::already(); }
 
 // Code compiled for per-thread default streams passes 0 and means its thread's own.
 inline Stream own_default(Stream stream) noexcept {
@@ -247,7 +247,7 @@ inline bool was_refused(Result result) noexcept {
 // Also outside the recorded steps: brackets may be in flight.
 template <class Hold, class End, class Call>
 Result destroying(Hold hold, End end, Call call) noexcept {
-  if (!room_is_on || device::Inside::already()) return call();
+  if (!cuda_is_on || device::Inside::already()) return call();
   const device::EndingContexts contexts = hold();
   Result result;
   {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "collectors/cuda/calls.h"
-#include "collectors/cuda/cuda.h"
+#include "collectors/cuda/cuda_collector.h"
 #include "core/text_buffer.h"
 #include "device/driver.h"
 #include "runtime/capi.h"
@@ -116,7 +116,7 @@ struct Ours {
     return real_cuEventDestroy_v2[kVariant](event);
   }
   static Result cuStreamDestroy_v2(Stream stream) {
-    if (room_is_on) device::note_stream_gone(stream);
+    if (cuda_is_on) device::note_stream_gone(stream);
     return real_cuStreamDestroy_v2[kVariant](stream);
   }
   static Result cuCtxDestroy(Context context) {

@@ -13,7 +13,7 @@ namespace {
 template <class Call>
 Result creating_stream(Stream* stream, Call call) {
   const Result result = call();
-  if (room_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
+  if (cuda_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
     stashtrace::device::note_stream_created(*stream);
   return result;
 }
@@ -21,14 +21,14 @@ Result creating_stream(Stream* stream, Call call) {
 template <class Call>
 Result creating_stream_in(ExecutionContext context, Stream* stream, Call call) {
   const Result result = creating_stream(stream, call);
-  if (room_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
+  if (cuda_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
     stashtrace::device::note_execution_context(*stream, context);
   return result;
 }
 
 template <class Call>
 Result destroying_stream(Stream stream, Call call) {
-  if (room_is_on) stashtrace::device::note_stream_gone(stream);
+  if (cuda_is_on) stashtrace::device::note_stream_gone(stream);
   return call();
 }
 

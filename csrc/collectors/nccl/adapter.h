@@ -6,8 +6,8 @@
 
 #include "collectors/nccl/activation.h"
 #include "collectors/nccl/chain.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin.h"
-#include "collectors/nccl/room.h"
 #include "core/raw_syscall.h"
 
 namespace stashtrace::nccl {

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "collectors/nccl/comms.h"
-#include "collectors/nccl/room.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "core/clock.h"
 #include "device/timeline.h"
 #include "schema/schema.h"
@@ -28,7 +28,7 @@ struct Operation {
 };
 
 struct ThreadState {
-  bool inside;                    // a hook of this room is on the stack
+  bool inside;                    // a hook of this collector is on the stack
   std::uint16_t group;            // 1 + index of the group's buffer, 0 if none
   int depth;                      // ncclGroupStart without its ncclGroupEnd
   std::uint32_t current_call_id;  // the operation whose real call runs now: the plugin's API event belongs to it

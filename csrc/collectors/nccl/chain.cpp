@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "collectors/nccl/room.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "core/futex_lock.h"
 #include "core/text_buffer.h"
 #include "runtime/emit.h"

@@ -2,8 +2,8 @@
 #include "collectors/nccl/comms.h"
 
 #include "collectors/nccl/functions.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin.h"
-#include "collectors/nccl/room.h"
 #include "core/clock.h"
 #include "core/futex_lock.h"
 #include "device/timeline.h"

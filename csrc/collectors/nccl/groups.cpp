@@ -3,7 +3,7 @@
 
 #include <sys/mman.h>
 
-#include "collectors/nccl/room.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "core/futex_lock.h"
 #include "core/raw_syscall.h"
 #include "device/timeline.h"

@@ -6,8 +6,8 @@
 #include <atomic>
 
 #include "collectors/nccl/functions.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin.h"
-#include "collectors/nccl/room.h"
 #include "core/raw_syscall.h"
 #include "device/timeline.h"
 #include "runtime/emit.h"

@@ -1,4 +1,4 @@
-// Every hook of this room by name, exported or not. SPDX-License-Identifier: Apache-2.0
+// Every hook of this collector by name, exported or not. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: got_patch.cpp, which writes their addresses into import tables.
 #pragma once

@@ -15,7 +15,7 @@ using namespace stashtrace::nccl;
 using stashtrace::now_ticks;
 
 namespace stashtrace::nccl {
-void before_communicator() noexcept;  // room.cpp
+void before_communicator() noexcept;  // nccl_collector.cpp
 }
 
 namespace {

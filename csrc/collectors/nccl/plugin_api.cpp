@@ -6,8 +6,8 @@
 
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/hazards.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin_events.h"
-#include "collectors/nccl/room.h"
 #include "core/raw_syscall.h"
 #include "device/timeline.h"
 #include "runtime/emit.h"

@@ -3,8 +3,8 @@
 // A task's row is written once: when it was enqueued and all its channels and proxies have ended, or when nothing more
 // is expected. Its slot can still be read by late children; they write their own rows, which name the task.
 #include "collectors/nccl/hazards.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin_events.h"
-#include "collectors/nccl/room.h"
 #include "core/string_table.h"
 #include "device/timeline.h"
 #include "runtime/emit.h"

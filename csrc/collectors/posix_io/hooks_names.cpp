@@ -1,7 +1,7 @@
 // Hooks of calls on names: stat, unlink, rename, folders. SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 
-#include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/finish_open.h"
 #include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "hooks/interpose.h"

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 
-#include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/finish_open.h"
 #include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "core/raw_syscall.h"

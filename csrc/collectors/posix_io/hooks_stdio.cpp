@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "collectors/posix_io/posix_io.h"
+#include "collectors/posix_io/finish_open.h"
 #include "collectors/posix_io/staged.h"
 #include "collectors/posix_io/traced.h"
 #include "core/user_memory.h"

@@ -61,9 +61,9 @@ class Text {
 };
 
 [[gnu::noinline]] std::uint32_t scrubbed_id(std::string_view path) noexcept {
-  PathRoom room;
-  if (room.text() == nullptr) return 0;
-  TextBuffer kept(room.text(), PathRoom::kBytes);
+  PathBuffer buffer;
+  if (buffer.text() == nullptr) return 0;
+  TextBuffer kept(buffer.text(), PathBuffer::kBytes);
   add_scrubbed_urls(path, kept);
   return intern(kept.text());
 }
@@ -88,27 +88,27 @@ std::size_t read_descriptor_link(int fd, char* target, std::size_t size) noexcep
   return length > 0 ? static_cast<std::size_t>(length) : 0;
 }
 
-// Returns the length of the text in room, 0 if the folder is not known.
-std::size_t join(int dirfd, std::string_view given, char* room) noexcept {
-  if (room == nullptr) return 0;
+// Returns the length of the text in buffer, 0 if the folder is not known.
+std::size_t join(int dirfd, std::string_view given, char* buffer) noexcept {
+  if (buffer == nullptr) return 0;
   std::size_t length = 0;
   if (dirfd == AT_FDCWD) {
-    const long bytes = raw::call(SYS_getcwd, raw::address(room), static_cast<long>(kMaxPathBytes));
+    const long bytes = raw::call(SYS_getcwd, raw::address(buffer), static_cast<long>(kMaxPathBytes));
     length = bytes > 1 ? static_cast<std::size_t>(bytes) - 1 : 0;  // counts the final zero
   } else {
-    length = read_descriptor_link(dirfd, room, kMaxPathBytes);
+    length = read_descriptor_link(dirfd, buffer, kMaxPathBytes);
   }
   if (length == 0) return 0;
   while (given.starts_with("./")) given.remove_prefix(2);
   if (given.empty() || given == ".") return length;
-  if (room[length - 1] != '/' && length < kMaxPathBytes) room[length++] = '/';
+  if (buffer[length - 1] != '/' && length < kMaxPathBytes) buffer[length++] = '/';
   const std::size_t bytes = std::min(given.size(), kMaxPathBytes - length);
-  std::memcpy(room + length, given.data(), bytes);
+  std::memcpy(buffer + length, given.data(), bytes);
   return length + bytes;
 }
 
 PathName relative_name(int dirfd, std::string_view given) noexcept {
-  PathRoom whole;
+  PathBuffer whole;
   const std::size_t length = join(dirfd, given, whole.text());
   return named(length != 0 ? std::string_view(whole.text(), length) : given);
 }
@@ -116,7 +116,7 @@ PathName relative_name(int dirfd, std::string_view given) noexcept {
 }  // namespace
 
 bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept {
-  out.length_ = join(dirfd, path, out.room_.text());
+  out.length_ = join(dirfd, path, out.buffer_.text());
   return out.length_ != 0;
 }
 
@@ -128,9 +128,9 @@ PathName path_name(int dirfd, const char* path, bool was_read) noexcept {
 }
 
 PathName descriptor_name(int fd) noexcept {
-  PathRoom room;
-  const char* target = room.text();
-  const std::size_t length = target != nullptr ? read_descriptor_link(fd, room.text(), PathRoom::kBytes) : 0;
+  PathBuffer buffer;
+  const char* target = buffer.text();
+  const std::size_t length = target != nullptr ? read_descriptor_link(fd, buffer.text(), PathBuffer::kBytes) : 0;
   if (length == 0 || target[0] != '/') return {};  // "pipe:[17]", "anon_inode:[eventfd]": not a name worth a string
   const std::string_view original = staged_original({target, length});
   if (original.empty()) return named({target, length});
@@ -141,9 +141,9 @@ PathName descriptor_name(int fd) noexcept {
 
 std::uint32_t address_id(const sockaddr* address, unsigned length_bytes) noexcept {
   if (address == nullptr || length_bytes < sizeof(sa_family_t)) return 0;
-  PathRoom room;
-  if (room.text() == nullptr) return 0;
-  Text text(room.text(), 160);
+  PathBuffer buffer;
+  if (buffer.text() == nullptr) return 0;
+  Text text(buffer.text(), 160);
   if (address->sa_family == AF_INET && length_bytes >= sizeof(sockaddr_in)) {
     const auto* ip = reinterpret_cast<const sockaddr_in*>(address);
     const auto* bytes = reinterpret_cast<const unsigned char*>(&ip->sin_addr);

@@ -10,20 +10,20 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/path_room.h"
+#include "core/path_buffer.h"
 
 namespace stashtrace::posix_io {
 
-constexpr std::size_t kMaxPathBytes = PathRoom::kBytes;
+constexpr std::size_t kMaxPathBytes = PathBuffer::kBytes;
 
 // A path that was relative, made absolute by the folder of dirfd or the current one. Not resolved further.
 class AbsolutePath {
  public:
-  std::string_view view() noexcept { return {room_.text(), length_}; }
+  std::string_view view() noexcept { return {buffer_.text(), length_}; }
 
  private:
   friend bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;
-  PathRoom room_;
+  PathBuffer buffer_;
   std::size_t length_ = 0;
 };
 bool make_absolute(int dirfd, std::string_view path, AbsolutePath& out) noexcept;  // false: unknown folder

@@ -15,7 +15,7 @@
 
 namespace stashtrace::posix_io {
 
-// As packed by record/staged.py, little-endian: head, slots, texts that end in zero.
+// As packed by record/staged_files.py, little-endian: head, slots, texts that end in zero.
 struct StagedList {
   struct Slot {
     std::uint64_t hash;       // 0: empty
@@ -74,7 +74,7 @@ const StagedList::Slot* find(const StagedList& list, bool back, std::string_view
   return nullptr;
 }
 
-// Separate, so that an absolute path needs no room.
+// Separate, so that an absolute path needs no buffer.
 __attribute__((noinline)) const StagedList::Slot* find_relative(const StagedList& list, int dirfd,
                                                                 std::string_view path) noexcept {
   AbsolutePath whole;

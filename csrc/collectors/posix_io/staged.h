@@ -1,7 +1,7 @@
 // Files of which a copy on a faster disk is opened in their place. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks that open for reading, before the real function; those that change a file. The list is a file that the
-// launcher made for this run (STASHTRACE_STAGED, stashtrace/record/staged.py): a hash table and its texts,
+// launcher made for this run (STASHTRACE_STAGED, stashtrace/record/staged_files.py): a hash table and its texts,
 // mapped. Without one a look-up is one load. No allocation, no lock; errno untouched.
 #pragma once
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table, known_columns, places
 from stashtrace.analysis.intervals import NEVER, Int64, int64
 from stashtrace.calibration.file import Calibration, find_calibration
-from stashtrace.calibration.fit import fit_alpha_beta
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.fit_link import fit_alpha_beta
+from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import FormatError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole
@@ -113,9 +113,9 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
         wanted = table["message_bytes"][rows[chosen]]
         alike = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
         alike &= (moved_ns > 0) & (table["message_bytes"] > 0)
-        times = _calibrated(calibration, op, wanted, ranks, backend)
+        times = _share_by_calibration(calibration, op, wanted, ranks, backend)
         if times is None:
-            times = _measured(table["message_bytes"][alike], moved_ns[alike], wanted)
+            times = _share_by_fit(table["message_bytes"][alike], moved_ns[alike], wanted)
         out[chosen], error[chosen] = times
     return out, error
 
@@ -136,7 +136,7 @@ def host_names(trace: Trace) -> list[str]:
     return sorted({trace.text(code) for code in hosts.tolist()})
 
 
-def _calibrated(
+def _share_by_calibration(
     calibration: Calibration | None, op: int, sizes: Int64, ranks: int, backend: str
 ) -> tuple[Floats, Floats] | None:
     if calibration is None:
@@ -147,7 +147,7 @@ def _calibrated(
     return answer.time_ns, answer.error_ns
 
 
-def _measured(sizes: Int64, times_ns: Int64, wanted: Int64) -> tuple[Floats, Floats]:
+def _share_by_fit(sizes: Int64, times_ns: Int64, wanted: Int64) -> tuple[Floats, Floats]:
     """Time and error of each wanted size by a line through the medians per size; of few sizes, by the same size."""
     time, error = np.full(len(wanted), -1.0), np.zeros(len(wanted))
     by_size = GroupBy(sizes)

@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
-from stashtrace.calibration.checked import CheckedFile, is_number
+from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import FormatError
 from stashtrace.scrubbing import scrub_arguments, scrub_urls
 
@@ -34,7 +34,7 @@ def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
 
     ``version``: of stashtrace.
     """
-    content = {_VERSION: SCHEMA_VERSION, _WRITER: version, "runs": [_written(run.condensed()) for run in runs]}
+    content = {_VERSION: SCHEMA_VERSION, _WRITER: version, "runs": [_run_as_json(run.condensed()) for run in runs]}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -63,7 +63,7 @@ def read_baseline(text: str, path: str, name: str, again: str = "") -> tuple[Ste
     return tuple(_read(run, file, name) for run in runs)
 
 
-def _written(run: StepsOfRun) -> dict[str, Any]:
+def _run_as_json(run: StepsOfRun) -> dict[str, Any]:
     """Return a run as it is stored, its texts scrubbed as ``run.json`` is."""
     return {
         "steps_count": run.steps_count,

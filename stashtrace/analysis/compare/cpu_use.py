@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.stalls.cpus import host_cpus, runqueue_of_ranks
+from stashtrace.analysis.stalls.sampled_cpus import host_cpus, runqueue_of_ranks
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole
 from stashtrace.schema.table import Table

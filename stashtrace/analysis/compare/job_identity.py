@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.steps.samples import JobSamples, LoaderSamples, job_samples, told_samples
+from stashtrace.analysis.steps.samples_per_step import JobSamples, LoaderSamples, job_samples, told_samples
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -94,7 +94,7 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
     return {
         "ranks": world if world > 0 else len(trace.ranks) or None,
         "batch": samples.step_samples or _one_batch(loaders),
-        "device": _joined(names) if devices_known else no_device,
+        "device": _join_texts(names) if devices_known else no_device,
         "hosts": len(np.unique(processes["host_code"])) if len(processes) else None,
         "devices": len(np.unique(devices["uuid_code"])) if devices_known else None,
         "driver": int(devices["driver_code"].max()) or None if devices_known else None,
@@ -108,7 +108,7 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
         "dataset": max((loader.every for loader in loaders), default=0) or None,
         "epoch": samples.epoch_samples or None,
         "steps": None if counted is None else len(np.unique(counted["step"])),
-        "method": _joined(methods),
+        "method": _join_texts(methods),
         "stashtrace": told.of_run("stashtrace_version"),
         "collectors": told.of_run("collectors"),
         "importer": told.of_run("imported"),
@@ -170,7 +170,7 @@ class _Metadata:
         if code < 0:
             return None
         codes = np.unique(self._table["value_code"][among & (self._table["key_code"] == code)])
-        return _joined({self._trace.text(value) for value in codes.tolist()} - {""})
+        return _join_texts({self._trace.text(value) for value in codes.tolist()} - {""})
 
 
 def _one_batch(loaders: Any) -> int | None:
@@ -182,10 +182,10 @@ def _one_batch(loaders: Any) -> int | None:
 def _alike(numbers: Sequence[int]) -> Fact:
     """A number that all ranks have, or all of them in one text."""
     found = sorted(set(numbers))
-    return found[0] if len(found) == 1 else _joined(map(str, found))
+    return found[0] if len(found) == 1 else _join_texts(map(str, found))
 
 
-def _joined(texts: Any) -> str | None:
+def _join_texts(texts: Any) -> str | None:
     return _JOINT.join(sorted(texts)) or None
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.calibration.lines import STUDENT
+from stashtrace.calibration.robust_line import STUDENT
 
 Floats = npt.NDArray[np.float64]
 #: What is compared of the steps of a run.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.tables import BREAKDOWN
+from stashtrace.analysis.devices.device_tables import BREAKDOWN
 from stashtrace.analysis.devices.work import (
     By,
     DeviceRows,

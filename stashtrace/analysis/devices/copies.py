@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.devices.breakdown import COMPUTE
-from stashtrace.analysis.devices.tables import COPY_TIMES
+from stashtrace.analysis.devices.device_tables import COPY_TIMES
 from stashtrace.analysis.devices.work import Keep, device_rows
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError

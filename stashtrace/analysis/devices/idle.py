@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.tables import IDLE
+from stashtrace.analysis.devices.device_tables import IDLE
 from stashtrace.analysis.devices.work import By, DeviceRows, Keep, Windows, device_rows, joined_columns, windows_of
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -88,7 +88,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     table, rows = device.trace.device_calls, calls.rows(device.process_id)
     rows = rows[np.isin(table["call_code"][rows], BLOCKING_CALLS)]
     inside = TimeSet.of_rows(table, rows)
-    blocked = _drained(host, inside) | inside
+    blocked = _time_after_draining(host, inside) | inside
     return {
         "input": host & waits,
         "sync": (host & blocked) - waits,
@@ -99,7 +99,7 @@ def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -
     }
 
 
-def _drained(host: TimeSet, calls: TimeSet) -> TimeSet:
+def _time_after_draining(host: TimeSet, calls: TimeSet) -> TimeSet:
     """Return the time lost after blocking calls drained the device: at most as long as the host stood in each."""
     if not len(calls):
         return calls

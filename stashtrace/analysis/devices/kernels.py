@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.devices.tables import KERNEL_DIFF, KERNEL_TIMES
+from stashtrace.analysis.devices.device_tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
@@ -121,7 +121,7 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
     by_step = _has_steps(before) and _has_steps(after)
     old, new = _run(before, by_step), _run(after, by_step)
     keys = sorted(set(old.keys) | set(new.keys))
-    first, second = _aligned(old, keys), _aligned(new, keys)
+    first, second = _align_to_keys(old, keys), _align_to_keys(new, keys)
     floor = _WORTH_NAMING * float(first.sums_ns.sum(axis=1).mean())
     rows = [_compare(key, first, second, [at], floor) for at, key in enumerate(keys)]
     kinds = sorted({work for _, work in keys})
@@ -144,7 +144,9 @@ def _has_steps(trace: Trace) -> bool:
 
 def _run(trace: Trace, by_step: bool) -> _Run:
     devices = device_rows(trace)
-    windows = [_counted(trace, w) for w in windows_of(devices, "step")] if by_step else windows_of(devices, "rank")
+    windows = (
+        [_counted_windows(trace, w) for w in windows_of(devices, "step")] if by_step else windows_of(devices, "rank")
+    )
     rows, sample, owner = _samples(devices, windows)
     kernels = trace.kernels
     name, work = kernels["name_code"][rows], kernels["work_code"][rows]
@@ -157,7 +159,7 @@ def _run(trace: Trace, by_step: bool) -> _Run:
     return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * alike.sizes) / max(len(owner), 1))
 
 
-def _counted(trace: Trace, windows: Windows) -> Windows:
+def _counted_windows(trace: Trace, windows: Windows) -> Windows:
     """Return the windows without warm-up and validation, unless there are no others."""
     every_step = steps(trace)
     left_out = every_step["step"][(every_step["warmup"] != 0) | (every_step["kind"] == "validation")]
@@ -183,7 +185,7 @@ def _samples(devices: list[DeviceRows], windows: list[Windows]) -> tuple[Int64, 
     return np.concatenate(rows), int64(np.concatenate(sample)), int64(np.concatenate(owner))
 
 
-def _aligned(run: _Run, keys: list[tuple[str, str]]) -> _Run:
+def _align_to_keys(run: _Run, keys: list[tuple[str, str]]) -> _Run:
     """Return the run with the columns of these keys; several codes of one text are summed."""
     place = {key: at for at, key in enumerate(keys)}
     to = GroupBy.numbered([place[key] for key in run.keys], len(keys))

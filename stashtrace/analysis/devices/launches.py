@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.tables import LAUNCHES
+from stashtrace.analysis.devices.device_tables import LAUNCHES
 from stashtrace.analysis.devices.work import (
     Bools,
     By,

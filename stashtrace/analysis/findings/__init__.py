@@ -2,8 +2,9 @@
 
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 
-``facts`` gathers, ``verdicts`` chooses the stalls worth a claim, ``loading``, ``lateness/`` and ``devices`` find their
-evidence, ``trust`` and ``losses`` state how far to trust them.
+``summary_input`` takes the numbers, ``verdicts`` chooses the stalls worth a claim, ``loader_evidence``, ``lateness/``
+and ``device_evidence`` find their evidence, ``trust`` and ``lost_record_claims`` state how far to trust them,
+``all_claims`` puts them into reading order.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.rows import tables_of
+from stashtrace.analysis.findings.all_claims import claims_of
+from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.findings.summary_input import budgets as budgets_of
 from stashtrace.schema.table import Table

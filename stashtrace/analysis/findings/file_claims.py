@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stashtrace.analysis.findings.blocking import annotations_in
-from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.findings.unexplained_time import annotations_in
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
-from stashtrace.analysis.stragglers.on_files import OnFile
+from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.units import ranks_text

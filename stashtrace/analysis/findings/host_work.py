@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.blocking import code_in
-from stashtrace.analysis.findings.rows import Evidence
+from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.analysis.findings.unexplained_time import code_in
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import idle_calls
-from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy

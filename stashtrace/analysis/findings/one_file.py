@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.batches import batch_waits
+from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
-from stashtrace.analysis.stragglers.on_files import OnFile, on_file
+from stashtrace.analysis.stragglers.file_calls import OnFile, on_file
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

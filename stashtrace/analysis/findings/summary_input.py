@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.blocking import blocked_calls
+from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.one_file import files_of_ranks
-from stashtrace.analysis.findings.over_time.changes import changes_of
-from stashtrace.analysis.findings.rows import BUDGETS
+from stashtrace.analysis.findings.over_time.step_changes import changes_of
 from stashtrace.analysis.findings.trust import Trust, trust
+from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.agreement import agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden
-from stashtrace.analysis.steps.kinds import step_kinds
-from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.analysis.steps.step_kinds import step_kinds
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
 from stashtrace.analysis.steps.steps import in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
-from stashtrace.analysis.stragglers.on_files import OnFile
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
@@ -250,7 +250,7 @@ class _Known:
         self.steps = _ByRank(steps)
         self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
         self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
-        self.held = _ByRank(trace.device_brackets, _held(trace))
+        self.held = _ByRank(trace.device_brackets, _waits_for_host_functions(trace))
         self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
         self.on_device = frozenset(np.unique(trace.device_brackets["rank"]).tolist())
         processes = trace.processes
@@ -312,7 +312,7 @@ def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
-def _held(trace: Trace) -> npt.NDArray[np.bool_]:
+def _waits_for_host_functions(trace: Trace) -> npt.NDArray[np.bool_]:
     """Return the mask of brackets in which a compute stream waited for a function on the host."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]

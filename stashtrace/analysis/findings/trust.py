@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import contact_errors, match
-from stashtrace.analysis.findings.losses import loses_uncounted, lost_count
-from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
 from stashtrace.analysis.io.unseen_reads import unseen_reads
-from stashtrace.analysis.stalls.cpus import HostCpu, counter_samples, host_cpus, last_values
-from stashtrace.analysis.stalls.index import blocked_by_guess
+from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
+from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
@@ -225,7 +225,7 @@ def emulated_claims(trace: Trace) -> list[Claim]:
 
 def scope_claims(trace: Trace) -> list[Claim]:
     """Return claims about what the numbers leave out: unwanted steps, other training processes, order among hosts."""
-    return left_out_claims(trace) + _unordered(trace)
+    return left_out_claims(trace) + _clock_order_claims(trace)
 
 
 def left_out_claims(trace: Trace) -> list[Claim]:
@@ -250,7 +250,7 @@ def _other_trainers(trace: Trace) -> list[Claim]:
     return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []
 
 
-def _unordered(trace: Trace) -> list[Claim]:
+def _clock_order_claims(trace: Trace) -> list[Claim]:
     """Return a claim about the order that the clocks of several hosts leave open."""
     alignment = trace.alignment
     if len(alignment) < 2 or not len(trace.collectives):

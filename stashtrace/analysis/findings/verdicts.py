@@ -12,8 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings import devices
-from stashtrace.analysis.findings.blocking import (
+from stashtrace.analysis.findings import device_evidence
+from stashtrace.analysis.findings.batch_making import inside
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.cpu_claims import WAITS_MATTER_RATIO
+from stashtrace.analysis.findings.file_claims import file_claims, without_files
+from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
+from stashtrace.analysis.findings.lateness.late_claims import late_claims
+from stashtrace.analysis.findings.loader_evidence import loading
+from stashtrace.analysis.findings.lost_record_claims import cut_ranks
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
+from stashtrace.analysis.findings.unexplained_time import (
     KNOWN_CALLS,
     annotations_in,
     file_calls,
@@ -21,15 +30,6 @@ from stashtrace.analysis.findings.blocking import (
     reads_outside_batches,
     time_of_kind,
 )
-from stashtrace.analysis.findings.crowding import WAITS_MATTER_RATIO
-from stashtrace.analysis.findings.file_claims import file_claims, without_files
-from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
-from stashtrace.analysis.findings.lateness.late_claims import late_claims
-from stashtrace.analysis.findings.loading import loading
-from stashtrace.analysis.findings.losses import cut_ranks
-from stashtrace.analysis.findings.making import inside
-from stashtrace.analysis.findings.rows import Claim, Evidence
-from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -194,7 +194,7 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     rows = [
         *_company(facts, claim),
         *_transfers(facts, worst),
-        *devices.bus_bandwidth(facts.trace, worst, facts.tables["steps"]),
+        *device_evidence.bus_bandwidth(facts.trace, worst, facts.tables["steps"]),
     ]
     if worst.contention_ratio > WAITS_MATTER_RATIO:
         rows.append(Evidence("transfers_share_cpus", "hidden", rank=worst.rank, part_ratio=worst.contention_ratio))
@@ -241,7 +241,7 @@ def _transfers(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
 
 
 def _copy(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
-    rows = devices.copies(facts.trace, hit[0], facts.tables["steps"])
+    rows = device_evidence.copies(facts.trace, hit[0], facts.tables["steps"])
     pageable = any(row.kind == "pageable" for row in rows)
     return [
         replace(
@@ -316,7 +316,7 @@ def _perhaps_host(facts: RunFacts) -> list[Claim]:
 
 def _host_evidence(facts: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:
     steps = facts.tables["steps"]
-    return devices.host_lead(facts.trace, worst, steps) + devices.blocking_calls(
+    return device_evidence.host_lead(facts.trace, worst, steps) + device_evidence.blocking_calls(
         facts.trace, worst, stall_ns, warmup=facts.warmup_count == 0
     )
 
@@ -367,7 +367,7 @@ def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     if worst.held_ns > 0.5 * blocked_ns:
         whole = worst.held_ns >= (1 - EXACT_RATIO) * blocked_ns
         held = Evidence("held", "device_brackets", rank=worst.rank, amount_ns=worst.held_ns / steps)
-        rows = devices.host_functions(facts.trace, worst, facts.tables["steps"])
+        rows = device_evidence.host_functions(facts.trace, worst, facts.tables["steps"])
         cause = "host_functions" if whole else "host_functions_partly"
         return [replace(claim, cause_kind=cause, evidence=(held, *rows))]
     # Waits too short to be recorded, and waits for a CPU after them, count as compute.
@@ -399,7 +399,7 @@ def _unseen(facts: RunFacts, worst: RankFacts, claim: Claim) -> Claim | None:
 
 
 def _idle_reasons(facts: RunFacts, worst: RankFacts) -> list[Evidence]:
-    return devices.idle_reasons(facts.trace, worst, facts.tables["steps"])
+    return device_evidence.idle_reasons(facts.trace, worst, facts.tables["steps"])
 
 
 def _has_fact(facts: RunFacts, key: str, rank: int) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from stashtrace.analysis.graph.build import build
-from stashtrace.analysis.graph.model import EdgeKind, Graph, Replayed, Resource
-from stashtrace.analysis.graph.pipeline import PipelineGraph
+from stashtrace.analysis.graph.pipeline_graph import PipelineGraph
+from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Replayed, Resource
 
 __all__ = ["EdgeKind", "Graph", "PipelineGraph", "Replayed", "Resource", "build"]

@@ -11,18 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.graph import device, events, host
-from stashtrace.analysis.graph.model import Graph
+from stashtrace.analysis.graph import device_nodes, event_nodes, host_nodes
+from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.node_facts import facts_of
-from stashtrace.analysis.graph.parts import Parts
-from stashtrace.analysis.graph.pipeline import build_pipeline, is_pipeline
-from stashtrace.analysis.graph.transfers import transfers
+from stashtrace.analysis.graph.pipeline_graph import build_pipeline, is_pipeline
+from stashtrace.analysis.graph.transfer_nodes import transfers
+from stashtrace.analysis.graph.work_graph import Graph
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import device_windows
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
-from stashtrace.analysis.stragglers.stages import stages_of
+from stashtrace.analysis.stragglers.pipeline_stages import stages_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -56,15 +56,15 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
     origin_ns = min(int(own["begin_ns"][0]) for _, own, _ in cut)
     for thread, own, has_kernels in cut:
         if has_kernels:
-            device.add_rank(index, thread, own, shared, origin_ns, parts)
+            device_nodes.add_rank(index, thread, own, shared, origin_ns, parts)
         elif (own["clock_code"] != 0).any():
-            events.add_rank(index, thread, own, shared, parts)
+            event_nodes.add_rank(index, thread, own, shared, parts)
         else:
-            host.add_rank(index, thread, own, TimeSet.of(own["begin_ns"][:1], own["end_ns"][-1:]), shared, parts)
+            host_nodes.add_rank(index, thread, own, TimeSet.of(own["begin_ns"][:1], own["end_ns"][-1:]), shared, parts)
     last_ns = max(int(own["end_ns"][-1]) for _, own, _ in cut)
     for thread in threads_without_steps(index.origin):  # waits of others may lead through it
         life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
-        host.add_rank(index, thread, index.steps.take(slice(0)), life, shared, parts)
+        host_nodes.add_rank(index, thread, index.steps.take(slice(0)), life, shared, parts)
     stages = stages_of(trace, index.steps)
     graph = replace(parts.graph(), stage_of=stages.of_rank if stages is not None else {})
     return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))

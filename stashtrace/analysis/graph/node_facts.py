@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph.batches import WorkerStarts
-from stashtrace.analysis.graph.model import Facts, Resource
+from stashtrace.analysis.graph.batch_nodes import WorkerStarts
+from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
-from stashtrace.analysis.stalls.cpus import host_cpus
-from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import serves
-from stashtrace.analysis.steps.samples import step_samples, told_samples
+from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 
 if TYPE_CHECKING:
-    from stashtrace.analysis.graph.model import Graph
+    from stashtrace.analysis.graph.work_graph import Graph
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.counters import FileCounters, count_files
 from stashtrace.analysis.io.data_files import is_pseudo_file
+from stashtrace.analysis.io.file_counters import FileCounters, count_files
 from stashtrace.analysis.io.files import groups
+from stashtrace.analysis.io.io_tables import IO_ADVICE
 from stashtrace.analysis.io.ranges import file_reads
-from stashtrace.analysis.io.tables import IO_ADVICE
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -82,12 +82,12 @@ def io_advice(trace: Trace) -> Table:
             advice = rule(own)
             if advice is not None:
                 rows.append((str(names[place]), kind, *advice))
-    rows += _amplified(trace, counters, names, files.number, used, spent)
+    rows += _repeated_directories(trace, counters, names, files.number, used, spent)
     table = Table.from_rows(IO_ADVICE, rows)
     return table.take(np.argsort(-table["saving_ns"], kind="stable"))
 
 
-def _amplified(
+def _repeated_directories(
     trace: Trace, counters: FileCounters, names: npt.NDArray[np.str_], of_path: Int64, used: Int64, spent: Int64
 ) -> list[tuple[str, str, int, str]]:
     """Return rows of directories whose files a rank reads repeatedly in one pass over its data."""

@@ -18,7 +18,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.calls import READING, Bools, Follower, moves, process_pieces, time_class
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
-from stashtrace.analysis.io.tables import IO_CACHE, IO_REUSE
+from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
@@ -115,11 +115,11 @@ def io_cache(
                     "data_bytes": np.full(len(sizes), data),
                     "read_bytes": np.full(len(sizes), round(read / uses.sampled_ratio)),
                     "reread_ratio": np.full(len(sizes), reread),
-                    "lru_hit_ratio": _served(uses.distance_bytes[again], uses.moved_bytes[again], inside) / read,
-                    "kept_hit_ratio": _served(uses.kept_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "lru_hit_ratio": _bytes_served(uses.distance_bytes[again], uses.moved_bytes[again], inside) / read,
+                    "kept_hit_ratio": _bytes_served(uses.kept_bytes[again], uses.moved_bytes[again], inside) / read,
                     "important_hit_ratio": np.full(len(sizes), np.nan)
                     if uses.important_bytes is None
-                    else _served(uses.important_bytes[again], uses.moved_bytes[again], inside) / read,
+                    else _bytes_served(uses.important_bytes[again], uses.moved_bytes[again], inside) / read,
                     "shuffled_lru_hit_ratio": reread * shuffled_lru_hits(cached),
                     "sampled_ratio": np.full(len(sizes), uses.sampled_ratio),
                 },
@@ -183,7 +183,7 @@ def shuffled_lru_hits(cached: Floats) -> Floats:
     return hits
 
 
-def _served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
+def _bytes_served(needed: Int64, moved: Int64, sizes: Floats) -> Floats:
     """Return, for each size of the cache, the bytes of the accesses that need at most this size."""
     order = np.argsort(needed, kind="stable")
     sums = np.append(0, np.cumsum(moved[order]))
@@ -301,7 +301,7 @@ def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = N
 def _chosen(accesses: Accesses, threshold: int) -> Accesses:
     if threshold == _FULL:
         return accesses
-    own = (_hashed(accesses.key) >> np.uint64(32)) < threshold
+    own = (_mix_bits(accesses.key) >> np.uint64(32)) < threshold
     return Accesses(**{name: getattr(accesses, name)[own] for name in _COLUMNS})
 
 
@@ -310,7 +310,7 @@ def path_codes(key: Int64) -> Int64:
     return key >> _BLOCK_BITS
 
 
-def _hashed(key: Int64) -> npt.NDArray[np.uint64]:
+def _mix_bits(key: Int64) -> npt.NDArray[np.uint64]:
     """Mix the bits (the finaliser of splitmix64)."""
     mixed = key.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -340,14 +340,14 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
     for first, last in itertools.pairwise(borders):
         own = slice(first, last)
         if first < last:
-            yield _divided(
+            yield _divide_into_blocks(
                 _Reads(begin[own], calls.path[own], offset[own], end[own], low_block[own], each[own], goes_on[own]),
                 block_bytes,
                 host,
             )
 
 
-def _divided(reads: _Reads, block_bytes: int, host: int) -> Accesses:
+def _divide_into_blocks(reads: _Reads, block_bytes: int, host: int) -> Accesses:
     """Return the accesses to the blocks that reads touch."""
     call = np.repeat(np.arange(len(reads.each)), reads.each)
     inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
-from stashtrace.analysis.io.tables import IO_PATTERNS, IO_SIZES, IO_TIMES
+from stashtrace.analysis.io.file_counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
+from stashtrace.analysis.io.io_tables import IO_PATTERNS, IO_SIZES, IO_TIMES
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table

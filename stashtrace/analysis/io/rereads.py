@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.stalls.index import IO_WAITED, READ_OPS, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS, TraceIndex
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.io.calls import OPENS
-from stashtrace.analysis.io.counters import count_files
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files, is_pseudo_file
+from stashtrace.analysis.io.file_counters import count_files
 from stashtrace.analysis.io.files import groups
-from stashtrace.analysis.io.tables import IO_STAGING
+from stashtrace.analysis.io.io_tables import IO_STAGING
 from stashtrace.analysis.links.efficiency import calibration_of
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
@@ -85,11 +85,11 @@ def io_staging(
         If only one of latency and bandwidth is stated, or a figure or ``files`` makes no sense.
     """
     room = None if tier_size is None else bytes_of(tier_size, "--tier-size")
-    source = _stated(source_latency, source_bandwidth, "source")
-    tier = _stated(tier_latency, tier_bandwidth, "tier")
+    source = _device_rates(source_latency, source_bandwidth, "source")
+    tier = _device_rates(tier_latency, tier_bandwidth, "tier")
     tier_method = "stated"
     if tier is None:
-        tier, tier_method = _calibrated(trace, calibration)
+        tier, tier_method = _calibrated_rates(trace, calibration)
     counters = count_files(trace)
     names, _, used = groups(trace, counters, "file", under)
     sums = {name: values[used] for name, values in counters.sums.items()}
@@ -174,7 +174,7 @@ def _cost(requests: Int64, moved: Int64, device: tuple[float, float]) -> Int64:
     return np.rint(requests * latency_ns + moved * 1e9 / bytes_per_s).astype(np.int64)
 
 
-def _stated(latency: str | float | None, bandwidth: str | float | None, which: str) -> tuple[float, float] | None:
+def _device_rates(latency: str | float | None, bandwidth: str | float | None, which: str) -> tuple[float, float] | None:
     """Return (latency in ns, bytes per second) of a device; None if nothing is stated."""
     if latency is None and bandwidth is None:
         return None
@@ -185,7 +185,7 @@ def _stated(latency: str | float | None, bandwidth: str | float | None, which: s
     return ns_of(latency, f"--{which}-latency"), bytes_per_s_of(bandwidth, f"--{which}-bandwidth")
 
 
-def _calibrated(
+def _calibrated_rates(
     trace: Trace, calibration: Calibration | str | os.PathLike[str] | None
 ) -> tuple[tuple[float, float], str]:
     measured = calibration_of(trace, calibration)

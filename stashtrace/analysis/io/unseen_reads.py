@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.io.calls import NOT_FILES, READING, moves, process_pieces
-from stashtrace.analysis.stalls.cpus import last_values
+from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.collectives.device import with_untimed
+from stashtrace.analysis.collectives.device_collectives import with_untimed
 from stashtrace.analysis.collectives.matching import group_table, ranks_present
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col

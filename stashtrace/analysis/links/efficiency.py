@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
+from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows, host_names
-from stashtrace.analysis.collectives.waits import collective_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.file import Calibration, find_calibration, load_calibration
-from stashtrace.calibration.fit import bus_bytes
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.fit_link import bus_bytes
+from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema
@@ -112,7 +112,7 @@ def link_efficiency(
         "message_bytes": times["bytes"],
     }
     moved = times["bytes"] > 0
-    return _summed(
+    return _sum_rows(
         {name: values[moved] for name, values in columns.items()},
         times["transfer_ns"][moved],
         expected.expected_ns[moved],
@@ -176,7 +176,7 @@ def _sizes_and_links(trace: Trace) -> tuple[Int64, Int64]:
     return by_group.map(lambda group: len(groups[group].members)), by_group.map(lambda group: groups[group].link)
 
 
-def _summed(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
+def _sum_rows(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
     alike = GroupBy(*keys.values())

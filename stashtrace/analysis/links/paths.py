@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table, match
-from stashtrace.analysis.collectives.waits import communicator_names
-from stashtrace.analysis.devices.identity import counted_gpu
+from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
@@ -133,7 +133,7 @@ def links(trace: Trace) -> Table:
         total, seen = sum(each.expected), sum(each.seen)
         if path.startswith(("net ", "rdma ")) and seen < _WORTH_A_ROW * total:
             continue
-        share, error, confidence = _combined(each)
+        share, error, confidence = _combine(each)
         rows.append(
             (
                 name,
@@ -231,7 +231,7 @@ def _fit(columns: Doubles, moved: Doubles) -> _Fit:
     return _Fit(coefficient / scale, error / scale, (own >= _LEAST_OWN) & full)
 
 
-def _combined(each: _Share) -> tuple[float, float, str]:
+def _combine(each: _Share) -> tuple[float, float, str]:
     """Return (share, error, confidence) over all places, weighted by expected bytes; -1 if most bytes have no share."""
     expected, share, error = (np.array(values) for values in (each.expected, each.share, each.error))
     known = ~np.isnan(share) & (expected > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_table
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema

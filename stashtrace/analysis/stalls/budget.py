@@ -23,8 +23,8 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.by_brackets import bracket_layers
 from stashtrace.analysis.stalls.by_kernels import kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
-from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
 from stashtrace.analysis.stalls.on_host import host_layers
+from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
@@ -148,8 +148,8 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
     if by not in ("step", "rank", "step_kind", "run"):
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
     if by == "step":
-        return _of_counted(trace, _budget(trace)[0], warmup)
-    return stall_totals(_counted(TraceIndex(trace), warmup), by)
+        return _take_counted_steps(trace, _budget(trace)[0], warmup)
+    return stall_totals(_sum_counted_steps(TraceIndex(trace), warmup), by)
 
 
 def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
@@ -175,10 +175,10 @@ def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
     MissingDataError
         If no rank has steps.
     """
-    return _of_counted(trace, _budget(trace)[1], warmup)
+    return _take_counted_steps(trace, _budget(trace)[1], warmup)
 
 
-def _of_counted(trace: Trace, rows: Table, warmup: bool) -> Table:
+def _take_counted_steps(trace: Trace, rows: Table, warmup: bool) -> Table:
     """Return the rows of the counted steps, the same ones as in the sums; with the warm-up, all rows."""
     return rows if warmup else rows.take(in_steps(rows, counted_steps(TraceIndex(trace).steps)))
 
@@ -219,17 +219,17 @@ def _budget(trace: Trace) -> tuple[Table, Table]:
     index = TraceIndex(trace)
     whole, late = GrowingTable(STALLS), GrowingTable(STRAGGLER_CAUSES)
     for thread, own in ranks_and_steps(trace, index.steps):
-        divided = _divided(rank_layers(index, thread), thread, own)
+        divided = _divide(rank_layers(index, thread), thread, own)
         for table, columns in ((whole, divided.rows()), (late, divided.late())):
             table.add(columns, len(columns["rank"]))
     return whole.table(), late.table()
 
 
-def _apart(index: TraceIndex) -> Table:
+def _split_by_awaited_rank(index: TraceIndex) -> Table:
     """Return the rows of ``stalls`` with one straggler row for each awaited rank."""
     whole = GrowingTable(STALLS)
     for thread, own in ranks_and_steps(index.origin, index.steps):
-        columns = _divided(rank_layers(index, thread), thread, own).rows_apart()
+        columns = _divide(rank_layers(index, thread), thread, own).rows_apart()
         whole.add(columns, len(columns["rank"]))
     return whole.table()
 
@@ -312,7 +312,7 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
 
 def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
     """Return the rows of ``stalls`` of one rank by given layers."""
-    return Table(STALLS, _divided(made, thread, steps).rows())
+    return Table(STALLS, _divide(made, thread, steps).rows())
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +383,7 @@ class _Divided:
         return columns, at, kind
 
 
-def _divided(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
+def _divide(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     by_step = GroupBy(numbers)  # the windows outside steps fall into one row
@@ -448,7 +448,7 @@ def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
     -------
     rank, step_kind, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
     """
-    return _counted(TraceIndex(trace), warmup)
+    return _sum_counted_steps(TraceIndex(trace), warmup)
 
 
 def stall_totals(counted: Table, by: str) -> Table:
@@ -483,8 +483,8 @@ def stall_totals(counted: Table, by: str) -> Table:
     return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds.values[rows.keys[1]]})
 
 
-def _counted(index: TraceIndex, warmup: bool) -> Table:
-    table, kept = _apart(index), counted_steps(index.steps, warmup=warmup)
+def _sum_counted_steps(index: TraceIndex, warmup: bool) -> Table:
+    table, kept = _split_by_awaited_rank(index), counted_steps(index.steps, warmup=warmup)
     step = GroupBy(kept["rank"], kept["step"]).row_of(table["rank"], table["step"])
     table, step = table.take(step >= 0), step[step >= 0]
     step_kinds = GroupBy(kept["kind"])
@@ -582,11 +582,11 @@ def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Return the layers of a rank by its methods; made once per trace."""
     if not device_windows(index, thread):
         return by_method(index, thread, "host")
-    return _combined(index, thread)
+    return _combine_methods(index, thread)
 
 
 @kept_per_thread
-def _combined(index: TraceIndex, thread: StepThread) -> RankLayers:
+def _combine_methods(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Return each method's layers inside its own windows; these are disjoint, so their order does not matter."""
     windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])

@@ -16,11 +16,11 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
+from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.device_exposure import BATCH, COPY, GRAPH, HOST, LINK, PEER, DeviceView, Exposed, joined
 from stashtrace.analysis.stalls.device_links import LINK_KINDS, link_layers, queued_time
-from stashtrace.analysis.stalls.index import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.stalls.on_host import standing_of
+from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import Awaited, Bracket, DeviceCall, StallKind
 
@@ -80,7 +80,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
     layers.append(Layer(_COMPUTE, opaque, (StallKind.OTHER, *(LINK_KINDS if has_collectives else ()))))
 
-    drained, blocking = _drained(index, thread, view)
+    drained, blocking = _time_after_draining(index, thread, view)
     idle = whole - stalled - opaque - view.loaded - blocking
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving & drained & idle))
@@ -148,7 +148,7 @@ def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
     return layers
 
 
-def _drained(index: TraceIndex, thread: StepThread, view: DeviceView) -> tuple[TimeSet, TimeSet]:
+def _time_after_draining(index: TraceIndex, thread: StepThread, view: DeviceView) -> tuple[TimeSet, TimeSet]:
     """Return the time from the end of calls that drained the device to the next event, and the time inside such calls.
 
     The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound.

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.analysis.stalls.batches import batch_layers, batch_waits
-from stashtrace.analysis.stalls.collectives import blocked_on_collectives, collective_layers
+from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
+from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
 from stashtrace.analysis.stalls.device_links import link_layers, queued_time
-from stashtrace.analysis.stalls.index import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.stalls.on_host import standing_of
+from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import BLOCKING_CALLS, CollectiveSource, CopyDirection, DeviceWork, StallKind
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED

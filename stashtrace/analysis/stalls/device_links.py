@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.stalls.collectives import in_flight_heads, transfer_layers
+from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, transfer_layers
 from stashtrace.analysis.stalls.device_exposure import ANY_STREAM, DeviceView
-from stashtrace.analysis.stalls.index import LabelledIntervals, Layer, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import StallKind
@@ -77,7 +77,7 @@ def link_layers(
     default = int(devices.matched.link[own[0]]) if len(own) else INSIDE
     bare = TimeSet.of(begin[~known], end[~known])
     begin, end, row = begin[known], end[known], row[known]
-    layers, late, estimated = _divided(index, begin, end, row)
+    layers, late, estimated = _divide(index, begin, end, row)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
     layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), LINK_KINDS if untimed else ()))
@@ -85,7 +85,7 @@ def link_layers(
     return LinkTime(layers, late, estimated)
 
 
-def _divided(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
+def _divide(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
     matched = index.on_devices.matched
     late_end = np.clip(matched.last_enter_ns[row], begin, end)
     is_late = late_end > begin

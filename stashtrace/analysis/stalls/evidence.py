@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
-from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.calibration.fit import bus_bytes
+from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -211,7 +211,7 @@ def device_evidence(index: TraceIndex, thread: StepThread, window: TimeSet) -> I
     yield from _collectives(index, thread, window)
 
 
-def _summed(
+def _sum_by_name(
     rank: int, kind: str, detail: str, names: _Names, spent: Int64, moved: npt.NDArray[np.float64]
 ) -> list[Row]:
     """Return one row per name, longest first."""
@@ -244,7 +244,7 @@ def _copies(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]
     chosen = (inside > 0) & ~np.isin(table["copy_code"][rows], _NOT_HOST)
     names = _names(CopyDirection)[table["copy_code"][rows][chosen]]
     sizes = table["size_bytes"][rows][chosen].astype(np.float64)
-    return _summed(thread.rank, "h2d", "copy", np.char.add(memory[chosen], names), inside[chosen], sizes)
+    return _sum_by_name(thread.rank, "h2d", "copy", np.char.add(memory[chosen], names), inside[chosen], sizes)
 
 
 def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
@@ -256,7 +256,9 @@ def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     threads = _track_names(trace, calls["track_id"][rows], "")
     functions = _names(DeviceCall)[calls["call_code"][rows]].tolist()
     names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(functions, threads, strict=True)]
-    return _summed(thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
+    return _sum_by_name(
+        thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows))
+    )
 
 
 def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> list[Row]:
@@ -266,7 +268,9 @@ def _host_functions(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     inside = window.within(table["begin_ns"][rows], table["end_ns"][rows])
     rows, inside = rows[inside > 0], inside[inside > 0]
     names = _track_names(trace, table["track_id"][rows], "an unnamed stream")
-    return _summed(thread.rank, "other", "host_function", np.array(names, dtype=np.str_), inside, np.zeros(len(rows)))
+    return _sum_by_name(
+        thread.rank, "other", "host_function", np.array(names, dtype=np.str_), inside, np.zeros(len(rows))
+    )
 
 
 def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iterator[Row]:
@@ -289,7 +293,7 @@ def _collectives(index: TraceIndex, thread: StepThread, window: TimeSet) -> Iter
     moved = np.array([bus_bytes(op, len(groups[group].members), size) for op, group, size in messages], dtype=float)
     stays = devices.matched.link[rows] == INSIDE
     for kind, chosen in (("interconnect", stays), ("network", ~stays)):
-        yield from _summed(thread.rank, kind, "collective", names[chosen], inside[chosen], moved[chosen])
+        yield from _sum_by_name(thread.rank, kind, "collective", names[chosen], inside[chosen], moved[chosen])
 
 
 def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:

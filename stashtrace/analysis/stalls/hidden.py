@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Matched
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.stalls.batches import batch_waits
+from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import device_windows, rank_layers
-from stashtrace.analysis.stalls.collectives import Blocked, own_collectives
+from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
-from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
@@ -109,7 +109,7 @@ def _rank(
         "cpu_contention_ns": _contention(index, thread, begin, end),
         "steal_ratio": steal.ratio(thread.process_id, begin, end),
         "gc_ns": TimeSet.of_rows(spans, own).within(begin, end),
-        "queued_ns": device.queued_ns if device.present else _queued(index.in_flight, blocked).within(begin, end),
+        "queued_ns": device.queued_ns if device.present else _time_queued(index.in_flight, blocked).within(begin, end),
         "hidden_copy_ns": device.hidden_copy_ns,
         "host_paced_ns": device.host_paced_ns,
         "graph_opaque_ns": device.graph_opaque_ns,
@@ -140,7 +140,7 @@ class _Saves:
         return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
 
-def _queued(matched: Matched, blocked: Blocked) -> TimeSet:
+def _time_queued(matched: Matched, blocked: Blocked) -> TimeSet:
     behind = (blocked.row >= 0) & (blocked.waited_row >= 0) & (blocked.row != blocked.waited_row)
     begin = np.maximum(blocked.begin[behind], matched.last_enter_ns[blocked.row[behind]])
     return TimeSet.of(begin, blocked.end[behind])
@@ -220,7 +220,7 @@ class DeviceHidden:
 
 def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
     """Measure the columns of the device in windows of one rank."""
-    untimed = _untimed(index, thread, begin, end)
+    untimed = _count_untimed(index, thread, begin, end)
     if not device_windows(index, thread):
         nothing = np.zeros(len(begin), dtype=np.int64)
         return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed, nothing)
@@ -251,7 +251,7 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
     return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, own)
 
 
-def _untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
+def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
     """Return the number of collectives given to a device without device times, by the window of their call."""
     devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[devices.given[rows] & ~devices.timed[rows]]

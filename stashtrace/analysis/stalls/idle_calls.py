@@ -14,7 +14,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import RankLayers, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col

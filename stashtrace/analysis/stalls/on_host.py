@@ -11,8 +11,8 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.stalls.batches import BatchWaits, batch_layers, batch_waits, beside_workers
-from stashtrace.analysis.stalls.collectives import (
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
+from stashtrace.analysis.stalls.collective_blocking import (
     Blocked,
     blocked_on_collectives,
     collective_layers,
@@ -21,7 +21,14 @@ from stashtrace.analysis.stalls.collectives import (
     in_flight_heads,
     own_collectives,
 )
-from stashtrace.analysis.stalls.index import READ_OPS, LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import (
+    READ_OPS,
+    LabelledIntervals,
+    Layer,
+    RankLayers,
+    TraceIndex,
+    kept_per_thread,
+)
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.updates import runs_closure
 from stashtrace.schema.groupby import GroupBy
@@ -292,9 +299,9 @@ def gap_layers(
     plain_ns, named_ns = (GroupBy.numbered(row, len(gaps.begin)).sum(end - begin) for begin, end, row in (plain, named))
     blocked = np.maximum(plain_ns + named_ns - gaps.ran_ns, 0)
     other_ns = np.minimum(blocked, plain_ns)
-    cut = _split(plain, plain_ns - other_ns)
+    cut = _cut_pieces(plain, plain_ns - other_ns)
     timed, sure = gaps.timed[plain[2]], gaps.queue_timed[plain[2]]
-    named_cut = np.where(gaps.timed[named[2]], _split(named, named_ns - (blocked - other_ns)), named[1])
+    named_cut = np.where(gaps.timed[named[2]], _cut_pieces(named, named_ns - (blocked - other_ns)), named[1])
     return [
         Layer(ran, TimeSet.of(plain[0][timed], cut[timed]), (unsure,)),
         Layer(_OTHER, TimeSet.of(cut[timed & sure], plain[1][timed & sure])),
@@ -319,14 +326,14 @@ def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained
     ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
     begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
     free = (busy - explained).pieces(begin, end)
-    doubtful = TimeSet.of(_split(free, np.maximum(ran, 0)), free[1])
+    doubtful = TimeSet.of(_cut_pieces(free, np.maximum(ran, 0)), free[1])
     return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]
 
 
 Pieces = tuple[Int64, Int64, Int64]
 
 
-def _split(pieces: Pieces, budget: Int64) -> Int64:
+def _cut_pieces(pieces: Pieces, budget: Int64) -> Int64:
     """Return where each piece is cut when the budget of its gap is spent on the pieces in order."""
     begin, end, gap = pieces
     before = GroupBy.runs(gap).sum_before(end - begin)

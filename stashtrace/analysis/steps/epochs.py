@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.steps.loop import QUIET_KINDS
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy
@@ -80,7 +80,7 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
                 (TimeSet.of_rows(between) | ending).total_ns,
                 ending.total_ns,
                 max(per_loader),
-                len(begun) if _anew(own_made, len(mine)) else 0,
+                len(begun) if _starts_workers(own_made, len(mine)) else 0,
             )
         )
     return Table.from_rows(EPOCH_BEGINS, rows)
@@ -95,7 +95,7 @@ def serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]
     return loaders.values, int64(votes.argmax(axis=1)) if len(loaders) else int64([])
 
 
-def _anew(made: Table, loaders_count: int) -> bool:
+def _starts_workers(made: Table, loaders_count: int) -> bool:
     """Whether each iterator starts workers: a worker that is kept makes batches under the numbers of several epochs."""
     pairs = GroupBy(made["process_id"], made["loader_id"])
     return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs.keys[0])) == len(pairs)

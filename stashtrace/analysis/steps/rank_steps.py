@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.steps.loop import Bools, StepColumns
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.analysis.steps.training_loop import Bools, StepColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.steps.loop import QUIET_KINDS
 from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table

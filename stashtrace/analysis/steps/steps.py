@@ -10,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64, window_at
-from stashtrace.analysis.steps.device import DeviceSteps
-from stashtrace.analysis.steps.loop import (
+from stashtrace.analysis.steps.device_steps import DeviceSteps
+from stashtrace.analysis.steps.forward_only import brief_steps, join_as, join_quiet, trains_of
+from stashtrace.analysis.steps.rank_steps import RankSteps
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.steps.training_loop import (
     QUIET_KINDS,
     StepColumns,
     Tokens,
@@ -20,9 +23,6 @@ from stashtrace.analysis.steps.loop import (
     steps_of,
     tokens_of,
 )
-from stashtrace.analysis.steps.quiet import brief_steps, join_as, join_quiet, trains_of
-from stashtrace.analysis.steps.rank_steps import RankSteps
-from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.window import begun_before, fact_of_run, window_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.events import STEPS

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.stalls.batches import BatchWaits, batch_waits
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
-from stashtrace.analysis.stragglers.on_files import file_calls
+from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 

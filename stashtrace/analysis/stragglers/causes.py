@@ -14,8 +14,8 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.index import TraceIndex
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances
 from stashtrace.errors import MissingDataError
@@ -63,7 +63,7 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
         threads = {t.rank: t for t in step_threads(index.origin)}
     except MissingDataError:
         return out
-    at, rank, is_late = _compared(index, operations, chosen)
+    at, rank, is_late = _rows_to_compare(index, operations, chosen)
     known = np.isin(rank, list(threads))
     at, rank, is_late = at[known], rank[known], is_late[known]
     ends = {r: t.end_ns for r, t in threads.items()}
@@ -96,7 +96,7 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     return out
 
 
-def _compared(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
+def _rows_to_compare(index: TraceIndex, operations: Instances, chosen: Int64) -> tuple[Int64, Int64, np.ndarray]:
     """Return (position in chosen, rank, mask of the late ranks), sorted by position."""
     groups, late = group_table(index.trace), operations.late_rank[chosen]
     sure = (late >= 0) & (operations.method[chosen] != UNORDERED)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import process_values
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.stalls.collectives import in_flight_heads
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.collective_blocking import in_flight_heads
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, DeviceWork
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
 from stashtrace.analysis.stragglers.causes import CAUSES, Causes, causes

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace._native import intervals
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table, process_values
-from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import NEVER, Int64, int64, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.collectives import in_flight_heads
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.collective_blocking import in_flight_heads
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
-from stashtrace.analysis.stragglers.stages import Stages, stages_of
+from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema

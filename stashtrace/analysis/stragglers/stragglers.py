@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.collectives.device import on_devices
+from stashtrace.analysis.collectives.device_collectives import on_devices
 from stashtrace.analysis.collectives.matching import match
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import straggler_causes

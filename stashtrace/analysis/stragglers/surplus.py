@@ -3,8 +3,8 @@
     peers   |-- compute --|.. straggler ..|- link -|       surplus of the late rank: launch + 4, straggler - 4,
     late    |-- compute --|--- launch ----|- link -|       all others 0
 
-``late`` and ``roots`` compare windows before single operations; this compares whole steps, for a figure that a reader
-can check against the budgets of the ranks.
+``late`` and ``follow_waits`` compare windows before single operations; this compares whole steps, for a figure that a
+reader can check against the budgets of the ranks.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,7 +15,7 @@ from functools import reduce
 
 import numpy as np
 
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, COMPARED, rank_times
 from stashtrace.schema.stall_kinds import COLUMNS

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from textwrap import shorten
 from typing import Any
 
-from stashtrace.cli.loading import find_jobs, read_runs
+from stashtrace.cli.find_runs import find_jobs, read_runs
+from stashtrace.cli.option_values import read_names
 from stashtrace.cli.parsing import (
     TABLE_FORMATS,
     Parser,
@@ -19,11 +20,10 @@ from stashtrace.cli.parsing import (
     configure_logging,
     runs_or_newest,
 )
-from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.print_tables import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_names
 from stashtrace.errors import PluginError, UsageError
-from stashtrace.loading.archives import named
+from stashtrace.loading.temporary_archives import named
 from stashtrace.registry import warn
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

@@ -7,10 +7,10 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from stashtrace.cli.answers import check_plot, open_output, print_lines, write_output, write_plot
+from stashtrace.cli.option_values import read_message_sizes
 from stashtrace.cli.parsing import OUT_OPTIONS, Parser, add_value
+from stashtrace.cli.print_results import check_plot, open_output, print_lines, write_output, write_plot
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_message_sizes
 from stashtrace.errors import UsageError
 
 _FILE = "calibration.toml"
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     from stashtrace import __version__
     from stashtrace.calibration.file import calibration_text
+    from stashtrace.lab.calibrate.calibration_text import calibration_lines, plot_calibration
     from stashtrace.lab.calibrate.measure import CalibrationRequest, calibrate
-    from stashtrace.lab.calibrate.report import calibration_lines, plot_calibration
 
     check_plot(arguments.plot)
     out = open_output(arguments.out, _FILE)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.print_results import print_lines
 from stashtrace.errors import CaptureError, OutputError, UsageError
 
 _POLL_S = 0.2

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.answers import check_plot, open_output, print_answer, write_output
+from stashtrace.cli.option_values import read_configurations
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
+from stashtrace.cli.print_results import check_plot, open_output, print_answer, write_output
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_configurations
 from stashtrace.errors import UsageError
 
 _EPILOG = """example: stashtrace characterize --emulate-network 10gbit -- torchrun \\
@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace import __version__
     from stashtrace.cli import INTERRUPTED
     from stashtrace.lab.characterize.answer import FILE_NAME
+    from stashtrace.lab.characterize.characterization_text import characterization_lines
+    from stashtrace.lab.characterize.five_configurations import characterize
     from stashtrace.lab.characterize.network import parsed_shape
-    from stashtrace.lab.characterize.plan import CharacterizationRequest
-    from stashtrace.lab.characterize.report import characterization_lines
-    from stashtrace.lab.characterize.run import characterize
+    from stashtrace.lab.characterize.request import CharacterizationRequest
 
     out = Path(arguments.out)
     check_plot(arguments.plot, made=out)
@@ -116,12 +116,12 @@ def main(argv: Sequence[str]) -> int:
     if arguments.format != "json":
         screen.say(f"\n  all of it    {out / FILE_NAME}")
     if arguments.plot:
-        from stashtrace.lab.characterize.page import plot_characterization
+        from stashtrace.lab.characterize.characterization_page import plot_characterization
 
         plot_characterization(answer, arguments.plot)
         screen.say(f"  picture      {arguments.plot}")
     if arguments.html:
-        from stashtrace.lab.characterize.page import characterization_page
+        from stashtrace.lab.characterize.characterization_page import characterization_page
 
         write_output(Path(arguments.html), characterization_page(answer), option="--html")
         screen.say(f"  page         {arguments.html}")

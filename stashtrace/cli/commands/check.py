@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import ignore_broken_pipe, open_output, print_answer, print_lines, write_output
-from stashtrace.cli.baselines import DEFAULT_FOLDER, check_name, name_of, save, side_of
+from stashtrace.cli.comparison_sides import DEFAULT_FOLDER, check_name, name_of, save, side_of
+from stashtrace.cli.option_values import read_percent, read_whole
 from stashtrace.cli.parsing import (
     NEWEST,
     RUN_OR_FILES,
@@ -22,8 +22,8 @@ from stashtrace.cli.parsing import (
     runs_or_newest,
     split_at_dashes,
 )
+from stashtrace.cli.print_results import ignore_broken_pipe, open_output, print_answer, print_lines, write_output
 from stashtrace.cli.screen import Screen, end_on_terminate
-from stashtrace.cli.values import read_percent, read_whole
 from stashtrace.errors import UsageError
 from stashtrace.text import count_noun
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import argparse
 
     from stashtrace.analysis.compare.change import Side
-    from stashtrace.analysis.compare.gate import Gate
-    from stashtrace.summary.gate import Command
+    from stashtrace.analysis.compare.gate_verdict import Gate
+    from stashtrace.summary.gate_text import Command
 
 _DESCRIPTION = """Say whether runs are worse than earlier ones, by intervals. KIND+N% allows the
 mean of a kind of time over ranks and steps to grow by N % of the step before,
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     _check(given, command)
 
     from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO
-    from stashtrace.analysis.compare.gate import DEFAULT_CONDITION, Condition, judge
+    from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, judge
     from stashtrace.cli.rerun_command import command_that_decides
 
     conditions = [Condition.of(text) for text in given.fail_if or [DEFAULT_CONDITION]]
@@ -163,7 +163,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
     end_on_terminate()
     jobs = [Job("after", tuple(command), Path())]
     if given.before or given.before_dir:
-        old = tuple(_split(given.before)) if given.before else tuple(command)
+        old = tuple(_split_command(given.before)) if given.before else tuple(command)
         jobs.insert(0, Job("before", old, Path(given.before_dir or ".")))
     out = Path(given.out or time.strftime("check-%m%d-%H%M%S"))
     recorded = record_by_turns(
@@ -179,7 +179,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
 def _answer(gate: Gate, command: Command | None, given: argparse.Namespace, screen: Screen) -> None:
     """Print the answer, and the annotations of a CI system."""
     from stashtrace.summary.ci import annotation_lines
-    from stashtrace.summary.gate import document, gate_lines
+    from stashtrace.summary.gate_text import document, gate_lines
 
     print_answer(given.format, [f"{gate.verdict.upper()}", *gate_lines(gate, command)], document(gate, command))
     if gate.refused:
@@ -197,7 +197,7 @@ def _answer(gate: Gate, command: Command | None, given: argparse.Namespace, scre
 def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace, screen: Screen) -> None:
     """Write the answer where CI systems look for it."""
     from stashtrace.summary.ci import junit_xml
-    from stashtrace.summary.gate import markdown
+    from stashtrace.summary.gate_text import markdown
 
     if given.junit:
         write_output(Path(given.junit), junit_xml(gate), option="--junit")
@@ -210,7 +210,7 @@ def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace,
             screen.say(f"warning: cannot write {summary} of GITHUB_STEP_SUMMARY: {error.strerror}")
 
 
-def _split(command: str) -> list[str]:
+def _split_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
-from stashtrace.cli.rows import column_details, column_names, named_rows, screen_width, write_rows
+from stashtrace.cli.print_results import print_lines
+from stashtrace.cli.print_tables import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.errors import MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
     for path in (*before, *after):
         existing_run(path)
 
-    from stashtrace.cli.baselines import name_of
-    from stashtrace.summary.compare import names_apart
+    from stashtrace.cli.comparison_sides import name_of
+    from stashtrace.summary.diff_text import names_apart
 
     names = names_apart([name_of(paths) for paths in sides])
     if len(before) + len(after) > 2:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         _write(table, list(table.rows()), words, arguments.format, arguments.wide)
         return 0
 
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
 
     old, new = read_runs(before[0]), read_runs(after[0])
     if arguments.of != "kernels":
@@ -105,10 +105,10 @@ def _by_stalls(
     """Compare the kinds of time of all runs; those that are not loaded yet are loaded one after the other."""
     from stashtrace.analysis.compare.change import Side, same_recordings
     from stashtrace.analysis.compare.diff import diff_of_sides
-    from stashtrace.analysis.compare.gate import other_work
+    from stashtrace.analysis.compare.gate_verdict import other_work
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
-    from stashtrace.cli.loading import read_runs
-    from stashtrace.summary.compare import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
+    from stashtrace.cli.find_runs import read_runs
+    from stashtrace.summary.diff_text import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
 
     known = loaded or {}
     old, new = (
@@ -127,7 +127,7 @@ def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, li
     """Compare the work on devices of two runs."""
     from stashtrace.analysis.compare.job_identity import job_facts
     from stashtrace.analysis.devices.kernels import kernel_diff
-    from stashtrace.summary.compare import jobs_lines, kernel_verdict
+    from stashtrace.summary.diff_text import jobs_lines, kernel_verdict
 
     table = kernel_diff(old, new)
     return table, [*jobs_lines(job_facts(old), job_facts(new)), *kernel_verdict(table, *names)]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from stashtrace.cli.answers import ignore_broken_pipe, print_json, print_lines
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
+from stashtrace.cli.print_results import ignore_broken_pipe, print_json, print_lines
 from stashtrace.record.doctor import checks
 from stashtrace.record.doctor_gpu import Check
 

@@ -75,11 +75,11 @@ def main(argv: Sequence[str]) -> int:
         with file_rights(arguments.share):
             open_run_directory(directory, facts, job)
     # A shell or program needs each value unchanged; quoting keeps a shell from running it.
-    getattr(sys.stdout, "write_as_is", sys.stdout.write)(_written(changed, arguments.format))
+    getattr(sys.stdout, "write_as_is", sys.stdout.write)(_format_variables(changed, arguments.format))
     return 0
 
 
-def _written(variables: Mapping[str, str], form: str) -> str:
+def _format_variables(variables: Mapping[str, str], form: str) -> str:
     if form == "json":
         return json.dumps(dict(variables), indent=1) + "\n"
     if form == "dotenv":

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()
     path = str(existing_run(arguments.path))
 
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.exporters.registry import export
     from stashtrace.loading.load import is_foreign
     from stashtrace.store.layout import is_store

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TEXT_FORMATS, Parser, existing_run, newest_run
+from stashtrace.cli.print_results import print_answer
 from stashtrace.errors import MissingDataError
-from stashtrace.loading.archives import named
+from stashtrace.loading.temporary_archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
@@ -67,7 +67,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     recorded of them (see :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of
     rows of the losses table.
     """
-    from stashtrace.analysis.findings.losses import losses_of
+    from stashtrace.analysis.findings.lost_record_claims import losses_of
     from stashtrace.analysis.findings.summary_input import ranks_of_hosts
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
@@ -109,8 +109,8 @@ def describe_files(path: str) -> dict[str, Any]:
     ``importers`` says how many files of which format were read, ``records`` counts rows by table, ``facts`` is what the
     files say of themselves, once where all processes say the same.
     """
-    from stashtrace.analysis.findings.losses import losses_of
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.analysis.findings.lost_record_claims import losses_of
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.schema.events import TABLES
     from stashtrace.store.layout import is_store
 
@@ -223,7 +223,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
     after = f"after {duration_text(length_ns)}, " if length_ns is not None else ""
     ending = f"{after}exit code {code}" if code is not None else "not yet, or its launcher was killed"
     merged = "" if facts["merged"] else ", not merged"
-    lines = _aligned(
+    lines = _align(
         ("run", f"{facts['run_id'] or '-'}  {facts['path']}"),
         ("command", shlex.join(facts["command"]).replace("\n", " ") or "not known"),
         ("begun", _moment(facts["begin_realtime_ns"])),
@@ -243,7 +243,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _files_lines(facts: dict[str, Any]) -> list[str]:
-    lines = _aligned(
+    lines = _align(
         ("files", f"{facts['importers']}  {facts['path']}, {bytes_text(facts['size_bytes'])}"),
         ("begun", _moment(facts["begin_realtime_ns"])),
         ("recorded", duration_text(facts["duration_ns"])),
@@ -261,7 +261,7 @@ def _files_lines(facts: dict[str, Any]) -> list[str]:
     return [*lines, *_records_lines(facts["records"]), *_losses_lines(facts["losses"])]
 
 
-def _aligned(*rows: tuple[str, str]) -> list[str]:
+def _align(*rows: tuple[str, str]) -> list[str]:
     return [f"{name:<12}{text}" for name, text in rows]
 
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import print_answer
+from stashtrace.cli.option_values import read_length, read_size, read_whole, read_wholes
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_value, existing_run
+from stashtrace.cli.print_results import print_answer
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_length, read_size, read_whole, read_wholes
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
     """Read, replay and print."""
     arguments = parser().read(argv)
     from stashtrace.replay.ssgd import Ring, write_layers
-    from stashtrace.replay.ssgd.report import layers_json, layers_lines
-    from stashtrace.replay.ssgd.study import study
+    from stashtrace.replay.ssgd.iteration_study import study
+    from stashtrace.replay.ssgd.iterations_text import layers_json, layers_lines
     from stashtrace.text import count_noun
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
@@ -79,7 +79,7 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
         return read_layers(path), arguments.measured_ranks
     if arguments.measured_ranks:
         raise UsageError("--measured-ranks is for files of layers", hint="leave it out: a run has its number of ranks")
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.replay.ssgd.from_run import layers_of_run
 
     return layers_of_run(read_runs(str(path)))

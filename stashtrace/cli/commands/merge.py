@@ -13,8 +13,8 @@ from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
-from stashtrace.loading.archives import kind_of
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
+from stashtrace.loading.temporary_archives import kind_of
 from stashtrace.output_files import written_to
 from stashtrace.record.directory import rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.answers import check_plot, print_answer, write_plot
+from stashtrace.cli.option_values import read_size, read_wholes
 from stashtrace.cli.parsing import OUT_OPTIONS, RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, add_value, existing_run
+from stashtrace.cli.print_results import check_plot, print_answer, write_plot
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_size, read_wholes
 from stashtrace.errors import MissingDataError, UsageError
 
 _EPILOG = """With RUN it fits the collectives of a recorded run and predicts its exposed
@@ -84,11 +84,11 @@ def main(argv: Sequence[str]) -> int:
     given = [f"--{name.replace('_', '-')}" for name in _SWEEP_ONLY if getattr(arguments, name) not in (None, False)]
     if given:
         raise UsageError(f"{given[0]} is for sweeps", hint=f"`stashtrace model --sweep depth {given[0]} ...`")
-    from stashtrace.lab.sweep.fit import FILE_NAME
+    from stashtrace.lab.sweep.fit_study import FILE_NAME
 
     path = existing_run(arguments.path)
     if (path / FILE_NAME).exists():
-        from stashtrace.lab.sweep.study import read_study
+        from stashtrace.lab.sweep.layers_study import read_study
 
         return _show_study(arguments, read_study(path))
     if arguments.predict:
@@ -97,16 +97,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
-    from stashtrace.lab.sweep.plot import plot_model
+    from stashtrace.lab.sweep.plot_study import plot_model
     from stashtrace.loading.load import load_trace
-    from stashtrace.replay.communication.model import communication_model
-    from stashtrace.replay.communication.report import model_json, model_lines
+    from stashtrace.replay.communication.communication_model import communication_model
+    from stashtrace.replay.communication.communication_text import model_json, model_lines
 
     heading: list[str] = []
     beside: dict[str, Any] = {}
     if (path / "characterization.json").exists():
         from stashtrace.lab.characterize.answer import run_of_all_ranks
-        from stashtrace.lab.characterize.report import characterized_json, characterized_lines
+        from stashtrace.lab.characterize.characterization_text import characterized_json, characterized_lines
 
         folder, (path, stall) = path, run_of_all_ranks(path)
         heading = characterized_lines(str(path.relative_to(folder)), stall)
@@ -119,7 +119,7 @@ def _show_run(arguments: argparse.Namespace, path: Path) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from stashtrace import __version__
-    from stashtrace.lab.sweep.study import StudyRequest, run_study
+    from stashtrace.lab.sweep.layers_study import StudyRequest, run_study
 
     options: dict[str, Any] = {}
     for name, attribute in _SWEEP_ONLY.items():
@@ -143,9 +143,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
-    from stashtrace.lab.sweep.fit import study_of
-    from stashtrace.lab.sweep.plot import plot_study
-    from stashtrace.lab.sweep.report import prediction_lines, study_json, study_lines
+    from stashtrace.lab.sweep.fit_study import study_of
+    from stashtrace.lab.sweep.plot_study import plot_study
+    from stashtrace.lab.sweep.study_text import prediction_lines, study_json, study_lines
 
     study = study_of(content)
     lines, whole = study_lines(study), study_json(study)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import check_plot, ignore_broken_pipe, print_answer, print_lines, write_plot
+from stashtrace.cli.option_values import read_count, read_hours, read_money, read_price, read_whole
 from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
-from stashtrace.cli.rows import write_rows
-from stashtrace.cli.values import read_count, read_hours, read_money, read_price, read_whole
+from stashtrace.cli.print_results import check_plot, ignore_broken_pipe, print_answer, print_lines, write_plot
+from stashtrace.cli.print_tables import write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from stashtrace.lab.recommend.candidates import Work
-    from stashtrace.lab.recommend.catalog import Catalog
+    from stashtrace.lab.recommend.instance_catalog import Catalog
     from stashtrace.lab.recommend.profile import Profile
 
 _EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder
@@ -65,19 +65,19 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Read the results, compare instances and print the comparison."""
     arguments = parser().read(argv)
-    from stashtrace.lab.recommend import report
+    from stashtrace.lab.recommend import recommendation_text
     from stashtrace.lab.recommend.candidates import Budget
     from stashtrace.lab.recommend.elasticity import elasticity
-    from stashtrace.lab.recommend.plot import plot_recommendation
     from stashtrace.lab.recommend.recommend import recommend
+    from stashtrace.lab.recommend.recommendation_plot import plot_recommendation
 
     check_plot(arguments.plot)
     catalog = _catalog(arguments)
     if arguments.list:
         if arguments.format == "table":
-            print_lines(report.catalog_lines(catalog))
+            print_lines(recommendation_text.catalog_lines(catalog))
         else:
-            from stashtrace.lab.recommend.catalog import Instance
+            from stashtrace.lab.recommend.instance_catalog import Instance
 
             rows = [asdict(instance) for instance in catalog.instances.values()]
             write_rows(rows, [field.name for field in fields(Instance)], arguments.format, sys.stdout)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     elastic = elasticity(answer.candidates, profiles, catalog) if arguments.elasticity else None
     with ignore_broken_pipe():
         if arguments.format == "csv":
-            rows = [report.candidate_row(candidate) for candidate in answer.candidates]
+            rows = [recommendation_text.candidate_row(candidate) for candidate in answer.candidates]
             write_rows(rows, list(rows[0]) if rows else [], "csv", sys.stdout)
         else:
             asked = {
@@ -98,15 +98,15 @@ def main(argv: Sequence[str]) -> int:
                 "iterations": work.iterations,
                 "data": arguments.data,
             }
-            lines = report.recommendation_lines(answer, work_text)
-            lines += ["", *report.elasticity_lines(elastic)] if elastic is not None else []
-            print_answer(arguments.format, lines, report.answer_object(answer, asked, elastic))
+            lines = recommendation_text.recommendation_lines(answer, work_text)
+            lines += ["", *recommendation_text.elasticity_lines(elastic)] if elastic is not None else []
+            print_answer(arguments.format, lines, recommendation_text.answer_object(answer, asked, elastic))
     write_plot(arguments.plot, plot_recommendation, answer)
     return 0 if answer.met else _MISSED
 
 
 def _catalog(arguments: argparse.Namespace) -> Catalog:
-    from stashtrace.lab.recommend.catalog import load_catalog
+    from stashtrace.lab.recommend.instance_catalog import load_catalog
 
     catalog = load_catalog(arguments.catalog)
     for name, price in arguments.price:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from stashtrace.cli.answers import open_output, write_output
 from stashtrace.cli.parsing import STDOUT, Parser, existing_run, runs_or_newest
+from stashtrace.cli.print_results import open_output, write_output
 from stashtrace.cli.screen import Screen
 from stashtrace.units import bytes_text
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     target = None if on_stdout else open_output(arguments.out or REPORT_FILE, name)
 
     from stashtrace.calibration.file import load_calibration
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.report.document import report_facts
     from stashtrace.report.page import markdown, page
 

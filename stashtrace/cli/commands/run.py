@@ -11,9 +11,9 @@ import signal
 from collections.abc import Sequence
 
 from stashtrace.cli.merging import conclude, processes_text, shown_directory
+from stashtrace.cli.option_values import read_size
 from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_size
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions

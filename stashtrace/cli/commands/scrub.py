@@ -9,7 +9,7 @@ from pathlib import Path
 from stashtrace.cli.parsing import Parser, add_flag, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import FormatError, UsageError
-from stashtrace.loading.archives import kind_of
+from stashtrace.loading.temporary_archives import kind_of
 
 _NAMED = 5
 

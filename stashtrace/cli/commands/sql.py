@@ -10,15 +10,15 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, TABLE_FORMATS, Parser, add_flag
-from stashtrace.cli.rows import column_details, screen_width, write_rows
+from stashtrace.cli.print_tables import column_details, screen_width, write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from stashtrace.schema.strings import StringPool
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
-    from stashtrace.sql.catalog import Named
     from stashtrace.sql.query import Run
+    from stashtrace.sql.query_names import Named
 
 _EPILOG = """QUERY is one statement in DuckDB's SQL that reads. It names tables of the
 recording and analyses alike; only those that it names are read or computed. Of
@@ -50,7 +50,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print the answer of a query."""
     arguments = parser().read(argv)
-    from stashtrace.loading.archives import named
+    from stashtrace.loading.temporary_archives import named
     from stashtrace.sql.query import Database, require_duckdb, run_labels
 
     require_duckdb()
@@ -61,7 +61,10 @@ def main(argv: Sequence[str]) -> int:
     names = _distinct(relation.columns)
     plain = arguments.format == "table"
     rows = [
-        {name: _shown(name, value) if plain else _written(value) for name, value in zip(names, row, strict=True)}
+        {
+            name: _value_for_people(name, value) if plain else _value_for_json(value)
+            for name, value in zip(names, row, strict=True)
+        }
         for row in database.rows(relation)
     ]
     width = None if arguments.wide else screen_width()
@@ -76,7 +79,7 @@ def _query_and_jobs(words: Sequence[str]) -> tuple[str, list[list[str]]]:
     Raises UsageError if there is no query. Raises MissingDataError if a run does not exist, or none is named and there
     is none here.
     """
-    from stashtrace.cli.loading import find_jobs
+    from stashtrace.cli.find_runs import find_jobs
 
     if not words:
         raise UsageError("there is no query", hint=_EXAMPLE)
@@ -106,8 +109,8 @@ class _LoadedRun:
 
     def rows(self, named: Named) -> tuple[Table, StringPool]:
         """See :class:`stashtrace.sql.query.Run`."""
-        from stashtrace.cli.loading import read_runs
-        from stashtrace.sql.catalog import rows_of
+        from stashtrace.cli.find_runs import read_runs
+        from stashtrace.sql.query_names import rows_of
 
         if self._trace is None:
             self._trace = read_runs(self._paths, run_id=self._run_id)
@@ -125,16 +128,16 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return taken
 
 
-def _shown(name: str, value: Any) -> Any:
+def _value_for_people(name: str, value: Any) -> Any:
     """Return a value for the aligned form: a mean of times is shown as a time."""
     if value is None:
         return "NULL"
     if isinstance(value, float):
         return round(value) if name.endswith("_ns") and abs(value) < 2**63 else value
-    return _written(value)
+    return _value_for_json(value)
 
 
-def _written(value: Any) -> Any:
+def _value_for_json(value: Any) -> Any:
     """Return a value that JSON can hold: numbers, texts and truth as they are; any other type as text."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
@@ -143,7 +146,7 @@ def _written(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_written(part) for part in value]
+        return [_value_for_json(part) for part in value]
     if isinstance(value, dict):
-        return {str(key): _written(part) for key, part in value.items()}
+        return {str(key): _value_for_json(part) for key, part in value.items()}
     return str(value)

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import print_answer
+from stashtrace.cli.option_values import read_size, read_whole
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, existing_run
+from stashtrace.cli.print_results import print_answer
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.values import read_size, read_whole
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.record.directory import read_run_file
 from stashtrace.scrubbing import SCRUBBED
 
 if TYPE_CHECKING:
-    from stashtrace.lab.stage.stage import Gain, Staged
+    from stashtrace.lab.stage.stage_files import Gain, Staged
     from stashtrace.schema.table import Table
 
 #: Share of the free space that is used: files end within a block, and others need some space too.
@@ -60,8 +60,8 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.registry import analyze
     from stashtrace.lab.job_files import is_library
-    from stashtrace.lab.stage.report import staging_lines
-    from stashtrace.lab.stage.stage import check_gain, check_runs_folder, held_bytes, stage
+    from stashtrace.lab.stage.stage_files import check_gain, check_runs_folder, held_bytes, stage
+    from stashtrace.lab.stage.stage_text import staging_lines
     from stashtrace.loading.load import load_trace
 
     tier = Path(arguments.to)

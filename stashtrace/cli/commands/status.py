@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import print_lines
 from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.print_results import print_lines
 from stashtrace.record.directory import RUN_FILE, read_run_file
 from stashtrace.record.launchers import own_place
 from stashtrace.units import duration_text
@@ -36,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     path = str(existing_run(arguments.path))
 
-    from stashtrace.analysis.findings.ending.newest import SUSPICIOUS_NS, newest_ns
+    from stashtrace.analysis.findings.ending.newest_row import SUSPICIOUS_NS, newest_ns
     from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
-    from stashtrace.summary.progress import describe_stuck, newest_steps, newest_text, step_time_text
+    from stashtrace.summary.status_text import describe_stuck, newest_steps, newest_text, step_time_text
 
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])

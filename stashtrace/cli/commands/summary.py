@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.loading import read_runs
+from stashtrace.cli.find_runs import read_runs
 from stashtrace.cli.parsing import Parser, runs_or_newest
 from stashtrace.cli.screen import Screen
 
@@ -40,7 +40,7 @@ def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: 
 def _text(trace: Trace, shown: str) -> str:
     """Return the summary in the characters and colours that the screen can show."""
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.text import Look, summary
+    from stashtrace.summary.summary_text import Look, summary
 
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
@@ -53,7 +53,7 @@ def _json(trace: Trace, shown: str) -> str:
 
     from stashtrace.analysis.findings import summarize
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.document import document
+    from stashtrace.summary.summary_document import document
 
     return json.dumps(document(summarize(trace), what_to_do_first(trace), shown), ensure_ascii=False, indent=1) + "\n"
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import (
     TEXT_FORMATS,
     Parser,
@@ -20,6 +19,7 @@ from stashtrace.cli.parsing import (
     runs_or_newest,
     split_at_dashes,
 )
+from stashtrace.cli.print_results import print_answer
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def main(argv: Sequence[str]) -> int:
     import numpy as np
 
     from stashtrace.analysis.graph import build
-    from stashtrace.analysis.graph.path import CriticalPath
+    from stashtrace.analysis.graph.critical_path_tables import CriticalPath
     from stashtrace.analysis.steps.step_time import step_time_of
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.replay import Change, known_changes, slowdown_of, what_if
-    from stashtrace.replay.advice.report import advice_lines, advice_row
-    from stashtrace.replay.report import (
+    from stashtrace.replay.advice.advice_text import advice_lines, advice_row
+    from stashtrace.replay.whatif_text import (
         WORTH_SHARING,
         applied_lines,
         limit_lines,
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         unreliable,
         whatif_lines,
     )
-    from stashtrace.summary.critical import critical_lines, critical_sentence
+    from stashtrace.summary.critical_path_text import critical_lines, critical_sentence
 
     words = [word for word in arguments.paths if _is_change(word)]
     asked = [Change.parse_all(text) for text in (*arguments.changes, *words)]
@@ -250,7 +250,7 @@ def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -
             f"{command[0]} ended with exit code {code}: nothing to compare with", hint=f"what it recorded is in {out}"
         )
     from stashtrace.analysis.graph import build
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.replay import what_if
     from stashtrace.replay.communication.ddp import ddp_facts
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.cli.answers import check_plot, print_answer, write_plot
+from stashtrace.cli.option_values import read_shares, read_size
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run
-from stashtrace.cli.rows import column_names, named_rows, write_rows
-from stashtrace.cli.values import read_shares, read_size
+from stashtrace.cli.print_results import check_plot, print_answer, write_plot
+from stashtrace.cli.print_tables import column_names, named_rows, write_rows
 from stashtrace.errors import UsageError
 
 _EPILOG = """The run must hold DataLoader batches and I/O calls. A run that was recorded
@@ -21,7 +21,7 @@ _SHARES = "0:100"
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace whatif-cache``."""
-    from stashtrace.lab.cache.model import LRU, POLICIES
+    from stashtrace.lab.cache.cache_model import LRU, POLICIES
 
     parser = Parser("whatif-cache", "Forecast step time against the cached share of the data set.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help=RUN_OR_FILES)
@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
     path = str(existing_run(arguments.path))
     from stashtrace.analysis.registry import analyze
     from stashtrace.calibration.file import find_calibration, load_calibration
-    from stashtrace.cli.loading import read_runs
+    from stashtrace.cli.find_runs import read_runs
     from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.report import answers, forecast_lines, plot_forecast
+    from stashtrace.lab.cache.forecast_text import answers, forecast_lines, plot_forecast
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stashtrace import __version__
 from stashtrace.analysis.graph import PipelineGraph, Resource, build
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError, OutputError, UsageError
 from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
 from stashtrace.exporters.chakra.messages import Messages, Value

@@ -114,14 +114,14 @@ def rank_work(
     whether batches that workers make are nodes; else the waits for them are idle time.
     """
     transfer_of_row = _transfers_of_rows(graph, collectives)
-    kept, dropped = _kept(graph, steps, workers)
+    kept, dropped = _choose_nodes(graph, steps, workers)
     unended = np.unique(_block_of_row(collectives)[transfer_of_row < 0])
     chosen, cut, foreign = _edges(graph, kept)
     edges, idle = _with_idle(graph, kept, _not_before(graph, chosen))
     chains = _chains(graph, kept, edges, idle)
     nodes, edges = _parts(graph, kept, transfer_of_row, collectives["rank"], chains, idle)
     dropped = replace(dropped, unended_count=len(unended), cycle_edges_count=cut, foreign_edges_count=foreign)
-    return _ordered(nodes, edges, dropped)
+    return _order_by_rank(nodes, edges, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _transfers_of_rows(graph: Graph, collectives: Table) -> Int64:
     return int64(node_of[of_row])
 
 
-def _kept(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[Bools, Dropped]:
+def _choose_nodes(graph: Graph, steps: tuple[int, int] | None, workers: bool) -> tuple[Bools, Dropped]:
     """Return which nodes are written: work of the wanted steps, and the collectives that were called in it."""
     transfer = graph.resource == Resource.TRANSFER
     batch = graph.resource == Resource.WORKER
@@ -378,7 +378,7 @@ def _join(left: Int64, right: Int64) -> tuple[Int64, Int64]:
     return at, int64(low[at] + within)
 
 
-def _ordered(nodes: _OrderedNodes, edges: _Edges, dropped: Dropped) -> RankWork:
+def _order_by_rank(nodes: _OrderedNodes, edges: _Edges, dropped: Dropped) -> RankWork:
     """Return the nodes rank by rank, as they began in the replay of the run, each after what it waits for."""
     count = len(nodes)
     source, target = edges.source.astype(np.int32), edges.target.astype(np.int32)

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, LONGEST_LINE_BYTES, parse_next
 from stashtrace.importers.chakra.protobuf import looks_like_protobuf, nodes_of
 from stashtrace.importers.collective_names import collective_op
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
+from stashtrace.importers.import_limits import HIGHEST, LONGEST_LINE_BYTES, parse_next
 from stashtrace.importers.source import READ_ERRORS, Source
 from stashtrace.schema.chakra import SEQUENCE
 from stashtrace.schema.kinds import Severity

@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, counted
-from stashtrace.importers.bounds import nanoseconds as as_ns
-from stashtrace.importers.context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
 from stashtrace.importers.darshan.child import Item, Job, Segments, read_apart
+from stashtrace.importers.import_context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
+from stashtrace.importers.import_limits import HIGHEST, counted
+from stashtrace.importers.import_limits import nanoseconds as as_ns
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 from stashtrace.schema.trace import PROCESSES
@@ -248,9 +248,9 @@ class _Log:
 
     def _flush(self) -> None:
         if self._calls:
-            self._add_calls(_joined(self._calls))
+            self._add_calls(_join(self._calls))
         if self._spans:
-            self._add_spans(_joined(self._spans))
+            self._add_spans(_join(self._spans))
         self._calls, self._spans = [], []
 
     def _add_calls(self, rows: _Columns) -> None:
@@ -313,7 +313,7 @@ class _Log:
             )
 
 
-def _joined(pieces: list[_Columns]) -> _Columns:
+def _join(pieces: list[_Columns]) -> _Columns:
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
@@ -393,7 +393,7 @@ class Sums:
     writes_s: tuple[float, float]
 
 
-def _known(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
+def _known_count(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
     """Return a counter, or 0 if no file and no job can have this number."""
     try:
         return read(value)
@@ -404,19 +404,19 @@ def _known(read: Callable[[Any], int], value: Any, moved: Moved) -> int:
 
 def _seconds(value: Any, moved: Moved) -> float:
     """Return a time, 0 if no job can have it; the caller treats negative ones."""
-    return float(value) if _known(as_ns, value, moved) or not value else 0.0
+    return float(value) if _known_count(as_ns, value, moved) or not value else 0.0
 
 
 def sums_of(module: str, record: Mapping[str, Any], moved: Moved) -> Sums | None:
     """Return the counters of one record less what DXT has of it; None if nothing is left."""
     prefix = module.replace("-", "") + "_"
-    counters = {n.removeprefix(prefix): _known(counted, v, moved) for n, v in record["counters"].items()}
+    counters = {n.removeprefix(prefix): _known_count(counted, v, moved) for n, v in record["counters"].items()}
     times = {n.removeprefix(prefix + "F_"): _seconds(v, moved) for n, v in record["fcounters"].items()}
     names = _COUNTERS[module]
 
     def count(calls: str) -> int:
         total = sum(max(counters.get(name, 0), 0) for name in names[calls])
-        return _known(counted, total, moved)
+        return _known_count(counted, total, moved)
 
     def nanoseconds(name: str, less: float = 0.0) -> int:
         seconds = times.get(name, 0.0)

@@ -68,7 +68,7 @@ def read_apart(backend: Any, path: str, complaints: list[str]) -> Iterator[Item]
         status = 0
         try:
             with open(receiver, "rb") as stream:
-                yield from _received(stream)
+                yield from _receive(stream)
         finally:
             _, status = os.waitpid(child, 0)
             stderr.seek(0)
@@ -77,7 +77,7 @@ def read_apart(backend: Any, path: str, complaints: list[str]) -> Iterator[Item]
             complaints.append("PyDarshan crashed" if os.WIFSIGNALED(status) else "PyDarshan failed")
 
 
-def _received(stream: BinaryIO) -> Iterator[Item]:
+def _receive(stream: BinaryIO) -> Iterator[Item]:
     while True:
         try:
             item: Item = pickle.load(stream)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, LONGEST_LINE_BYTES, parse_json
-from stashtrace.importers.context import (
+from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
+from stashtrace.importers.import_context import (
     BLOCKED_FROM,
     TRANSFERS,
     Bools,
@@ -31,7 +31,7 @@ from stashtrace.importers.context import (
     blocked_by_duration,
     per_distinct,
 )
-from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
+from stashtrace.importers.import_limits import HIGHEST, LONGEST_LINE_BYTES, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 
@@ -149,7 +149,7 @@ class _Events:
         if is_io(category, name):
             path = ("FH", args["fhash"]) if "fhash" in args else ("", args.get("fname", ""))
             file = self.files.setdefault(path, len(self.files))
-            offset, result = _signed(int(args.get("offset", -1))), _signed(int(args.get("ret") or 0))
+            offset, result = _undo_unsigned(int(args.get("offset", -1))), _undo_unsigned(int(args.get("ret") or 0))
             if result > 0:
                 result = result * int(args.get("size", 1)) if name in MOVES_BYTES else 0
         elif name in ("fork", "vfork", "clone") and int(args.get("ret") or 0) > 0:
@@ -189,7 +189,7 @@ class _Events:
                 times_us.append(when_us)
 
 
-def _signed(number: int) -> int:
+def _undo_unsigned(number: int) -> int:
     """Undo the conversion of -1 to an unsigned number."""
     return number - (1 << 64) if 1 << 63 <= number < 1 << 64 else number
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.context import Bools, ImportContext, Int64, per_distinct, stretches
+from stashtrace.importers.import_context import Bools, ImportContext, Int64, per_distinct, stretches
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Phase, SpanKind
 

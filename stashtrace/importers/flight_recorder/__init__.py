@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, integer_or, parse_json, parse_next
-from stashtrace.importers.collective_names import collective_op, element_bytes, lane_hash
-from stashtrace.importers.context import ImportContext, Int64
+from stashtrace.importers.collective_names import collective_op, element_bytes, subgroup_hash
 from stashtrace.importers.flight_recorder.pickle import read_pickle
+from stashtrace.importers.import_context import ImportContext, Int64
+from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, Severity
 
@@ -288,11 +288,11 @@ def add_entries(
 ) -> None:
     """Fill ``collectives``, ``groups`` and ``device_clocks``."""
     listed = sorted(entries, key=lambda e: (e.called_ns, e.record))
-    lanes = _lanes(listed)
-    hashes = {lane: _hash(lane, groups) for lane in lanes}
-    for lane in dict.fromkeys(lanes):
-        of_lane = [e for e, value in zip(listed, lanes, strict=True) if value == lane]
-        _add_group(lane, of_lane, groups[lane[0]], hashes[lane], status, process, context)
+    subgroups = _subgroups(listed)
+    hashes = {subgroup: _hash(subgroup, groups) for subgroup in subgroups}
+    for subgroup in dict.fromkeys(subgroups):
+        of_subgroup = [e for e, value in zip(listed, subgroups, strict=True) if value == subgroup]
+        _add_group(subgroup, of_subgroup, groups[subgroup[0]], hashes[subgroup], status, process, context)
     if not listed:
         return
     called = _column([e.called_ns for e in listed])
@@ -305,9 +305,9 @@ def add_entries(
         process_id=process,
         track_id=_column([_thread(e, process, context) for e in listed]),
         communicator_track_id=_column(
-            [context.tracks.communicator(process, hashes[lane], _title(lane, groups)) for lane in lanes]
+            [context.tracks.communicator(process, hashes[subgroup], _title(subgroup, groups)) for subgroup in subgroups]
         ),
-        group_hash=np.array([hashes[lane] for lane in lanes], dtype=np.uint64),
+        group_hash=np.array([hashes[subgroup] for subgroup in subgroups], dtype=np.uint64),
         sequence=_column([e.sequence for e in listed]),
         op_code=_column([int(e.op) for e in listed]),
         name_code=context.codes(e.name for e in listed),
@@ -340,36 +340,36 @@ def _column(values: Sequence[int]) -> Int64:
 
 
 #: What numbers operations together: (group, "messages" or "", part of a coalesced call).
-_Lane = tuple[str, str, int]
+_Subgroup = tuple[str, str, int]
 
 
-def _lanes(entries: Sequence[Entry]) -> list[_Lane]:
-    """Return the lane of each entry: messages count on their own; parts of a coalesced call share a number."""
+def _subgroups(entries: Sequence[Entry]) -> list[_Subgroup]:
+    """Return the subgroup of each entry: messages count on their own; parts of a coalesced call share a number."""
     parts: Counter[tuple[str, int]] = Counter()
-    lanes = []
+    subgroups = []
     for entry in entries:
         if entry.messages:
-            lanes.append((entry.group, "messages", 0))
+            subgroups.append((entry.group, "messages", 0))
             continue
         key = (entry.group, entry.sequence)
-        lanes.append((entry.group, "", parts[key]))
+        subgroups.append((entry.group, "", parts[key]))
         parts[key] += 1
-    return lanes
+    return subgroups
 
 
-def _hash(lane: _Lane, groups: Mapping[str, Group]) -> int:
-    return lane_hash("torch", lane[0], ",".join(map(str, groups[lane[0]].members)), *lane[1:])
+def _hash(subgroup: _Subgroup, groups: Mapping[str, Group]) -> int:
+    return subgroup_hash("torch", subgroup[0], ",".join(map(str, groups[subgroup[0]].members)), *subgroup[1:])
 
 
-def _title(lane: _Lane, groups: Mapping[str, Group]) -> str:
-    title = groups[lane[0]].title
-    if lane[1]:
-        return f"{title} · {lane[1]}"
-    return f"{title} · part {lane[2] + 1}" if lane[2] else title
+def _title(subgroup: _Subgroup, groups: Mapping[str, Group]) -> str:
+    title = groups[subgroup[0]].title
+    if subgroup[1]:
+        return f"{title} · {subgroup[1]}"
+    return f"{title} · part {subgroup[2] + 1}" if subgroup[2] else title
 
 
 def _add_group(
-    lane: _Lane,
+    subgroup: _Subgroup,
     entries: Sequence[Entry],
     group: Group,
     group_hash: int,
@@ -383,13 +383,13 @@ def _add_group(
     context.add_group(
         process,
         group_hash,
-        _title(lane, {lane[0]: group}),
+        _title(subgroup, {subgroup[0]: group}),
         backend=backend,
         members=group.members,
         locality="a dump does not say",
         group_size=len(group.members) or -1,
         observed_count=len(entries),
-        backend_count=int(counted) if _COUNT.fullmatch(counted) and not lane[1] and not lane[2] else -1,
+        backend_count=int(counted) if _COUNT.fullmatch(counted) and not subgroup[1] and not subgroup[2] else -1,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import MOST_INSTRUCTIONS, OutOfBoundsError, check_values
+from stashtrace.importers.import_limits import MOST_INSTRUCTIONS, OutOfBoundsError, check_values
 
 _MARK = object()
 #: Instructions that call, import or resolve something.

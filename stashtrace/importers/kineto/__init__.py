@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives
 from stashtrace.importers.kineto.device import DeviceRows, add_device_work
 from stashtrace.importers.kineto.events import FileRows, KinetoFile, extent_of, is_rank, read, read_operators

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.importers.bounds import parse_json
 from stashtrace.importers.collective_names import collective_op, element_bytes
-from stashtrace.importers.context import Int64
+from stashtrace.importers.import_context import Int64
+from stashtrace.importers.import_limits import parse_json
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import ABSENT, Codes, EventRows, FileRows, is_rank, ranks_in
 from stashtrace.importers.kineto.host import Steps

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.context import Int64
+from stashtrace.importers.import_context import Int64
 from stashtrace.importers.kineto.events import EventRows, FileRows
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, Severity, StreamFlag
 

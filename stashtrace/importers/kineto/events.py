@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import HIGHEST, integer_or, parse_json
-from stashtrace.importers.context import Bools, ImportContext, ImportedProcess, Int64, per_distinct
+from stashtrace.importers.import_context import Bools, ImportContext, ImportedProcess, Int64, per_distinct
+from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.kernel_names import communicates
 
@@ -133,7 +133,7 @@ class KinetoFile:
 
     def __init__(self, scanner: _native.importers.TraceEvents, cut: bool) -> None:
         self.texts = scanner.texts()
-        self.top = _parsed(scanner.top())
+        self.top = _parse(scanner.top())
         self.counts = scanner.counts()
         self.counts["truncated"] |= int(cut)
         self.categories = scanner.categories()
@@ -323,7 +323,7 @@ def ranks_in(value: object) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) and all(map(is_rank, value)) else ()
 
 
-def _parsed(top: dict[str, str]) -> dict[str, Any]:
+def _parse(top: dict[str, str]) -> dict[str, Any]:
     out = {}
     for key, text in top.items():
         try:

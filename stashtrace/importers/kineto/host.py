@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.importers.context import Bools, Int64, is_nested
+from stashtrace.importers.import_context import Bools, Int64, is_nested
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, extent_of
 from stashtrace.importers.phase_names import CHECKPOINT

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stashtrace.importers.context import Int64, stretches
+from stashtrace.importers.import_context import Int64, stretches
 from stashtrace.importers.kineto.events import FileRows, ThreadEvents
 from stashtrace.importers.kineto.host import Steps
 from stashtrace.schema.kinds import OPERATORS, SpanKind

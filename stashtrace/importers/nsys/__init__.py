@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.context import ImportContext
+from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.nsys import device, nvtx, osrt
 from stashtrace.importers.nsys.collectives import add_collectives
 from stashtrace.importers.nsys.database import MAGIC, Database, Processes, opened

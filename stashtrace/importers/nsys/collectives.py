@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.collective_names import PER_PEER, algorithm_and_protocol, collective_op, lane_hash
-from stashtrace.importers.context import ImportContext, Int64
+from stashtrace.importers.collective_names import PER_PEER, algorithm_and_protocol, collective_op, subgroup_hash
+from stashtrace.importers.import_context import ImportContext, Int64
 from stashtrace.importers.nsys.database import Processes
 from stashtrace.importers.nsys.device import Work
 from stashtrace.importers.nsys.nvtx import CollectiveRanges
@@ -60,7 +60,7 @@ class _Rows:
 
 
 #: What numbers operations together: ("nccl", communicator, kind) or ("stream", place, kind).
-_Lane = tuple[str, int, str]
+_Subgroup = tuple[str, int, str]
 #: (number of the process, its rows, (its rank in the communicator, the communicator's size)).
 _Member = tuple[int, _Rows, tuple[int, int]]
 
@@ -71,7 +71,7 @@ def add_collectives(
     """Fill ``collectives``, ``collective_details`` and ``groups``."""
     talks = np.flatnonzero(work.rows["work_code"] == DeviceWork.COMMUNICATION)
     unknown = 0
-    lanes: dict[_Lane, list[_Member]] = {}
+    subgroups: dict[_Subgroup, list[_Member]] = {}
     for process, process_id in enumerate(processes.ids.tolist()):
         own = np.flatnonzero(ranges.process == process)
         kernels = talks[work.rows["process_id"][talks] == process_id]
@@ -80,14 +80,14 @@ def add_collectives(
         if any(ranges.payloads[row].communicator >= 0 for row in calls):
             of_nccl = np.array([is_nccl_kernel(work.names.get(n, "")) for n in work.name[kernels].tolist()], dtype=bool)
             for key, rows, place in _from_ranges(ranges, own, calls, work, kernels[of_nccl], processes):
-                lanes.setdefault(key, []).append((process, rows, place))
+                subgroups.setdefault(key, []).append((process, rows, place))
             kernels = kernels[~of_nccl]  # NCCL has no ranges for these
         unknown += len(kernels)
         for key, rows in _from_kernels(work, kernels):
-            lanes.setdefault(key, []).append((process, rows, (-1, -1)))
+            subgroups.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
-    for key, members in lanes.items():
-        for title, group_hash, numbered in _numbered(key, members, source):
+    for key, members in subgroups.items():
+        for title, group_hash, numbered in _number_operations(key, members, source):
             for (process, rows, place), first in numbered:
                 keys = np.arange(added, added + len(rows.call), dtype=np.int64)
                 _add(title, group_hash, rows, first, keys, int(processes.ids[process]), place, context)
@@ -107,15 +107,15 @@ def _is_operation(name: str) -> bool:
 
 def _from_ranges(
     ranges: CollectiveRanges, own: Int64, calls: list[int], work: Work, kernels: Int64, processes: Processes
-) -> list[tuple[_Lane, _Rows, tuple[int, int]]]:
-    """Return (lane, rows, (rank in the communicator, its size)) of one process from NCCL's own ranges."""
+) -> list[tuple[_Subgroup, _Rows, tuple[int, int]]]:
+    """Return (subgroup, rows, (rank in the communicator, its size)) of one process from NCCL's own ranges."""
     places: dict[int, tuple[int, int]] = {}
     for row in own.tolist():
         payload = ranges.payloads[row]
         if payload.ranks > 0 and payload.communicator >= 0:
             places[payload.communicator] = (payload.rank, payload.ranks)
     chosen = np.array([row for row in calls if ranges.payloads[row].communicator >= 0], dtype=np.int64)
-    batch, kernel = _launched(ranges, own, chosen, work, kernels)
+    batch, kernel = _groups_of_calls(ranges, own, chosen, work, kernels)
 
     def of_kernel(column: str) -> Int64:
         return np.where(kernel >= 0, work.rows[column][kernel], -1) if len(kernels) else np.full(len(kernel), -1)
@@ -141,16 +141,18 @@ def _from_ranges(
     )
     keys = np.array([p.communicator % (1 << 64) for p in payloads], dtype=np.uint64)
     is_message = np.isin(op, _MESSAGES)
-    lanes: list[tuple[_Lane, _Rows, tuple[int, int]]] = []
+    subgroups: list[tuple[_Subgroup, _Rows, tuple[int, int]]] = []
     for communicator in np.unique(keys).tolist():
         for kind, of_kind in (("", ~is_message), ("messages", is_message)):
             members = np.flatnonzero((keys == np.uint64(communicator)) & of_kind)
             if len(members):
-                lanes.append((("nccl", communicator, kind), rows.take(members), places.get(communicator, (-1, -1))))
-    return lanes
+                subgroups.append((("nccl", communicator, kind), rows.take(members), places.get(communicator, (-1, -1))))
+    return subgroups
 
 
-def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64) -> tuple[Int64, Int64]:
+def _groups_of_calls(
+    ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64
+) -> tuple[Int64, Int64]:
     """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
 
     A call outside a group launches inside its own range. The calls inside a group are launched at the end of the
@@ -181,10 +183,10 @@ def _launched(ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, k
     return batch, kernel
 
 
-def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Lane, _Rows]]:
-    """Return (lane, rows) of one process from its kernels alone, by the place of their stream and by kind."""
+def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Subgroup, _Rows]]:
+    """Return (subgroup, rows) of one process from its kernels alone, by the place of their stream and by kind."""
     columns = work.rows
-    lanes: list[tuple[_Lane, _Rows]] = []
+    subgroups: list[tuple[_Subgroup, _Rows]] = []
     streams = columns["track_id"][kernels]
     _, first = np.unique(streams, return_index=True)
     for place, stream in enumerate(streams[np.sort(first)].tolist()):
@@ -214,19 +216,21 @@ def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Lane, _Rows]]:
                 batch=zeros,
             )
             key = ("stream", place, CollectiveOp(kind).name.lower())
-            lanes.append((key, operations.take(np.argsort(call, kind="stable"))))
-    return lanes
+            subgroups.append((key, operations.take(np.argsort(call, kind="stable"))))
+    return subgroups
 
 
-def _numbered(key: _Lane, members: list[_Member], source: str) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
-    """Return (title, hash, [(member, number of its first operation)]) of each communicator of a lane."""
-    form, number_of_lane, kind = key
+def _number_operations(
+    key: _Subgroup, members: list[_Member], source: str
+) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
+    """Return (title, hash, [(member, number of its first operation)]) of each communicator of a subgroup."""
+    form, number_of_subgroup, kind = key
     if form == "nccl":
-        title = f"nccl {number_of_lane:x}" + (f" · {kind}" if kind else "")
+        title = f"nccl {number_of_subgroup:x}" + (f" · {kind}" if kind else "")
         reference = max(members, key=lambda m: len(m[1].call))[1]
         firsts = [0 if kind else _shift(reference, rows)[0] for _, rows, _ in members]
         lowest = min(firsts)
-        group_hash = lane_hash(*key) if kind else number_of_lane
+        group_hash = subgroup_hash(*key) if kind else number_of_subgroup
         return [(title, group_hash, [(m, first - lowest) for m, first in zip(members, firsts, strict=True)])]
     clusters: list[list[tuple[_Member, int]]] = []
     for member in sorted(members, key=lambda m: -len(m[1].call)):
@@ -241,10 +245,10 @@ def _numbered(key: _Lane, members: list[_Member], source: str) -> list[tuple[str
     for number, cluster in enumerate(clusters):
         lowest = min(first for _, first in cluster)
         suffix = f" · communicator {number + 1}" if len(clusters) > 1 else ""
-        title = f"NCCL stream {number_of_lane + 1} · {kind}{suffix}"
+        title = f"NCCL stream {number_of_subgroup + 1} · {kind}{suffix}"
         # The hash is of this file alone: nothing tells which communicator of another file is the same.
         numbered = [(member, first - lowest) for member, first in cluster]
-        communicators.append((title, lane_hash("nsys", source, *key, number), numbered))
+        communicators.append((title, subgroup_hash("nsys", source, *key, number), numbered))
     return communicators
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.bounds import bound_queries
-from stashtrace.importers.context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_limits import bound_queries
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import ProcessRole
 
@@ -51,7 +51,7 @@ class Database:
             names = connection.execute(query).fetchall()
         self.columns: dict[str, set[str]] = {}
         for (name,) in names:
-            described = connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+            described = connection.execute(f"PRAGMA table_info({_quote(name)})").fetchall()
             self.columns[str(name)] = {str(row[1]) for row in described}
 
     def has(self, table: str, *columns: str) -> bool:
@@ -60,7 +60,7 @@ class Database:
 
     def rows_count(self, table: str) -> int:
         """Return the approximate number of rows of a table: the last row's number, which is cheap to find."""
-        rows = self.small(f"SELECT max(rowid) FROM {_quoted(table)}") if table in self.columns else []
+        rows = self.small(f"SELECT max(rowid) FROM {_quote(table)}") if table in self.columns else []
         return int(rows[0][0] or 0) if rows and isinstance(rows[0][0], int | None) else 0
 
     def integers(self, table: str, **columns: int) -> dict[str, Int64]:
@@ -80,9 +80,9 @@ class Database:
         if present is None:
             return
         expressions = [self._expression(name, default, name in present) for name, default in columns.items()]
-        expressions += [_quoted(name) if name in present else "NULL" for name in others]
+        expressions += [_quote(name) if name in present else "NULL" for name in others]
         count = len(columns)
-        for block in self._blocks(table, f"SELECT {', '.join(expressions)} FROM {_quoted(table)}"):
+        for block in self._blocks(table, f"SELECT {', '.join(expressions)} FROM {_quote(table)}"):
             values = np.array([row[:count] for row in block], dtype=np.int64).reshape(len(block), count)
             rows = {name: np.ascontiguousarray(values[:, at]) for at, name in enumerate(columns)}
             yield rows, [row[count:] for row in block] if others else []
@@ -112,11 +112,11 @@ class Database:
         """Return a table of names and values as a dict."""
         if not self.has(table, key, value):
             return {}
-        query = f"SELECT {_quoted(key)}, {_quoted(value)} FROM {_quoted(table)}"
+        query = f"SELECT {_quote(key)}, {_quote(value)} FROM {_quote(table)}"
         return {str(k): str(v) for k, v in self.small(query, table)}
 
     def _expression(self, name: str, default: int, is_present: bool) -> str:
-        return f"ifnull(CAST({_quoted(name)} AS INTEGER), {default})" if is_present else str(default)
+        return f"ifnull(CAST({_quote(name)} AS INTEGER), {default})" if is_present else str(default)
 
     def _blocks(self, table: str, query: str) -> Iterator[list[tuple[Any, ...]]]:
         try:
@@ -169,7 +169,7 @@ class _Meter:
         self._reported_bytes = read_bytes
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + str(name).replace('"', '""') + '"'
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.importers.context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_context import ImportContext, Int64, per_distinct
 from stashtrace.importers.nsys.database import Database, Processes
 from stashtrace.schema.kernel_names import communicates
 from stashtrace.schema.kinds import CopyDirection, DeviceCall, DeviceWork, StreamFlag

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from stashtrace.importers.context import TRANSFERS, ImportContext, Int64, per_distinct
+from stashtrace.importers.import_context import TRANSFERS, ImportContext, Int64, per_distinct
 from stashtrace.importers.nsys.database import Database, Processes
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.io import loaders as names
+from stashtrace.analysis.io import loader_rates as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache.model import LoadingJob, hit_ratio, predict, simulate, storage_without_fetch_stall
+from stashtrace.lab.cache.cache_model import LoadingJob, hit_ratio, predict, simulate, storage_without_fetch_stall
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table

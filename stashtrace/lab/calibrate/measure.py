@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from stashtrace.calibration.file import Calibration, Link, Points
-from stashtrace.calibration.fit import Fit, Piece, fit_alpha_beta
-from stashtrace.calibration.lines import Floats, robust_line
+from stashtrace.calibration.fit_link import Fit, Piece, fit_alpha_beta
+from stashtrace.calibration.robust_line import Floats, robust_line
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.lab.calibrate.ranks import probe_machine, run_ranks
+from stashtrace.lab.calibrate.start_workers import probe_machine, run_ranks
 from stashtrace.lab.calibrate.sweep import sizes_between
 from stashtrace.lab.machine import free_memory_bytes, machine_facts
 from stashtrace.lab.progress import ProgressCallback, no_progress
@@ -76,7 +76,7 @@ class LinkPlan:
     disk: str = ""
 
     def task(self) -> dict[str, Any]:
-        """The task as ``worker`` reads it."""
+        """The task as ``calibrate_worker`` reads it."""
         return {"what": "measure", **asdict(self)}
 
 
@@ -279,10 +279,10 @@ def fit_launches(launches: Sequence[Points]) -> Fit:
     fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns())
     if len(launches) < 2:
         return fit
-    return Fit(tuple(_widened(piece, launches, number == 0) for number, piece in enumerate(fit.pieces)))
+    return Fit(tuple(_widen(piece, launches, number == 0) for number, piece in enumerate(fit.pieces)))
 
 
-def _widened(piece: Piece, launches: Sequence[Points], first: bool) -> Piece:
+def _widen(piece: Piece, launches: Sequence[Points], first: bool) -> Piece:
     lines = []
     for points in launches:
         sizes = np.array(points.sizes_bytes, dtype=np.float64)

@@ -1,8 +1,8 @@
 """The measuring loop: every operation at every size, round by round, until the time is up.
 
-Runs inside a worker process. An *engine* knows how to do the operations (``engines``, ``cupy``); nothing here knows
-what it measures. Rounds interleave all sizes, in another order each time, so that a machine that slows down for a while
-does so for all of them.
+Runs inside a worker process. An *engine* knows how to do the operations (``torch_engine``, ``cupy_engine``); nothing
+here knows what it measures. Rounds interleave all sizes, in another order each time, so that a machine that slows down
+for a while does so for all of them.
 """
 
 # SPDX-License-Identifier: Apache-2.0

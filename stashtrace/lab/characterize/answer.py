@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.calibration.checked import CheckedFile
+from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
-from stashtrace.lab.characterize.figures import Figures
-from stashtrace.lab.intervals import Estimate, Interval, finite_or_none
+from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.lab.number_intervals import Estimate, Interval, finite_or_none
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.units import duration_text
 from stashtrace.whole_files import whole_file

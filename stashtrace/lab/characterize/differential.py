@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.calibration.lines import STUDENT, Floats
-from stashtrace.lab.intervals import Estimate
+from stashtrace.calibration.robust_line import STUDENT, Floats
+from stashtrace.lab.number_intervals import Estimate
 
 #: The five configurations: 1 one device, synthetic batches; 2 all devices of a host, synthetic; 3 as 2 with the real
 #: data, its files not in the page cache; 4 as 3, its files in the page cache; 5 as 2, but over a network. JSON keys,

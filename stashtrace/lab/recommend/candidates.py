@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.recommend.profile import Profile
 
 #: What a step is made of.

@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.recommend.candidates import Candidate
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 
 
@@ -48,7 +48,7 @@ def elasticity(candidates: Iterable[Candidate], profiles: Sequence[Profile], cat
     ``profiles``: for one device alone; a device type without configuration 1 gives no rows. ``catalog``: says which
     instances have the same device.
     """
-    alone = _alone(profiles, catalog)
+    alone = _rate_of_one_device(profiles, catalog)
     known = [
         candidate
         for candidate in candidates
@@ -92,7 +92,7 @@ def _device(instance: str, catalog: Catalog) -> str:
     return (catalog.get(instance) or Instance("")).device or instance
 
 
-def _alone(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
+def _rate_of_one_device(profiles: Sequence[Profile], catalog: Catalog) -> dict[str, float]:
     """Device -> samples per second of one device with its best batch."""
     best: dict[str, float] = {}
     for profile in profiles:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.calibration.checked import CheckedFile, is_number
+from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import MissingDataError
 from stashtrace.lab.characterize.answer import FAILED, MEASURED, characterization_in
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 
 #: Of an instance that nobody named.
 THIS_MACHINE = "this machine"

@@ -3,7 +3,7 @@
 Measured profiles and a catalog in, candidates out: every instance that has the device of a profile, in several counts.
 The cost is hours times price times instances, as the analysis script of Stash has it; a networked pair that costs the
 same as the one large instance therefore loses in money exactly what it loses in time. Pure; the words are in
-``lab.recommend.report``.
+``lab.recommend.recommendation_text``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.intervals import Interval
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.recommend.candidates import KINDS, Budget, Candidate, Work, cheaper, faster, pareto_marked
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.scaling import Prediction, Target, UnpredictableError, predict
 
@@ -85,7 +85,7 @@ def recommend(
     if len(currencies) > 1:
         what = " and ".join(currencies)
         raise UsageError(f"prices in {what} cannot be compared", hint="give some with --catalog FILE")
-    candidates = _sorted(pareto_marked(possible))
+    candidates = _sort(pareto_marked(possible))
     in_time = [candidate for candidate in candidates if Budget(hours=budget.hours).met_by(candidate)]
     in_cost = [candidate for candidate in candidates if Budget(cost=budget.cost).met_by(candidate)]
     met = any(budget.met_by(candidate) for candidate in candidates)
@@ -262,7 +262,7 @@ def _mean_step(
     return prediction.synthetic, None, None, ("loading of data left out: it was not measured",)
 
 
-def _sorted(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _sort(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(
         candidates,
         key=lambda candidate: (*cheaper(candidate), candidate.instance, candidate.count, candidate.devices_count),

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.calibration.fit import bytes_factor
+from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.intervals import Interval, exactly
-from stashtrace.lab.recommend.catalog import Catalog, Instance
+from stashtrace.lab.number_intervals import Interval, exactly
+from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 
 #: In the words of the output and of docs/guides/recommend.md.
@@ -92,7 +92,7 @@ def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence
     t1, t2, t5 = (profile.step_ns.get(k) for k in (1, 2, 5))
     own = target.instance.name == profile.instance
     if target.hosts_count == 1 and own and target.devices_per_host == profile.devices_count:
-        step = _as_measured(profile, t1, t2)
+        step = _measured_prediction(profile, t1, t2)
     elif t5 is not None and _ran_on_hosts(profile, target):
         step = _measured_between_hosts(profile, target, home, catalog, beside, t5)
     elif t1 is None:
@@ -166,23 +166,23 @@ def _ran_on_hosts(profile: Profile, target: Target) -> bool:
     )
 
 
-def _as_measured(profile: Profile, t1: Interval | None, t2: Interval | None) -> Prediction:
+def _measured_prediction(profile: Profile, t1: Interval | None, t2: Interval | None) -> Prediction:
     step = t2 or (t1 if profile.devices_count == 1 else None)
     if step is None:
         real = profile.step_ns.get(4) or profile.step_ns.get(3)
         if real is None:
             raise UnpredictableError(f"neither configuration 2 nor one with data of {profile.path} was measured")
         note = "compute holds everything: no step without loading was measured"
-        return _undivided(real, note, loaded=True)
+        return _undivided_prediction(real, note, loaded=True)
     if profile.devices_count == 1:
         return Prediction(step, None, None, {"compute": step.value}, ran=True)
     if t1 is None:
-        return _undivided(step, "compute holds the interconnect: configuration 1 was not measured")
+        return _undivided_prediction(step, "compute holds the interconnect: configuration 1 was not measured")
     parts = {"compute": min(t1.value, step.value), "interconnect": max(step.value - t1.value, 0.0)}
     return Prediction(step, None, None, parts, ran=True)
 
 
-def _undivided(step: Interval, note: str, *, loaded: bool = False) -> Prediction:
+def _undivided_prediction(step: Interval, note: str, *, loaded: bool = False) -> Prediction:
     """A step that ran, and of which nobody knows what is compute and what is not."""
     parts = {"compute": step.value}
     return Prediction(step, None, None, parts, ran=True, told_apart=False, loaded=loaded, notes=(note,))
@@ -222,7 +222,7 @@ def _measured_between_hosts(
 ) -> Prediction:
     t1 = profile.step_ns.get(1)
     if t1 is None:
-        return _undivided(t5, "compute holds the communication: configuration 1 was not measured")
+        return _undivided_prediction(t5, "compute holds the communication: configuration 1 was not measured")
     within, notes = _within_hosts(profile, target, home, catalog, beside)
     whole = max(t5.value - t1.value, 0.0)
     inner = min(max(within.value, 0.0), whole)

@@ -2,7 +2,7 @@
 
 Depth variants are those of Stash's study of layers and gradients (its scripts: ResNet 10 to 50, VGG 11 to 19, with and
 without residual links and batch norm). At width 64, 224 pixels and 1000 classes they have the tensors and parameters
-of the published networks; the defaults are small enough for CPUs. Built by ``lab.sweep.worker``. Pure.
+of the published networks; the defaults are small enough for CPUs. Built by ``lab.sweep.study_worker``. Pure.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.collectors.context import TickClock
-from stashtrace.loading.clocks.offset import COLLECTIVES, PING
+from stashtrace.collectors.decode_context import TickClock
+from stashtrace.loading.clocks.fit_host_pair import COLLECTIVES, PING
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, CollectiveSource
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import RawProcess

@@ -52,7 +52,7 @@ class Group:
         self.baseline: int | None = None
         self.announced = False
         self.scanned = False
-        self._lanes: dict[tuple[int, int, int], tuple[int, Any]] = {}
+        self._subgroups: dict[tuple[int, int, int], tuple[int, Any]] = {}
 
     def announce(self) -> None:
         """Write the ``group`` row; tried again as long as it is dropped."""
@@ -72,21 +72,21 @@ class Group:
         The other ranks of the group do not see the message, so a count of the group would differ between ranks.
         """
         key = (sender, receiver, tag)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane_hash = _hash("messages", self.hash, sender, receiver, tag)
-            lane = self._lanes[key] = (lane_hash, itertools.count().__next__)
+        subgroup = self._subgroups.get(key)
+        if subgroup is None:
+            subgroup_hash = _hash("messages", self.hash, sender, receiver, tag)
+            subgroup = self._subgroups[key] = (subgroup_hash, itertools.count().__next__)
             ends = [self.members[i] if 0 <= i < len(self.members) else i for i in (sender, receiver)]
             _emit_group(
                 now_ticks(),
-                lane_hash,
+                subgroup_hash,
                 intern(f"{self.title} {ends[0]} to {ends[1]}"),
                 intern(self.backend),
                 intern(",".join(map(str, ends))),
                 0 if sender == self.rank else 1,
                 2,
             )
-        return lane[0], lane[1]()
+        return subgroup[0], subgroup[1]()
 
     def monitored_barrier(self) -> None:
         """Count a monitored barrier as messages between rank 0 and each other rank; the backend does not count it."""

@@ -10,7 +10,8 @@ from typing import Any
 from stashtrace.probes import recorder
 from stashtrace.probes.recorder import now_ticks
 
-#: Key of an iterator's fact, followed by 16 digits of its ``loader_id``; the same in ``analysis/steps/samples.py``.
+#: Key of an iterator's fact, followed by 16 digits of its ``loader_id``; the same in
+#: ``analysis/steps/samples_per_step.py``.
 FACT = "dataloader "
 #: Iterators of a process that are recorded; a job that makes one for each step would fill its string table.
 _MOST_FACTS = 64

@@ -53,7 +53,7 @@ def inventory(nvml: ModuleType) -> dict[str, Any]:
             }
             for first, second in itertools.combinations(range(len(handles)), 2)
         ]
-        told: dict[str, Any] = _told(facts)
+        told: dict[str, Any] = _drop_none(facts)
         return told
     finally:
         nvml.nvmlShutdown()
@@ -128,11 +128,11 @@ def _text(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _told(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     """Return the facts without those that are None."""
     if isinstance(value, dict):
-        return {key: _told(part) for key, part in value.items() if part is not None}
-    return [_told(part) for part in value] if isinstance(value, list) else value
+        return {key: _drop_none(part) for key, part in value.items() if part is not None}
+    return [_drop_none(part) for part in value] if isinstance(value, list) else value
 
 
 def main() -> None:

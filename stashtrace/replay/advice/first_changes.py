@@ -16,26 +16,26 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table, is_imported
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.claims import ending_claims
-from stashtrace.analysis.findings.lateness.in_words import shows_no_waits
+from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.lateness.late_work_names import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
-from stashtrace.analysis.stragglers.on_files import on_file
+from stashtrace.analysis.stragglers.file_calls import on_file
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
-from stashtrace.replay.loaders.number import known_loaders
-from stashtrace.replay.loaders.uneven import without_slow_workers, worker_numbers
-from stashtrace.replay.report import unreliable
+from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
+from stashtrace.replay.loaders.worker_count import known_loaders
+from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
 from stashtrace.replay.sharing import workers_of
-from stashtrace.replay.straggler import without_lateness
-from stashtrace.replay.transfers import LINKS
 from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
+from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
@@ -43,7 +43,7 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary as text_of
+from stashtrace.summary.summary_text import summary as text_of
 
 FIRST_CHANGES = schema(
     "first_changes",
@@ -160,7 +160,7 @@ def first_changes(trace: Trace) -> Table:
         chosen = _chosen(graph, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
-    present, count = _recorded(trace)
+    present, count = _ranks_recorded(trace)
     if present < count and len(trace.collectives):  # one of the others may be as late
         chosen = [replace(one, low_ns=0.0) for one in chosen]
     if shows_no_waits(trace) or (is_imported(trace) and not len(trace.waits)):
@@ -177,7 +177,7 @@ def _is_by_turns(trace: Trace) -> bool:
     return not (late & stands_out).any()
 
 
-def _recorded(trace: Trace) -> tuple[int, int]:
+def _ranks_recorded(trace: Trace) -> tuple[int, int]:
     """Return of how many ranks the work is recorded, and how many ranks the job has as far as is known."""
     groups = group_table(trace).values()
     members = {rank for group in groups for rank in group.members.tolist()}
@@ -190,7 +190,7 @@ def _others_unknown(trace: Trace) -> str:
 
     A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
     """
-    present, count = _recorded(trace)
+    present, count = _ranks_recorded(trace)
     if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
         return ""
     if count > present:
@@ -276,9 +276,9 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
     chosen: list[FirstChange] = []
     for one in sound:
         if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
-            bounded = _bounded(graph, one)
+            bounded = _limit_saving(graph, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
-                chosen.append(_named(graph, bounded))
+                chosen.append(_name_rank_and_kind(graph, bounded))
     return chosen
 
 
@@ -298,7 +298,7 @@ def _middle(one: FirstChange) -> float:
     return (max(one.low_ns, 0.0) + one.high_ns) / 2
 
 
-def _bounded(graph: Graph, one: FirstChange) -> FirstChange:
+def _limit_saving(graph: Graph, one: FirstChange) -> FirstChange:
     """Return a change whose saving does not exceed what is saved where the work that it is about takes no time."""
     most = _most_saved_ns(graph, one.answer)
     return replace(one, low_ns=min(one.low_ns, most), high_ns=min(one.high_ns, most))
@@ -352,7 +352,7 @@ def _adds(graph: Graph, first: FirstChange, other: FirstChange, buckets: Buckets
     return first.answer.middle_ns - both.middle_ns >= _WORTH_RATIO * both.replayed_ns
 
 
-def _named(graph: Graph, one: FirstChange) -> FirstChange:
+def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     """Return a change with the rank and the kind of work that it is mostly about."""
     quantity = one.change.quantity
     if quantity == "workers":

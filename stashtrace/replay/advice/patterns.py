@@ -18,9 +18,9 @@ from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.collectives.shares import backends_of_rows
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.file import Calibration
-from stashtrace.calibration.fit import bus_bytes
-from stashtrace.calibration.lines import Floats
-from stashtrace.replay.advice.calls import (
+from stashtrace.calibration.fit_link import bus_bytes
+from stashtrace.calibration.robust_line import Floats
+from stashtrace.replay.advice.counted_collectives import (
     AFTER_BACKWARD,
     AFTER_UPDATE,
     BACKWARD,
@@ -30,7 +30,6 @@ from stashtrace.replay.advice.calls import (
     UPDATE,
     Scene,
 )
-from stashtrace.replay.advice.kinds import Kind, Update, by_rank, contention_ratio, kinds_of, spread, typical, updates
 from stashtrace.replay.advice.predict import (
     FEWEST_ELEMENTS,
     FUSE_ERROR_RATIO,
@@ -40,6 +39,16 @@ from stashtrace.replay.advice.predict import (
     overlapped_ns,
     sliced_send_ns,
     split_saving_ns,
+)
+from stashtrace.replay.advice.repeated_collectives import (
+    Kind,
+    Update,
+    by_rank,
+    contention_ratio,
+    kinds_of,
+    spread,
+    typical,
+    updates,
 )
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.robust_line import Floats
 
 #: Smaller messages are not predicted: at 2^17 elements the fused update was slower than the separate one.
 FEWEST_ELEMENTS = 1 << 18

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.stalls.index import TraceIndex
-from stashtrace.calibration.lines import Floats, least_absolute
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
-from stashtrace.replay.communication.model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.overlap import bucket_ends, merge_caps, rounded_cap
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind

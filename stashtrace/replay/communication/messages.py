@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.collectives.waits import communicator_names
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, PARTIAL, Instances, instances
-from stashtrace.calibration.lines import Floats
+from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts
 from stashtrace.replay.communication.overlap import link_times

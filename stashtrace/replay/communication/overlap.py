@@ -76,7 +76,7 @@ def schedule(
     >>> schedule([30, 30, 30], [8, 12, 5], lane=[0, 1, 2]).exposed_ns
     12.0
     """
-    ready, transfer = _checked(ready_ns, transfer_ns)
+    ready, transfer = _check(ready_ns, transfer_ns)
     if not len(ready):
         return Schedule(ready, ready, 0.0)
     backward = float(ready[-1]) if backward_end_ns is None else max(float(backward_end_ns), float(ready.max()))
@@ -280,7 +280,7 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
     >>> best_merge([1, 2, 50], [1, 1, 1], 4.0, 1.0).tolist()
     [0, 2]
     """
-    ready, sizes = _checked(ready_ns, sizes_bytes)
+    ready, sizes = _check(ready_ns, sizes_bytes)
     count = len(ready)
     if not count:
         return np.zeros(0, dtype=np.int64)
@@ -370,7 +370,7 @@ def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
     return ready
 
 
-def _checked(ready_ns: Any, lengths: Any) -> tuple[Floats, Floats]:
+def _check(ready_ns: Any, lengths: Any) -> tuple[Floats, Floats]:
     ready, length = np.asarray(ready_ns, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
     if ready.ndim != 1 or ready.shape != length.shape:
         raise UsageError(f"ready times and messages have different lengths: {ready.shape}, {length.shape}")

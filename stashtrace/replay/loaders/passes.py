@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
-from stashtrace.analysis.graph.model import Facts
+from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.replay.scenario import Bools, Floats
 from stashtrace.replay.sharing import workers_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.report.budget import percents
-from stashtrace.report.page import pictures
+from stashtrace.report.budget_groups import percents
+from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import how, how_each, listing, paragraph, see, table, tag, text, unfolding
-from stashtrace.report.page.words import (
+from stashtrace.report.page.page_words import (
     KINDS,
     binned_text,
     claims_of,
@@ -55,7 +55,7 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     beside = claims_of(facts, "time", "files", "machine", "beside")
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]
-    known = [(_told(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+    known = [(_claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
     if known:
         content.append(how_each("these claims", known))
     if "worst" in facts["commands"]:
@@ -69,14 +69,14 @@ def _claim(finding: dict[str, Any]) -> str:
     return tag("li", "".join(content), class_="quiet" if finding["kind"] in _QUIET else None)
 
 
-def _told(finding: dict[str, Any]) -> list[str]:
+def _claim_sentences(finding: dict[str, Any]) -> list[str]:
     """Return the sentences of a claim; of some the evidence alone is told."""
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
 def _plain(finding: dict[str, Any]) -> str:
     """Return a claim beside the verdicts."""
-    first, *rest = _told(finding)
+    first, *rest = _claim_sentences(finding)
     return paragraph(first) + listing(rest)
 
 
@@ -131,7 +131,7 @@ def _group(group: dict[str, Any], named_kind: bool) -> str:
         for column, share in zip(group["columns"], shares, strict=True)
         if column["share_ratio"] > 0 or column["high_ns"] > 0 or column["column"] in ("compute", "other")
     ]
-    key = "".join(f"<li>{pictures.swatch(c['column'])}{c['column']} {text(share)}</li>" for c, share in shown)
+    key = "".join(f"<li>{svg_pictures.swatch(c['column'])}{c['column']} {text(share)}</li>" for c, share in shown)
     rows = [
         (
             column["column"],
@@ -146,7 +146,7 @@ def _group(group: dict[str, Any], named_kind: bool) -> str:
     return tag(
         "li",
         tag("h3", text(title))
-        + pictures.budget_bar(group["columns"], shares, title)
+        + svg_pictures.budget_bar(group["columns"], shares, title)
         + tag("ul", key, class_="key")
         + (unfolding("Its ranks", paragraph(group["ranks"]), subject=title) if long else "")
         + unfolding(
@@ -167,7 +167,7 @@ def heat_part(facts: dict[str, Any]) -> list[str]:
     heat = facts["heat"]
     if not heat:
         return []
-    key = "".join(f"<li>{pictures.class_swatch(at)}{text(name)}</li>" for at, name in enumerate(class_texts()))
+    key = "".join(f"<li>{svg_pictures.class_swatch(at)}{text(name)}</li>" for at, name in enumerate(class_texts()))
     maps = "".join(_map(part, heat) for part in heat["kinds"])
     small = [KINDS[kind] for kind in heat["small"]]
     return [
@@ -199,7 +199,7 @@ def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
     content = [
         tag("h3", text(name)),
         tag("div", f"<span>rank {text(ranks[0])} on top</span>", class_="ends") if len(ranks) > 1 else "",
-        pictures.heat_map(part, ranks, steps),
+        svg_pictures.heat_map(part, ranks, steps),
         tag(
             "div",
             f"<span>step {text(steps[0])}</span><span>step {text(steps[-1])}</span>",

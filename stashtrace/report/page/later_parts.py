@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.report.page import pictures
+from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import code_line, how, how_each, listing, paragraph, see, table, tag, text, unfolding
-from stashtrace.report.page.words import BESIDE, KINDS, claims_of, link_method_text, sentence, wait_how
+from stashtrace.report.page.page_words import BESIDE, KINDS, claims_of, link_method_text, sentence, wait_how
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 _SURPLUS = ("surplus_ns", "low_ns", "high_ns")
@@ -62,15 +62,15 @@ def waits_part(facts: dict[str, Any]) -> list[str]:
 def _cut_out(cut: dict[str, Any]) -> str:
     kinds = list(dict.fromkeys(piece["kind"] for lane in cut["lanes"] for piece in lane["pieces"]))
     rows = [
-        (lane["label"], pictures.piece_text(piece), duration_text(piece["begin_ns"]), duration_text(_length(piece)))
+        (lane["label"], svg_pictures.piece_text(piece), duration_text(piece["begin_ns"]), duration_text(_length(piece)))
         for lane in cut["lanes"]
         for piece in lane["pieces"]
     ]
     step = f"step {cut['step']}: " if cut["step"] >= 0 else ""
     content = [
         tag("h3", text(f"{step}{cut['text']}")),
-        pictures.cut_out(cut),
-        pictures.legend(kinds),
+        svg_pictures.cut_out(cut),
+        svg_pictures.legend(kinds),
         unfolding(
             "As a table",
             table("Bars of the picture from top to bottom", ("lane", "what", "from", "for"), rows, numbers=2),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.report.budget import percents
+from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_reasons
-from stashtrace.report.page.words import claims_of, finding_how, method_text, title_around
+from stashtrace.report.page.page_words import claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
 from stashtrace.visible import markdown_code as code
@@ -52,7 +52,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: int) 
     return "\n".join(["| " + " | ".join(head) + " |", line, *lines])
 
 
-def _folded(summary: str, content: str) -> str:
+def _fold(summary: str, content: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
@@ -80,7 +80,7 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
         f"- {plain(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
         for each in verdicts[:_OPEN]
     ]
-    return ["\n".join(lines), _folded("How do you know?", "\n".join(known)) if known else ""]
+    return ["\n".join(lines), _fold("How do you know?", "\n".join(known)) if known else ""]
 
 
 def _budget(budget: dict[str, Any], command: str) -> list[str]:
@@ -162,4 +162,4 @@ def _machine(facts: dict[str, Any]) -> list[str]:
     if facts["commands"]["note"]:
         lines.append(f"- {plain(facts['commands']['note'])}")
     content = "\n".join(lines)
-    return [_folded("Machine, versions and command", content)]
+    return [_fold("Machine, versions and command", content)]

@@ -8,7 +8,7 @@ from typing import Any
 from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, own_file, paragraph, section, tag, text, whole_page
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
-from stashtrace.report.page.words import sentence, title_around
+from stashtrace.report.page.page_words import sentence, title_around
 
 
 def page(facts: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Templates of sentences: one for each kind of claim and of evidence. ``summary.text`` writes what stands around them.
+"""Templates of sentences: one for each kind of claim and of evidence. ``summary.summary_text`` writes what stands
+around them.
 
 A template sees one row of ``findings`` and its rows of ``finding_evidence``, nothing else, so no sentence can say more
 than a row does. How certain a verb is follows from ``confidence`` and the bounds (``parts.amount``).
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from stashtrace.analysis.findings.rows import Evidence
-from stashtrace.summary.words.claims import CLAIMS, loss, verdict_text
-from stashtrace.summary.words.evidence import COSTLIEST, EVIDENCE, JOINERS
-from stashtrace.summary.words.parts import Finding, of_recording
+from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.summary.words.claim_templates import CLAIMS, loss, verdict_text
+from stashtrace.summary.words.evidence_templates import COSTLIEST, EVIDENCE, JOINERS
+from stashtrace.summary.words.template_parts import Finding, of_recording
 
 
 def claim_text(finding: Finding) -> str:

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.claims import verdict_text
-from stashtrace.summary.words.ending import ENDINGS
-from stashtrace.summary.words.evidence import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
+from stashtrace.summary.words.change_templates import steps_of_time
+from stashtrace.summary.words.claim_templates import verdict_text
+from stashtrace.summary.words.end_templates import ENDINGS
+from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
-from stashtrace.summary.words.over_time import steps_of_time
-from stashtrace.summary.words.parts import Finding, of_recording, ranks, share, verb
+from stashtrace.summary.words.template_parts import Finding, of_recording, ranks, share, verb
 from stashtrace.text import plural
 from stashtrace.units import percent_text, shortened
 

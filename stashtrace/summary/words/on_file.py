@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from stashtrace.summary.words.parts import Finding, Row, lost, ranks, verb
+from stashtrace.summary.words.template_parts import Finding, Row, lost, ranks, verb
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, shortened
 

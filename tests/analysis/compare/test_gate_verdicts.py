@@ -14,12 +14,12 @@ import pytest
 from stashtrace.analysis.compare.baseline import baseline_text, read_baseline
 from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, Side, change_of
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.gate import Condition, Gate, judge
+from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge
 from stashtrace.analysis.compare.job_identity import DECIDING, FIELDS, changed_words, common_facts, differences
 from stashtrace.analysis.compare.needs import Needs
 from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
 from stashtrace.errors import FormatError, UsageError
-from stashtrace.summary.gate import gate_lines
+from stashtrace.summary.gate_text import gate_lines
 
 MS = 1_000_000
 FACTS = {"ranks": 2, "batch": 8, "device": "none", "torch": "2.13.0"}

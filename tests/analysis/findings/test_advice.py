@@ -9,13 +9,13 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.making import PARTS, Making, is_starved
+from stashtrace.analysis.findings.batch_making import PARTS, Making, is_starved
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.schema.events import BATCHES
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import evidence_texts
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.words.template_parts import findings_of
 
 
 def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:

@@ -11,10 +11,10 @@ from builders import MS
 from test_over_time import NOISES, SEEDS, Noise, claims, job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.changes import over_time
-from stashtrace.analysis.findings.over_time.series import Floats, period, stretches
-from stashtrace.summary.document import document
-from stashtrace.summary.text import summary
+from stashtrace.analysis.findings.over_time.detect_changes import Floats, period, stretches
+from stashtrace.analysis.findings.over_time.step_changes import over_time
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import summary
 
 
 def _echo(lag: int, part: float) -> Noise:

@@ -9,7 +9,7 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.findings import summarize
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
+from stashtrace.summary.summary_document import document
 
 
 def waiting(op: IoOp, flags: IoFlag, path: str = "") -> Trace:

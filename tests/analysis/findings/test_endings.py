@@ -13,8 +13,8 @@ from stashtrace.report.page.markdown import markdown
 from stashtrace.report.page.page import page
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import summary
 
 BAD = "ValueError: bad batch 7 (in step, train.py:118)"
 BROKEN = "RuntimeError: Connection closed by peer (in all_reduce, train.py:90)"

@@ -8,10 +8,10 @@ import pytest
 from wait_chains import data_parallel
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.series import Floats, drift, onset, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, onset, stretches
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.words.template_parts import findings_of
 
 SEEDS = 12
 

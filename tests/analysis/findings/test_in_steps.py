@@ -11,7 +11,7 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.findings import summarize
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
+from stashtrace.summary.summary_document import document
 from stashtrace.summary.words.headline import MOST_CHARACTERS
 
 #: Milliseconds that a rank sleeps in a step.

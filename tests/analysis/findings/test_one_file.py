@@ -11,18 +11,18 @@ from builders import MS, ProcessBuilder, TraceBuilder
 from summary.scenes import Verdict, job, verdicts
 from wait_chains import Job, on, pipeline_of
 
-from stashtrace.analysis.findings.claims import claims_of
-from stashtrace.analysis.findings.lateness.in_words import kind_in_words
-from stashtrace.analysis.findings.rows import Claim, tables_of
+from stashtrace.analysis.findings.all_claims import claims_of
+from stashtrace.analysis.findings.claim_rows import Claim, tables_of
+from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.stragglers.file_calls import longer_on_file
 from stashtrace.analysis.stragglers.late import late
-from stashtrace.analysis.stragglers.on_files import longer_on_file
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.headline import headline_text
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.words.template_parts import findings_of
 
 STEPS, STEP = 24, 100 * MS
 LOG, SHARD = "/logs/train.slowlog", "/data/shard-0000.bin"

@@ -10,12 +10,12 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.changes import over_time
-from stashtrace.analysis.findings.over_time.series import Floats, drift, period, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, period, stretches
+from stashtrace.analysis.findings.over_time.step_changes import over_time
 from stashtrace.schema.kinds import PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.document import document
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import summary
 
 Noise = Callable[[np.random.Generator, int], Floats]
 

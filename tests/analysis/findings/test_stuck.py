@@ -11,13 +11,13 @@ from corpus import corpus
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.claims import stuck_at_end
+from stashtrace.analysis.findings.ending.end_claims import stuck_at_end
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.parts import findings_of
+from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_in
 
 TP, PP = 0x11, 0x22

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.graph.critical import Clocks, Course, Part, Pieces, rivals
+from stashtrace.analysis.graph.critical_path import Clocks, Course, Part, Pieces, rivals
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import StallKind
 

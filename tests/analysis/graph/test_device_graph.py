@@ -23,11 +23,11 @@ from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical import Course
+from stashtrace.analysis.graph.critical_path import Course
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.budget import step_budget
+from stashtrace.replay.replayed_budget import step_budget
 from stashtrace.schema.kinds import CollectiveSource, DeviceCall, StallKind
 from stashtrace.schema.trace import Trace
 

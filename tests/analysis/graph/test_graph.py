@@ -13,7 +13,7 @@ from summary.scenes import job
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical import Course
+from stashtrace.analysis.graph.critical_path import Course
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import StallKind
 

@@ -20,7 +20,7 @@ from summary import scenes
 
 import stashtrace
 from stashtrace.analysis.graph import Resource
-from stashtrace.analysis.graph.path import words
+from stashtrace.analysis.graph.critical_path_tables import words
 from stashtrace.analysis.registry import analyze
 from stashtrace.cli import main
 from stashtrace.errors import MissingDataError

@@ -9,7 +9,7 @@ from builders import MS, trace_from_text
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.exporters.chakra.work import rank_work
 from stashtrace.replay import Change, slowdown_of, what_if

@@ -20,7 +20,7 @@ from stashtrace.analysis.io.advice import io_advice
 from stashtrace.analysis.io.cache import io_cache, io_reuse
 from stashtrace.analysis.io.staging import choose, io_staging
 from stashtrace.calibration.file import Calibration, Link, Points
-from stashtrace.calibration.fit import Fit, Piece
+from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
 from stashtrace.schema.kinds import IoOp

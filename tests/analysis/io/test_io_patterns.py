@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stashtrace
-from stashtrace.analysis.io.bandwidth import io_bandwidth
-from stashtrace.analysis.io.counters import overlap_free
+from stashtrace.analysis.io.file_counters import overlap_free
 from stashtrace.analysis.io.files import io, io_directories, io_patterns, io_sizes
+from stashtrace.analysis.io.io_bandwidth import io_bandwidth
 from stashtrace.errors import UsageError
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table

@@ -9,7 +9,7 @@ import pytest
 from builders import MS, ProcessBuilder, S, TraceBuilder
 
 from stashtrace.analysis.compare.steps_of_run import steps_of_run
-from stashtrace.analysis.stalls.cpus import host_cpus, runqueue_of_ranks
+from stashtrace.analysis.stalls.sampled_cpus import host_cpus, runqueue_of_ranks
 from stashtrace.schema.kinds import TrackKind
 
 WHOLE = (0, 10 * S)

@@ -14,7 +14,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
-from stashtrace.calibration.fit import Fit, Piece
+from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.schema.kinds import BracketFlag, CopyDirection, DeviceCall
 
 MB = 1_000_000

@@ -8,7 +8,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 
 def loop(*lengths: list[int]) -> Trace:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stashtrace.analysis.steps.loop import BACKWARD, FORWARD, UPDATE, WAIT, Tokens, steps_of
+from stashtrace.analysis.steps.training_loop import BACKWARD, FORWARD, UPDATE, WAIT, Tokens, steps_of
 
 _KINDS = {"W": WAIT, "e": WAIT, "F": FORWARD, "V": FORWARD, "L": FORWARD, "l": FORWARD, "B": BACKWARD, "U": UPDATE}
 _MODULES = {"F": 1, "V": 1, "L": 2, "l": 2, "M": 3}

@@ -9,14 +9,14 @@ from builders import MS, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.graph.build import build
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.steps.quiet import join_as
+from stashtrace.analysis.steps.forward_only import join_as
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.steps import local_steps
 from stashtrace.replay.changes import Change
 from stashtrace.replay.whatif import what_if
 from stashtrace.schema.kinds import PhaseFlag
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.text import summary
+from stashtrace.summary.summary_text import summary
 
 STEPS, EVERY, TOKENS = 64, 8, 300
 FORWARD, BACKWARD, UPDATE, SLOWER = 6 * MS, 30 * MS, 4 * MS, 9 * MS

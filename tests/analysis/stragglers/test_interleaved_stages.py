@@ -9,7 +9,7 @@ from interleaved import BACKWARD_MS, FORWARD_MS, breadth_first, interleaved
 from wait_chains import MS, Job, none, pipeline_of
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stragglers.stages import Stages, stages_of
+from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.schema.trace import Trace
 
 

@@ -7,7 +7,7 @@ import pytest
 from builders import MS, US, TraceBuilder
 from summary.scenes import worded
 
-from stashtrace.analysis.collectives.waits import collectives
+from stashtrace.analysis.collectives.collective_waits import collectives
 from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims
 from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.schema.trace import Trace

@@ -1,7 +1,7 @@
-// Calls every function that the rooms of devices hook, on a machine that has none of them. SPDX-License-Identifier: Apache-2.0
+// Calls every function that the collectors of devices hook, on a machine that has none of them. SPDX-License-Identifier: Apache-2.0
 //
 // Argument: runtime, driver or nccl. Prints how many functions there were, and how many gave another answer than the one
-// of a library without the function. The tables of the rooms are the lists, so a new hook is called too. test_every_call.py.
+// of a library without the function. The tables of the collectors are the lists, so a new hook is called too. test_every_call.py.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -77,7 +77,7 @@ void driver() {
   auto* look_up = reinterpret_cast<void* (*)(const char*, void*)>(dlsym(RTLD_DEFAULT, "stashtrace_lookup"));
   if (look_up == nullptr) return;
 #define LOOKED_UP(name, suffix, since, until, per_thread, per_thread_since, ...) \
-  looked_up<Result(__VA_ARGS__)>(look_up, #name #suffix);                       \
+  looked_up<Result(__VA_ARGS__)>(look_up, #name #suffix);                        \
   if (per_thread_since != 0) looked_up<Result(__VA_ARGS__)>(look_up, #name #suffix #per_thread);
 #include "collectors/cuda/driver_calls.def"
 #undef LOOKED_UP

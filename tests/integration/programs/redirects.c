@@ -1,4 +1,4 @@
-/* Redirects numbers of descriptors that it does not own onto its own file, while the recorder makes lanes and appends.
+/* Redirects numbers of descriptors that it does not own onto its own file, while the recorder makes rings and appends.
    SPDX-License-Identifier: Apache-2.0
 
      redirects thread|handler|vfork ROUNDS

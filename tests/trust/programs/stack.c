@@ -105,7 +105,7 @@ static int spawn_true(int search, const char* program, posix_spawn_file_actions_
 }
 static int vforked_exec(void) { return execve("/bin/true", arguments, environ); }
 static int vforked_unsuited(void) { return execve(unsuited, arguments, environ); }
-static int many(void) {  // more rows than a small lane has
+static int many(void) {  // more rows than a small ring has
   for (int i = 0; i < 300; ++i) pread(fd, memory, 16, 1);
   return 0;
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.findings.ending.doing import STANDS_STILL, ran_since, step_track
-from stashtrace.analysis.findings.ending.newest import newest_ns
-from stashtrace.analysis.stalls.cpus import timed_samples
+from stashtrace.analysis.findings.ending.last_activity import STANDS_STILL, ran_since, step_track
+from stashtrace.analysis.findings.ending.newest_row import newest_ns
+from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.schema.kinds import IoFlag, ProcessRole
 from stashtrace.schema.trace import Trace
 

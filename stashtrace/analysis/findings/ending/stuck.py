@@ -86,7 +86,7 @@ class Stuck:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _GroupCalls:
     """What each member of a group has called of it: rows in order of their number."""
 
     name: str
@@ -111,7 +111,7 @@ class _Waits:
 
     def __init__(self, trace: Trace) -> None:
         self.table = trace.collectives
-        self.lanes = _lanes(trace)
+        self.groups = _group_calls(trace)
         self.messages = np.isin(self.table["op_code"], _MESSAGES)
         self.pending = self._pending()
         self._is_open = set(self.pending.tolist())
@@ -130,9 +130,9 @@ class _Waits:
         unseen = (table["end_ns"] < 0) & (table["device_end_ns"] < 0) & (table["return_ns"] < 0)
         lacks = np.zeros(len(table), dtype=bool)
         waits = np.isin(table["op_code"], SYNCHRONISING_OPS)
-        for lane in self.lanes.values():
-            everybody = min((lane.last.get(member, -1) for member in lane.members), default=-1)
-            for rows in lane.rows.values():
+        for group in self.groups.values():
+            everybody = min((group.last.get(member, -1) for member in group.members), default=-1)
+            for rows in group.rows.values():
                 lacks[rows] = table["sequence"][rows] > everybody
         return np.flatnonzero(unseen | (lacks & waits & ~self.messages))
 
@@ -148,7 +148,7 @@ class _Waits:
     def _message(self, row: int) -> tuple[int, int, int, bool] | None:
         table = self.table
         group, rank, peer = int(table["group_hash"][row]), int(table["rank"][row]), int(table["peer_rank"][row])
-        members = self.lanes[group].members
+        members = self.groups[group].members
         if not 0 <= peer < len(members):
             return None
         sends = bool(table["op_code"][row] == CollectiveOp.SEND)
@@ -158,12 +158,12 @@ class _Waits:
     def operation(self, row: int) -> Operation:
         """Describe the operation of a row."""
         table = self.table
-        lane = self.lanes[int(table["group_hash"][row])]
+        group = self.groups[int(table["group_hash"][row])]
         sequence = int(table["sequence"][row])
-        rows = [own[table["sequence"][own] == sequence] for own in lane.rows.values()]
+        rows = [own[table["sequence"][own] == sequence] for own in group.rows.values()]
         same = np.concatenate(rows) if not self.messages[row] else np.array([row])
         return Operation(
-            lane.name,
+            group.name,
             CollectiveOp(int(table["op_code"][row])).name.lower(),
             -1 if self.messages[row] else sequence,
             int(table["message_bytes"][same].max()),
@@ -175,15 +175,15 @@ class _Waits:
         table = self.table
         if self.messages[row]:
             return False
-        lane, sequence = self.lanes[int(table["group_hash"][row])], int(table["sequence"][row])
-        for member, rows in lane.rows.items():
+        group, sequence = self.groups[int(table["group_hash"][row])], int(table["sequence"][row])
+        for member, rows in group.rows.items():
             if member == int(table["rank"][row]):
                 continue
             at = rows[table["sequence"][rows] == sequence]
             if len(at):
                 if int(at[0]) not in self._is_open:
                     return True
-            elif lane.last[member] > sequence and lane.first[member] > sequence:
+            elif group.last[member] > sequence and group.first[member] > sequence:
                 return True  # it is past it, and its record of it has been dropped as finished
         return False
 
@@ -207,11 +207,11 @@ class _Waits:
             if self.between[key] > self.between.get((group, source, target, not sends), 0):
                 return [other]
             return [other] if self._is_behind(other, row) else []
-        lane, sequence = self.lanes[int(table["group_hash"][row])], int(table["sequence"][row])
-        missing = [m for m in lane.members if m != rank and lane.last.get(m, -1) < sequence]
+        called, sequence = self.groups[int(table["group_hash"][row])], int(table["sequence"][row])
+        missing = [m for m in called.members if m != rank and called.last.get(m, -1) < sequence]
         if missing:
             return missing
-        return [m for m in lane.rows if m != rank and self._is_behind(m, row)]
+        return [m for m in called.rows if m != rank and self._is_behind(m, row)]
 
     def _is_behind(self, rank: int, row: int) -> bool:
         """Whether a rank's oldest pending operation is another one than that of a row."""
@@ -259,14 +259,14 @@ class _Waits:
     def _root(self, rank: int, lack: str, waiting: Sequence[int], heads: dict[int, tuple[int, list[int]]]) -> Root:
         if lack == NOT_FINISHED:
             row = self.open[rank][0]
-            group = self.lanes[int(self.table["group_hash"][row])]
+            group = self.groups[int(self.table["group_hash"][row])]
             mine = self.operation(row)
             return Root(rank, lack, mine, tuple(r for r in waiting if r in group.members), group.last.get(rank, -1))
         rows = {r: heads[r][0] for r in waiting if rank in heads[r][1]}
         # What most of them wait in says most; a message has one receiver.
         row = min(rows.values(), key=lambda at: (-len(self._inside(at, rows)), int(self.table["call_ns"][at])))
-        lane = self.lanes[int(self.table["group_hash"][row])]
-        return Root(rank, lack, self.operation(row), self._inside(row, rows), lane.last.get(rank, -1))
+        group = self.groups[int(self.table["group_hash"][row])]
+        return Root(rank, lack, self.operation(row), self._inside(row, rows), group.last.get(rank, -1))
 
     def _inside(self, row: int, rows: dict[int, int]) -> tuple[int, ...]:
         """Return the ranks whose rows are of the same operation."""
@@ -280,14 +280,14 @@ class _Waits:
         """Return the earliest operation of a stuck group that its members called differently."""
         table = self.table
         for value in np.unique(table["group_hash"][self.pending]).tolist():
-            lane = self.lanes[value]
-            rows = np.concatenate(list(lane.rows.values()))
+            group = self.groups[value]
+            rows = np.concatenate(list(group.rows.values()))
             stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
             near = table["sequence"][rows] > stuck - _NEAR
             rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
             each = GroupBy(table["sequence"][rows])
             for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
-                return self._told_apart(lane, rows[table["sequence"][rows] == sequence], by_size=False)
+                return self._told_apart(group, rows[table["sequence"][rows] == sequence], by_size=False)
             alike = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
             alike = alike[np.isin(alike, self.pending) | (table["status_code"][alike] == 1)]
             sizes = GroupBy(table["sequence"][alike])
@@ -295,10 +295,10 @@ class _Waits:
                 continue
             differ = sizes.min(table["message_bytes"][alike]) < sizes.max(table["message_bytes"][alike])
             for sequence in sizes.values[differ].tolist():
-                return self._told_apart(lane, alike[table["sequence"][alike] == sequence], by_size=True)
+                return self._told_apart(group, alike[table["sequence"][alike] == sequence], by_size=True)
         return None
 
-    def _told_apart(self, lane: _Lane, rows: npt.NDArray[np.int64], *, by_size: bool) -> Mismatch:
+    def _told_apart(self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool) -> Mismatch:
         table = self.table
         ways: dict[tuple[str, int], list[int]] = {}
         for row in rows.tolist():
@@ -307,22 +307,22 @@ class _Waits:
             ways.setdefault((name, size), []).append(int(table["rank"][row]))
         listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
         calls = tuple((name, size, tuple(sorted(ranks))) for (name, size), ranks in listed)
-        return Mismatch(lane.name, int(table["sequence"][rows[0]]), calls)
+        return Mismatch(group.name, int(table["sequence"][rows[0]]), calls)
 
 
-def _lanes(trace: Trace) -> dict[int, _Lane]:
-    table, lanes = trace.collectives, {}
+def _group_calls(trace: Trace) -> dict[int, _GroupCalls]:
+    table, groups = trace.collectives, {}
     described = RowsBy(trace.groups["group_hash"])
     for value, group in group_table(trace).items():
         rows = described.rows(value)
         name = trace.text(int(trace.groups["name_code"][rows[0]])) if len(rows) else ""
-        lanes[value] = _Lane(name, tuple(group.members.tolist()))
+        groups[value] = _GroupCalls(name, tuple(group.members.tolist()))
     for rows in GroupBy(table["group_hash"], table["rank"]):
         own = rows[np.argsort(table["sequence"][rows], kind="stable")]
-        lane, rank = lanes[int(table["group_hash"][own[0]])], int(table["rank"][own[0]])
-        lane.rows[rank] = own
-        lane.first[rank], lane.last[rank] = (int(table["sequence"][own[at]]) for at in (0, -1))
-    return lanes
+        called, rank = groups[int(table["group_hash"][own[0]])], int(table["rank"][own[0]])
+        called.rows[rank] = own
+        called.first[rank], called.last[rank] = (int(table["sequence"][own[at]]) for at in (0, -1))
+    return groups
 
 
 def _ends(rank: int, heads: dict[int, tuple[int, list[int]]], lacks: dict[int, str]) -> set[int]:

@@ -17,22 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.findings.lateness.alone import quiet_alone_ns
-from stashtrace.analysis.findings.lateness.costliest import IDLE_KINDS
-from stashtrace.analysis.findings.lateness.noise import ENOUGH_STEPS, noise_of, stands_out_of_noise
-from stashtrace.analysis.findings.losses import cut_ranks
-from stashtrace.analysis.findings.over_time.changes import changed_steps
+from stashtrace.analysis.findings.lateness.costliest_wait import IDLE_KINDS
+from stashtrace.analysis.findings.lateness.lone_forwards import quiet_alone_ns
+from stashtrace.analysis.findings.lateness.step_noise import ENOUGH_STEPS, noise_of, stands_out_of_noise
+from stashtrace.analysis.findings.lost_record_claims import cut_ranks
+from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.stalls.index import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads, threads_without_steps
 from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
 from stashtrace.analysis.stragglers.causes import CAUSES, rank_times
+from stashtrace.analysis.stragglers.file_calls import LongerOnFile, OnFile, longer_on_file
+from stashtrace.analysis.stragglers.follow_waits import UNKNOWN, Floats, Roots, roots_of
 from stashtrace.analysis.stragglers.late import chance
-from stashtrace.analysis.stragglers.on_files import LongerOnFile, OnFile, longer_on_file
-from stashtrace.analysis.stragglers.roots import UNKNOWN, Floats, Roots, roots_of
 from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
-from stashtrace.analysis.stragglers.waits import Waits
+from stashtrace.analysis.stragglers.waits_for_late import Waits
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.units import ranks_text

@@ -1,8 +1,8 @@
 """Claims about waits for late ranks: the rank and the work that made them, or that nobody in particular did.
 
-In a pipeline the stages come first (``staging``). Elsewhere a claim names each rank at whose work most waits end
-(``culprits``); a rank that only passes a wait on is never named. Where no rank stands out, the claim is that ranks wait
-for each other by turns.
+In a pipeline the stages come first (``pipeline_claims``). Elsewhere a claim names each rank at whose work most waits
+end (``culprits``); a rank that only passes a wait on is never named. Where no rank stands out, the claim is that ranks
+wait for each other by turns.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.lateness import costliest
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.lateness import costliest_wait
 from stashtrace.analysis.findings.lateness.culprits import (
     Blame,
     Culprit,
@@ -22,10 +23,9 @@ from stashtrace.analysis.findings.lateness.culprits import (
     lost_operation,
     only_root,
 )
-from stashtrace.analysis.findings.lateness.in_words import kind_in_words
-from stashtrace.analysis.findings.lateness.staging import pipeline_claims
-from stashtrace.analysis.findings.lateness.unlike import Unlike, unlike_ranks
-from stashtrace.analysis.findings.rows import Claim, Evidence
+from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
+from stashtrace.analysis.findings.lateness.pipeline_claims import pipeline_claims
+from stashtrace.analysis.findings.lateness.uneven_steps import Unlike, unlike_ranks
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO
 from stashtrace.units import ranks_text
@@ -78,7 +78,7 @@ def _culprit_claim(facts: RunFacts, hit: Sequence[RankFacts], culprit: Culprit, 
         *_also_rows(facts, culprit),
         *_unknown_work(facts, culprit, worst),
         *_often_rows(facts, culprit),
-        *costliest.worst_wait(facts, culprit.rank, worst.rank, culprit.operation),
+        *costliest_wait.worst_wait(facts, culprit.rank, worst.rank, culprit.operation),
         *_transfer_rows(worst),
     ]
     reads = culprit.kind in ("fetch", "checkpoint") or culprit.on is not None
@@ -157,7 +157,7 @@ def _unknown_work(facts: RunFacts, culprit: Culprit, worst: RankFacts) -> list[E
 
 def _often_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:
     times, steps = culprit.often
-    if steps < costliest.SEVERAL or 2 * times < steps:
+    if steps < costliest_wait.SEVERAL or 2 * times < steps:
         return []
     every = "late_often" if steps == facts.steps_count else "late_often_of_worst"
     return [Evidence(every, "straggler_roots", rank=culprit.rank, items_count=times, of_count=steps)]
@@ -222,7 +222,7 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
         few = Evidence("late_few", "straggler_roots", items_count=long, of_count=steps_count, part_ratio=part)
         return [replace(claim, cause_kind="few", evidence=(few, *rows))]
     one = only_root(facts, found)
-    if one is not None and steps_count >= costliest.SEVERAL:
+    if one is not None and steps_count >= costliest_wait.SEVERAL:
         times = Evidence(
             "late_one",
             "straggler_roots",
@@ -236,5 +236,5 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
     others = [rank.rank for rank in facts.ranks if rank.rank != left[0].rank]
     if len(others) == 1:  # whoever comes last is always the same one
         rows.append(Evidence("other_rank", "stalls", rank=others[0]))
-    kind = "once" if steps_count < costliest.SEVERAL else "alternates"
+    kind = "once" if steps_count < costliest_wait.SEVERAL else "alternates"
     return [replace(claim, cause_kind=kind, evidence=tuple(rows))]

@@ -1,3 +1,3 @@
-"""Instance catalogs: TOML files alone, one per provider, read by ``lab.recommend.catalog``. No code lives here."""
+"""Instance catalogs: TOML files alone, one per provider, read by ``lab.recommend.instance_catalog``."""
 
 # SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,228 @@
+"""Decide whether a time grew by more than is allowed: worse, not worse or inconclusive.
+
+A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow by N % of the step that was before, and
+``step+N%`` the step itself; a column of the summary (``data``) stands for the sum of its kinds. Means, not medians: a
+job pays for its rare slow steps too, and the kinds of a step add up.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stashtrace.analysis.compare.change import (
+    RUN_TO_RUN_RATIO,
+    Change,
+    Side,
+    change_of,
+    kinds_of,
+    occurs,
+    same_recordings,
+)
+from stashtrace.analysis.compare.cpu_use import OtherWork, added_by_others
+from stashtrace.analysis.compare.job_identity import DECIDING, Difference, differences
+from stashtrace.analysis.compare.needs import NO_NEEDS, Needs, needs_of, runs_without_other_work
+from stashtrace.analysis.compare.steps_of_run import STEP
+from stashtrace.errors import UsageError
+from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
+
+#: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
+DEFAULT_CONDITION = "step+5%"
+Verdict = Literal["worse", "not worse", "inconclusive", "not comparable"]
+#: Exit codes; see docs/reference/exit-codes.md.
+EXIT_CODES: Mapping[Verdict, int] = {"not worse": 0, "worse": 1, "not comparable": 4, "inconclusive": 5}
+
+_CONDITION = re.compile(r"\s*([a-z0-9_]+)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Growth of a kind that is allowed."""
+
+    #: ``step``, a kind of stall, or a column of the summary, which sums its kinds.
+    kind: str
+    #: Of the step before.
+    percent: float
+
+    @classmethod
+    def of(cls, text: str) -> Condition:
+        """Read ``KIND+N%``.
+
+        Raises UsageError if it is not of that form, or there is no such kind or column.
+
+        Examples
+        --------
+        >>> Condition.of("network+2.5%")
+        Condition(kind='network', percent=2.5)
+        """
+        match = _CONDITION.fullmatch(text.lower())
+        if match is None:
+            raise UsageError(f"--fail-if {text} is not of the form KIND+N%", hint="for example --fail-if step+5%")
+        if match[1] != STEP and not kinds_of_word(match[1]):
+            raise UsageError(f"--fail-if {text}: unknown kind '{match[1]}'", hint=hint_for(match[1], more=[STEP]))
+        return cls(match[1], float(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.kind}+{self.percent:g}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A condition with its verdict."""
+
+    condition: Condition
+    change: Change
+    #: Growth that is allowed.
+    limit_ns: float
+    #: {"worse", "not worse", "inconclusive"}; Worse if even the lower bound of the growth is above the limit, not worse
+    #: if the upper bound is not. Inconclusive also if it would not be the same without what other work on the machine
+    #: can have added, or if a run has too few steps.
+    verdict: Verdict
+    #: Of an inconclusive one.
+    needs: Needs = NO_NEEDS
+    #: What other work can have added, where that alone makes a verdict inconclusive.
+    other_work: OtherWork | None = None
+    #: Steps of the shortest run, where they are too few for a verdict, else 0.
+    few_steps: int = 0
+    #: int, float; Rank whose mean grew most, and by how much; -1 and 0 where the ranks are not known on both sides.
+    rank: int = -1
+    rank_growth_ns: float = 0.0
+
+    @property
+    def detectable_ns(self) -> float:
+        """Smallest true growth that such a comparison calls worse in four of five cases."""
+        return self.limit_ns + self.change.detectable_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a comparison of two jobs found."""
+
+    before: Side
+    after: Side
+    #: Fields of the jobs.
+    differs: tuple[Difference, ...]
+    #: Those that make them incomparable.
+    refused: tuple[Difference, ...]
+    #: One per condition; none if the jobs are not comparable.
+    judged: tuple[Judged, ...] = ()
+    #: The step and every kind.
+    changes: tuple[Change, ...] = ()
+    #: Run-to-run allowance that was asked for, as part of the step before.
+    allowance_ratio: float = RUN_TO_RUN_RATIO
+    #: Each run after the change is also one of those before it: their growth says nothing.
+    is_same: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """Worse if any condition is; not worse only if all are. A recording beside itself decides nothing."""
+        if self.refused:
+            return "not comparable"
+        if self.is_same:
+            return "inconclusive"
+        verdicts = {one.verdict for one in self.judged}
+        return "worse" if "worse" in verdicts else "inconclusive" if "inconclusive" in verdicts else "not worse"
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the verdict."""
+        return EXIT_CODES[self.verdict]
+
+
+def judge(
+    before: Side,
+    after: Side,
+    conditions: Sequence[Condition],
+    *,
+    allowed: Sequence[str] = (),
+    allowance_ratio: float = RUN_TO_RUN_RATIO,
+    by_turns: bool = False,
+) -> Gate:
+    """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
+
+    ``allowed``: fields of :data:`stashtrace.analysis.compare.job_identity.DECIDING` that may differ.
+    ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`.
+    """
+    differs = tuple(differences(before.facts, after.facts))
+    refused = tuple(
+        one for one in differs if one.is_known and one.field.name in DECIDING and one.field.name not in allowed
+    )
+    if refused:
+        return Gate(before, after, differs, refused, allowance_ratio=allowance_ratio)
+    kinds = dict.fromkeys([*kinds_of((before, after)), *(condition.kind for condition in conditions)])
+    changes = {
+        kind: change_of(before, after, kind, allowance_ratio=allowance_ratio, by_turns=by_turns) for kind in kinds
+    }
+    step_ns = changes[STEP].before_ns
+    # By turns, what slows the machine down slows both sides.
+    other = OtherWork() if by_turns else other_work(before, after)
+    run_ns = allowance_ratio * step_ns
+    judged = tuple(
+        _judge(before, after, condition, changes[condition.kind], step_ns, other, run_ns) for condition in conditions
+    )
+    is_same = same_recordings(before, after)
+    if is_same:
+        judged = tuple(replace(one, verdict="inconclusive", needs=NO_NEEDS, other_work=None) for one in judged)
+    return Gate(before, after, differs, (), judged, tuple(changes.values()), allowance_ratio, is_same)
+
+
+def other_work(before: Side, after: Side) -> OtherWork:
+    """Return what other work on the machine can have added to the step after.
+
+    Where a recording does not tell how much CPU time went to others, it may be all that waits for a CPU grew by.
+    """
+    if before.cpus is not None and after.cpus is not None:
+        return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
+    added_ns = 0.0
+    for old, new in ((before.cpu_wait_ns, after.cpu_wait_ns), (before.worker_wait_ns, after.worker_wait_ns)):
+        if old is not None and new is not None:
+            added_ns += new - old
+    return OtherWork(added_ns)
+
+
+def _judge(
+    before: Side, after: Side, condition: Condition, change: Change, step_ns: float, other: OtherWork, run_ns: float
+) -> Judged:
+    limit_ns = condition.percent / 100 * step_ns
+    rank, rank_ns = _rank_that_grew(before, after, condition.kind)
+    has_any = occurs((before, after), change.kind)
+    few = [side.fewest_steps for side in (before, after) if not side.tells_spread]
+    if not math.isfinite(change.steps_ns):  # several runs beside a single one, and one of them has a single step
+        few = few or [min(before.fewest_steps, after.fewest_steps)]
+    if few and has_any:
+        return Judged(condition, change, limit_ns, "inconclusive", NO_NEEDS, None, min(few), rank, rank_ns)
+    verdict: Verdict = "inconclusive"
+    if change.low_ns > limit_ns:
+        verdict = "worse"
+    elif change.high_ns <= limit_ns:
+        verdict = "not worse"
+    # Bounds of the growth without what other work can have added: they have to agree.
+    without = {
+        "worse": change.low_ns - other.added_ns > limit_ns,
+        "not worse": change.high_ns - other.added_ns <= limit_ns,
+    }
+    if has_any and not without.get(verdict, True):
+        needs = runs_without_other_work(before, after)
+        return Judged(condition, change, limit_ns, "inconclusive", needs, other, 0, rank, rank_ns)
+    needs = NO_NEEDS
+    if verdict == "inconclusive":
+        needs = needs_of(before, after, change, limit_ns, step_ns, run_ns)
+    return Judged(condition, change, limit_ns, verdict, needs, None, 0, rank, rank_ns)
+
+
+def _rank_that_grew(before: Side, after: Side, kind: str) -> tuple[int, float]:
+    """Return the rank whose mean grew most, and its growth."""
+    means: list[dict[int, float]] = []
+    for side in (before, after):
+        shared = set.intersection(*(set(run.ranks_ns) for run in side.runs))
+        means.append({r: sum(run.mean_of_rank(r, kind) for run in side.runs) / len(side.runs) for r in shared})
+    old, new = means
+    if set(old) != set(new) or len(old) < 2:
+        return -1, 0.0
+    growth = {rank: new[rank] - old[rank] for rank in sorted(new)}
+    most = max(growth, key=lambda rank: growth[rank])
+    return most, growth[most]

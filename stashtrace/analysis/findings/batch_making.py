@@ -1,0 +1,153 @@
+"""How the makers of batches spent their time. What would help is predicted by ``replay``, which keeps their order.
+
+    a batch made by one worker   [== on the CPU ==][ in the run queue ][ storage ][ network ][ asleep ][ blocked ]
+                                  cpu_ns            runqueue_ns         I/O rows              waits     the rest
+
+CPU and run-queue time come from the thread's own clocks, the other parts from rows of I/O and waits of the thread.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.steps.epochs import workers_count
+from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+#: Parts of the making of a batch; time that several could have goes to the first.
+PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
+DATA_KINDS = COLUMNS["data"]
+#: Page faults explain time without another cause if at least this share of it is in batches with faults.
+_FAULTS_RATIO = 0.5
+#: Other processes cause a run queue if they use more than this share of the CPUs.
+OTHERS_RATIO = 0.2
+#: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
+_STARVED_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How a rank's batches were made during its counted steps; times are means per batch."""
+
+    #: Rows of ``batches``, phase FETCH.
+    batches: Table
+    #: Workers at a time; 0 where the step thread makes its own batches.
+    workers: int
+    batch_ns: float
+    #: By ``PARTS``; they sum to ``batch_ns``. Empty where the thread's clocks are unknown.
+    parts_ns: dict[str, float]
+    #: Page faults per batch that waited for storage.
+    faults_count: float
+    #: Batches that a step consumes: several with gradient accumulation.
+    needs: float
+    #: The same mean for the batches of each worker.
+    by_worker_ns: dict[int, float] = field(default_factory=dict)
+    #: Of the batches.
+    median_ns: float = 0.0
+    longest_ns: float = 0.0
+
+
+def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
+    """Measure how a rank's batches were made; None if that was not recorded.
+
+    Batches of loaders for which the counted steps do not wait, such as validation, are left out. So are batches made
+    before the counted steps, when a cache was cold or workers had just begun.
+    """
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    batches = trace.batches.take(trace.batches["rank"] == rank)
+    made = batches.take(batches["phase_code"] == BatchPhase.FETCH)
+    if not len(made) or not len(own):
+        return None
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits.take(inside(waits["begin_ns"], own))
+    served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
+    made = served if len(served) else made
+    during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
+    made = during if len(during) else made
+    count, wall = len(made), made["end_ns"] - made["begin_ns"]
+    makers = GroupBy(made["worker_id"])
+    mean_ns = makers.sum(wall) / makers.sizes
+    faults = np.maximum(made["major_faults_count"], 0)
+    return Making(
+        made,
+        workers_count(made["worker_id"]),
+        float(wall.mean()),
+        _parts(trace, made),
+        float(faults.sum()) / count,
+        max(len(waits) / max(len(own), 1), 1.0),
+        {worker: ns for worker, ns in zip(makers.values.tolist(), mean_ns.tolist(), strict=True) if worker >= 0},
+        float(np.median(wall)),
+        float(wall.max()),
+    )
+
+
+def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
+    """Return which moments lie in the steps of one rank, which are sorted by begin."""
+    if not len(own):
+        return np.zeros(len(moments), dtype=bool)
+    at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
+    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)])
+    return inside_step
+
+
+def _parts(trace: Trace, made: Table) -> dict[str, float]:
+    """Return the mean time per batch by part; empty if the CPU time of a batch is unknown."""
+    if (made["cpu_ns"] < 0).any():
+        return {}
+    wall = made["end_ns"] - made["begin_ns"]
+    left = wall.astype(np.int64)
+    sums = dict.fromkeys(PARTS, 0.0)
+    # Clocks of threads are read a moment apart from the stamps of the batch, so a part is limited to the rest.
+    taken = {"cpu": made["cpu_ns"], "queue": np.maximum(made["runqueue_ns"], 0), **_times_by_rows(trace, made)}
+    for part, amount in taken.items():
+        of_batch = np.minimum(amount, left)
+        left = left - of_batch
+        sums[part] = float(of_batch.sum())
+    faulty = (made["major_faults_count"] > 0) | (made["block_inputs_count"] > 0)
+    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > _FAULTS_RATIO * left.sum() else 0
+    sums["page_faults"] = float(by_faults)
+    sums["unknown"] = float(left.sum() - by_faults)
+    return {part: ns / len(made) for part, ns in sums.items()}
+
+
+def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
+    """Return the time of each batch by rows of I/O and waits of its thread: storage, network, asleep, blocked."""
+    io, waits = trace.notable_io, trace.waits
+    flags, op = io["io_flags"], io["op_code"]
+    piped = (flags & (IoFlag.SOCKET | IoFlag.PIPE)) != 0
+    socket = ((flags & IoFlag.SOCKET) != 0) & (op == IoOp.RECV)
+    stored = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & ~piped
+    pipe = piped & ~socket & ((flags & IoFlag.BLOCKED) != 0)
+    polls = waits["wait_code"] == WaitOp.POLL
+    sources = (
+        ("storage", io, stored),
+        ("network", io, socket),
+        ("network", waits, polls),
+        ("asleep", waits, waits["wait_code"] == WaitOp.SLEEP),
+        ("gil", waits, waits["wait_code"] == WaitOp.GIL),
+        ("blocked", waits, ~polls & ~np.isin(waits["wait_code"], (WaitOp.SLEEP, WaitOp.GIL))),
+        ("blocked", io, pipe),
+    )
+    spent = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "gil", "blocked")}
+    by_track = RowsBy(made["track_id"])
+    for track in by_track.values.tolist():
+        rows = by_track.rows(track)
+        for name, table, chosen in sources:
+            mine = chosen & (table["track_id"] == track)
+            if mine.any():
+                time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
+                spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
+    return spent
+
+
+def is_starved(making: Making) -> bool:
+    """Return True if the makers wait for a CPU for most of the time, as the hand-over of their batches then does."""
+    return making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns

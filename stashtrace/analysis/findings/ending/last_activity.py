@@ -1,0 +1,166 @@
+"""What a rank did last when its records end, and what its step thread did since.
+
+A call is recorded when it returns, so one that never did is not in the records. What is known then: what ended before,
+what came next after that in the steps before, and whether the thread has run on a CPU since.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.analysis.findings.ending.newest_row import newest_ns
+from stashtrace.analysis.stalls.sampled_cpus import timed_samples
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.trace import Trace
+
+#: Less than this after the last record is nothing to speak of.
+_LEAST_NS = 500_000_000
+#: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
+STANDS_STILL = 0.05
+#: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
+_FACT = "stands_in"
+#: What comes next is said if it did so at least this often, in at least this share of the steps before.
+_SEEN, _MOSTLY = 3, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    begin_ns: int
+    end_ns: int
+    kind: str
+    name: str = ""
+
+
+def doing(trace: Trace, rank: int) -> list[Evidence]:
+    """Return evidence of what a rank was doing when its records end; empty if it left none but its operations."""
+    thread = step_track(trace, rank)
+    if thread is None:
+        return []
+    process, track = thread
+    acts = _activities(trace, track)
+    if not acts:
+        return []
+    last = max(acts, key=lambda act: act.end_ns)
+    end = newest_ns(trace)
+    rows = [Evidence("did_last", "phases", rank=rank, amount_ns=end - last.end_ns, kind=last.kind, name=last.name)]
+    if end - last.end_ns < _LEAST_NS:
+        return rows
+    follows = _what_follows(acts, last.kind)
+    if follows:
+        rows.append(Evidence("followed_by", "phases", rank=rank, kind=follows))
+    ran = ran_since(trace, process, track, last.end_ns)
+    if ran is None:
+        return rows
+    share, window_ns = ran
+    call, _, target = _stands_in(trace, process).partition(" ") if share <= STANDS_STILL else ("", "", "")
+    if call:
+        return [*rows, Evidence("stands_in", "metadata", rank=rank, amount_ns=window_ns, kind=call, name=target)]
+    return [*rows, Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns)]
+
+
+def _stands_in(trace: Trace, process: int) -> str:
+    """Return the system call that the main thread of a process stood in when last looked at; empty if it ran."""
+    facts = trace.metadata
+    rows = (facts["process_id"] == process) & (facts["key_code"] == trace.strings.find(_FACT))
+    return trace.text(int(facts["value_code"][rows][-1])) if rows.any() else ""
+
+
+def is_gone(trace: Trace, rank: int) -> bool:
+    """Whether the samples of a rank's process end clearly before those of the others: it had ended, or was stopped."""
+    newest, process = -1, set(trace.processes["process_id"][trace.processes["rank"] == rank].tolist())
+    last = -1
+    for (owner, _), at, _ in timed_samples(trace, "process_user_ns_total"):
+        newest = max(newest, int(at[-1]))
+        if owner in process:
+            last = max(last, int(at[-1]))
+    return 0 <= last < newest - _LEAST_NS
+
+
+def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
+    """Return process and track of the thread that drives a rank; else of the one that calls its collectives."""
+    try:
+        for thread in step_threads(trace):
+            if thread.rank == rank:
+                return thread.process_id, thread.track_id
+    except MissingDataError:
+        pass  # a job without a training loop: its collectives tell
+    rows = np.flatnonzero(trace.collectives["rank"] == rank)
+    if not len(rows):
+        return None
+    tracks, counts = np.unique(trace.collectives["track_id"][rows], return_counts=True)
+    return int(trace.collectives["process_id"][rows[0]]), int(tracks[counts.argmax()])
+
+
+def _activities(trace: Trace, track: int) -> list[_Activity]:
+    acts: list[_Activity] = []
+
+    def add(table: str, chosen: object, kind: object, name: object = None) -> None:
+        rows = trace.table(table)
+        picked = np.flatnonzero(np.asarray(rows["track_id"] == track) & np.asarray(chosen))
+        ends = "return_ns" if table == "collectives" else "end_ns"
+        begins = "call_ns" if table == "collectives" else "begin_ns"
+        for row in picked.tolist():
+            begin, end = int(rows[begins][row]), int(rows[ends][row])
+            label = kind(row) if callable(kind) else str(kind)
+            acts.append(_Activity(begin, max(begin, end), label, name(row) if callable(name) else ""))
+
+    phases, batches, spans = trace.phases, trace.batches, trace.spans
+    add("phases", np.ones(len(phases), dtype=bool), lambda row: Phase(int(phases["phase_code"][row])).name.lower())
+    add("batches", batches["phase_code"] == BatchPhase.WAIT, "batch_wait")
+    calls = trace.collectives
+    add("collectives", calls["return_ns"] >= 0, lambda row: CollectiveOp(int(calls["op_code"][row])).name.lower())
+    user = spans["kind_code"] == SpanKind.USER
+    add("spans", user, "annotation", lambda row: trace.text(int(spans["name_code"][row])))
+    waits = trace.waits
+    add("waits", np.ones(len(waits), dtype=bool), lambda row: WaitOp(int(waits["wait_code"][row])).name.lower())
+    acts += _last_io(trace, track)
+    return acts
+
+
+def _last_io(trace: Trace, track: int) -> list[_Activity]:
+    """Return the last I/O call of a thread."""
+    best: _Activity | None = None
+    for io in trace.io_pieces():
+        rows = np.flatnonzero(io["track_id"] == track)
+        if not len(rows):
+            continue
+        row = int(rows[io["end_ns"][rows].argmax()])
+        end = int(io["end_ns"][row])
+        if best is None or end > best.end_ns:
+            path = trace.text(int(io["path_code"][row]))
+            best = _Activity(int(io["begin_ns"][row]), end, IoOp(int(io["op_code"][row])).name.lower(), path)
+    return [best] if best is not None else []
+
+
+def _what_follows(acts: list[_Activity], kind: str) -> str:
+    """Return what mostly began next after a kind of activity ended, in the steps before; empty if that varies."""
+    ordered = sorted(acts, key=lambda act: (act.begin_ns, -act.end_ns))
+    ends = [at for at, act in enumerate(ordered) if act.kind == kind]
+    next_kinds: list[str] = []
+    for at in ends[:-1]:
+        after = next((act for act in ordered[at + 1 :] if act.begin_ns >= ordered[at].end_ns), None)
+        if after is not None:
+            next_kinds.append(after.kind)
+    if len(next_kinds) < _SEEN:
+        return ""
+    kinds, counts = np.unique(next_kinds, return_counts=True)
+    return str(kinds[counts.argmax()]) if counts.max() >= _MOSTLY * len(next_kinds) else ""
+
+
+def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[float, int] | None:
+    """Return the share of the time since a moment that a thread ran or waited for a CPU, and how long that is."""
+    native = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
+    spent, window = 0.0, 0
+    for name in ("thread_run_ns_total", "thread_runqueue_ns_total"):
+        for key, at, values in timed_samples(trace, name):
+            rows = np.flatnonzero(at >= since_ns)
+            if key == (process, native) and len(rows) > 1:
+                spent += float(values[rows[-1]] - values[rows[0]])
+                window = max(window, int(at[rows[-1]] - at[rows[0]]))
+    return (min(spent / window, 1.0), window) if window > 0 else None

@@ -1,0 +1,178 @@
+"""Calls, files and phases that take more time in the changed steps than in the others."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.steps import host_steps
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.file_calls import as_one_database
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+Bools = npt.NDArray[np.bool_]
+#: What is behind a change takes at least this part of it.
+_PART = 0.5
+Cause = tuple[str, str, float]
+NOTHING: Cause = ("", "", -1.0)
+
+
+def behind(trace: Trace, rank: int, kind: str, steps: Table, parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
+    """Return kind, name and time of what is behind a change of a rank's time; empty and -1 if nothing recorded is.
+
+    ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order. ``parts``: which of them
+    are changed, and which are as usual. ``delta_ns``: by how much longer that time is in a changed step.
+    """
+    if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
+        return NOTHING
+    windows = _host_windows(trace, rank, steps)
+    best = NOTHING
+    if COLUMN_OF.get(kind) == "data" and (trace.batches["rank"] == rank).any():
+        ways = _of_batches(trace, rank, steps, windows)
+    else:
+        ways = _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
+    for name, found in ways:
+        for label, spent in found:
+            more = float(spent[parts[0]].mean() - spent[parts[1]].mean())
+            if more >= _PART * delta_ns and more > best[2]:
+                best = (name, label, more)
+        if best[0]:  # what comes first says most
+            # A call, or the making of a batch, may be longer than the part of it that is of this kind of time.
+            return best[0], best[1], min(best[2], delta_ns)
+    return best
+
+
+def _time_of(trace: Trace, rank: int, kind: str) -> TimeSet | None:
+    """Return when a rank's thread spends a kind of time; None if its host is elsewhere then, or for several kinds."""
+    index = TraceIndex(trace)
+    for thread in step_threads(trace):
+        if thread.rank == rank and kind in COLUMN_OF:
+            layers = rank_layers(index, thread)
+            if layers.method == "host" and not layers.segments:
+                return layers.time_of(StallKind[kind.upper()])
+    return None
+
+
+def _host_windows(trace: Trace, rank: int, steps: Table) -> tuple[Int64, Int64]:
+    if not (steps["clock_code"] != 0).any():
+        return steps["begin_ns"], steps["end_ns"]
+    host = host_steps(trace)
+    own = host.take((host["rank"] == rank) & np.isin(host["step"], steps["step"])).sort_by("step")
+    return own["begin_ns"], own["end_ns"]
+
+
+def _per_step(
+    begin: Int64, end: Int64, windows: tuple[Int64, Int64], time: TimeSet | None = None
+) -> npt.NDArray[np.float64]:
+    """Sum intervals, or the part of them that lies in a time, by the step in which they begin."""
+    at = window_at(begin, *windows)
+    inside = at >= 0
+    until = np.minimum(end, windows[1][at])[inside]
+    spent = until - begin[inside] if time is None else time.within(begin[inside], until)
+    return np.bincount(at[inside], spent, len(windows[0])).astype(np.float64)
+
+
+def _rows_per_step(
+    rows: Table, chosen: Bools, windows: tuple[Int64, Int64], time: TimeSet | None
+) -> npt.NDArray[np.float64]:
+    return _per_step(rows["begin_ns"][chosen], rows["end_ns"][chosen], windows, time)
+
+
+def _by_name(
+    rows: Table, codes: Int64, windows: tuple[Int64, Int64], trace: Trace, time: TimeSet | None
+) -> list[tuple[str, npt.NDArray[np.float64]]]:
+    found = []
+    for code, own in GroupBy(codes).items():
+        found.append((trace.text(int(code)), _per_step(rows["begin_ns"][own], rows["end_ns"][own], windows, time)))
+    return found
+
+
+Ways = Iterator[tuple[str, list[tuple[str, npt.NDArray[np.float64]]]]]
+
+
+def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64], time: TimeSet | None) -> Ways:
+    """Give what the step thread did, the part of it within a time, the most telling first."""
+    track = int(steps["track_id"][0])
+    spans, phases, waits = trace.spans, trace.phases, trace.waits
+    mine = spans.take(spans["track_id"] == track)
+    collections = mine.take(mine["kind_code"] == SpanKind.GC)
+    yield "gc", [("", _per_step(collections["begin_ns"], collections["end_ns"], windows, time))]
+    own = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
+    saves = own.take(own["phase_code"] == Phase.CHECKPOINT)
+    yield "checkpoint", [("", _per_step(saves["begin_ns"], saves["end_ns"], windows, time))]
+    user = mine.take(mine["kind_code"] == SpanKind.USER)
+    yield "annotation", _by_name(user, user["name_code"], windows, trace, time)
+    yield "file", _files(trace, np.array([track]), windows, time=time)
+    blocked = waits.take(waits["track_id"] == track)
+    ops = {op.name.lower(): blocked["wait_code"] == op for op in WaitOp}
+    yield "wait", [(name, _rows_per_step(blocked, chosen, windows, time)) for name, chosen in ops.items()]
+    parts = {part.name.lower(): own["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+    yield "phase", [(name, _rows_per_step(own, chosen, windows, time)) for name, chosen in parts.items()]
+
+
+def _files(
+    trace: Trace,
+    tracks: Int64,
+    windows: tuple[Int64, Int64],
+    chosen: Table | None = None,
+    time: TimeSet | None = None,
+) -> list[tuple[str, npt.NDArray[np.float64]]]:
+    """Return the time in calls on each file by step; with ``chosen``, by the step that waits for the batch."""
+    sums: dict[int, npt.NDArray[np.float64]] = {}
+    for io in trace.io_pieces():
+        rows = io.take(np.isin(io["track_id"], tracks))
+        for code, own in GroupBy(as_one_database(trace, rows["path_code"])).items():
+            begin, end = rows["begin_ns"][own].astype(np.int64), rows["end_ns"][own].astype(np.int64)
+            if chosen is not None:
+                spent = _within_fetches(begin, end, rows["track_id"][own], chosen, len(windows[0]))
+            else:
+                spent = _per_step(begin, end, windows, time)
+            sums[int(code)] = sums.get(int(code), 0.0) + spent
+    return [(trace.text(code), spent) for code, spent in sums.items() if trace.text(code)]
+
+
+def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64]) -> Ways:
+    """Give what made the batches that each step waited for: files, then the worker."""
+    batches = trace.batches.take(trace.batches["rank"] == rank)
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    at = window_at(waits["begin_ns"], *windows)
+    waits, at = waits.take(at >= 0), at[at >= 0]
+    fetches = batches.take(batches["phase_code"] == BatchPhase.FETCH)
+    served = GroupBy(waits["loader_id"], waits["batch_index"])
+    row = served.find(fetches["loader_id"], fetches["batch_index"])
+    fetches, row = fetches.take(row >= 0), row[row >= 0]
+    step = at[served.first[row]]
+    made = fetches.replace(batch_index=step)  # from here on the step that waits for it
+    yield "file", _files(trace, np.unique(made["track_id"]), windows, made)
+    length, workers = (made["end_ns"] - made["begin_ns"]).astype(np.float64), GroupBy(made["worker_id"])
+    if len(workers) > 1:
+        yield (
+            "worker",
+            [
+                (str(worker), np.bincount(step[own], length[own], len(windows[0])).astype(np.float64))
+                for worker, own in workers.items()
+                if worker >= 0
+            ],
+        )
+
+
+def _within_fetches(begin: Int64, end: Int64, tracks: Int64, made: Table, steps_count: int) -> npt.NDArray[np.float64]:
+    """Sum calls by the step that waits for the batch during whose making they began."""
+    out = np.zeros(steps_count)
+    for track in np.unique(tracks).tolist():
+        own = made.take(made["track_id"] == track).sort_by("begin_ns")
+        mine = tracks == track
+        at = window_at(begin[mine], own["begin_ns"], own["end_ns"])
+        inside = at >= 0
+        out += np.bincount(own["batch_index"][at[inside]], (end - begin)[mine][inside], steps_count)
+    return out

@@ -1,0 +1,275 @@
+"""Nodes of batches that workers make, their edges to the thread that takes them, and when that starts workers."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
+from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
+from stashtrace.analysis.stalls.batch_waits import BatchWaits
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, StallKind
+from stashtrace.schema.table import Table
+
+#: A worker that was idle for longer than this before a batch had not been asked for it.
+_IDLE_NS = 50_000
+#: A worker that held a batch back hands it over this soon after it has made the next one.
+_HELD_NS = 1_000_000
+#: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
+#: batches.
+_WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
+#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+_PREFETCH = 2
+#: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
+_ASKED_NS = 5_000_000
+
+
+def made_by_workers(loads: BatchWaits, thread: StepThread) -> npt.NDArray[np.bool_]:
+    """Return which waits of a thread are for batches that another process made."""
+    made = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
+    return np.asarray(made)
+
+
+def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
+    """Return when the thread had each batch: from then on it was no longer blocked, but unpacked the batch.
+
+    A worker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
+    work of the thread. Where it is not known how long the thread ran, all time after the making counts as its work.
+    """
+    had = loads.end - loads.ran_ns
+    blocked = had - np.maximum(loads.made_ns, loads.begin)
+    late = handed & (loads.ran_ns > 0) & (blocked > _IDLE_NS)
+    awaited = loads.begin <= loads.made_ns
+    after = had - _next_made_ns(index, loads.made_by, loads.made_ns)
+    held = (blocked > _HELD_NS) & (after >= 0) & (after <= _HELD_NS)
+    return np.where(late & (awaited | held), had, loads.made_ns)
+
+
+def _next_made_ns(index: TraceIndex, process: Int64, made_ns: Int64) -> Int64:
+    """Return when the same process had made its next batch, ``NEVER`` if it made none."""
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    next_ns = np.full(len(process), NEVER, dtype=np.int64)
+    for maker in np.unique(process[process >= 0]).tolist():
+        mine = process == maker
+        ends = np.sort(fetches["end_ns"][index.fetches_by_process.rows(maker)])
+        next_ns[mine] = np.append(ends, NEVER)[np.searchsorted(ends, made_ns[mine], side="right")]
+    return next_ns
+
+
+def add_batches(
+    index: TraceIndex,
+    thread: StepThread,
+    nodes: ThreadNodes,
+    loads: BatchWaits,
+    had_ns: Int64,
+    life: TimeSet,
+    parts: Parts,
+) -> None:
+    """Add the batches that workers make.
+
+    A worker makes one after the other, each after it was asked for. The thread takes what is made.
+    """
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    made = index.fetches.rows(thread.rank)
+    begin, end = fetches["begin_ns"][made], fetches["end_ns"][made]
+    # A batch that ended before it began has damaged times, and no length.
+    made = made[(fetches["process_id"][made] != thread.process_id) & (end > life.begin[0]) & (end >= begin)]
+    if not len(made):
+        return
+    order = made[np.lexsort((fetches["begin_ns"][made], fetches["process_id"][made]))]
+    begin, end, process = (fetches[name][order] for name in ("begin_ns", "end_ns", "process_id"))
+    same = np.concatenate([[False], process[1:] == process[:-1]])
+    before = np.concatenate([[0], end[:-1]])
+    fetch_ns = np.zeros(len(order), dtype=np.int64)
+    for worker in np.unique(process).tolist():
+        io, own = index.io, index.io_by_process.rows(worker)
+        storage = own[io.is_storage[own]]
+        mine = process == worker
+        fetch_ns[mine] = TimeSet.of(io.begin[storage], io.end[storage]).within(begin[mine], end[mine])
+    batches = parts.add(
+        len(order),
+        rank=thread.rank,
+        resource=Resource.WORKER,
+        kind=StallKind.PREP,
+        process_id=process,
+        begin_ns=begin,
+        end_ns=end,
+        fetch_ns=fetch_ns,
+        row=order,
+    )
+    idle = _idle_before(index, process, before, begin, same)
+    waits = index.batches_of_phase(BatchPhase.WAIT)
+    mine = index.batch_waits.rows(thread.track_id)
+    mine = mine[waits["batch_index"][mine] >= 0]
+    loaders = []
+    asked_ns = np.full(len(order), NEVER, dtype=np.int64)
+    for loader_id in np.unique(fetches["loader_id"][order]).tolist():
+        chosen = np.flatnonzero(fetches["loader_id"][order] == loader_id)
+        takes = waits.take(mine[waits["loader_id"][mine] == loader_id]).sort_by("begin_ns")
+        if not len(takes):
+            continue
+        at = np.searchsorted(loads.begin, takes["begin_ns"])
+        known = np.append(loads.begin, -1)[at] == takes["begin_ns"]
+        had = np.where(known, np.append(had_ns, NEVER)[at], NEVER)
+        loader = _Loader.of(chosen, fetches.take(order[chosen]), takes, idle[chosen], had)
+        loaders.append(loader)
+        asked_ns[chosen] = np.where(loader.asked >= 0, takes["end_ns"][loader.asked], NEVER)
+    # A worker that was asked before it was free did not wait: reading an index that is there takes its time as well.
+    idle = np.where(asked_ns < before, 0, idle)
+    # What a worker waits for between two passes is not recorded.
+    idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
+    parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
+    for loader in loaders:
+        _take(nodes, batches[loader.rows], loader, parts)
+        _ask(nodes, batches[loader.rows], loader, idle[loader.rows], ~same[loader.rows], parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Batches that the workers of one iterator made, and the waits of the thread that took them."""
+
+    #: Indices of the batches among those of the rank.
+    rows: Int64
+    #: Of each batch.
+    number: Int64
+    begin: Int64
+    end: Int64
+    #: Waits of the thread in order.
+    takes: Table
+    #: When the thread had the batch of each wait.
+    had: Int64
+    #: Batch that each wait got: the last one of its number that had begun by then; -1 if unknown.
+    made: Int64
+    #: Wait after which the worker of each batch was asked for it, -1 if there is none.
+    asked: Int64
+
+    @classmethod
+    def of(cls, rows: Int64, fetches: Table, takes: Table, idle: Int64, had: Int64) -> _Loader:
+        number, begin, end = (fetches[name] for name in ("batch_index", "begin_ns", "end_ns"))
+        made = _latest(takes["batch_index"], takes["end_ns"], number, begin)
+        # A batch is asked for when the one ``distance`` before it arrives: no worker is ever further ahead.
+        arrived = np.maximum(takes["begin_ns"], np.where(made >= 0, end[made], takes["begin_ns"]))
+        highest = np.maximum.accumulate(takes["batch_index"])
+        before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
+        ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
+        distance = max(int(ahead.max()), 1)
+        if np.mean(idle > np.maximum(_WAITED_NS, (end - begin) // 10)) < _OFTEN_RATIO:
+            # Workers that never wait may be allowed to be further ahead than they were.
+            distance = max(distance, len(np.unique(fetches["process_id"])) * _PREFETCH)
+        asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
+        return cls(rows, number, begin, end, takes, had, made, asked)
+
+
+def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: npt.NDArray[np.bool_]) -> Int64:
+    """Return how long each worker waited for the index of a batch since the batch before."""
+    table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
+    idle = np.zeros(len(begin), dtype=np.int64)
+    for worker in np.unique(process).tolist():
+        own = table["process_id"] == worker
+        mine = np.flatnonzero((process == worker) & same)
+        if not own.any():  # its waits were not recorded: it was idle for as long as it made nothing
+            idle[mine] = np.maximum(begin[mine] - before[mine], 0)
+            continue
+        time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
+        idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
+    return idle
+
+
+def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> None:
+    """The thread goes on with a batch when that is made."""
+    made = loader.made
+    had = np.where(loader.had < NEVER, np.maximum(loader.had, loader.end[made]), loader.end[made])
+    goes_on, _ = nodes.next_begun(np.maximum(loader.takes["begin_ns"], had))
+    parts.edge(np.where(made >= 0, batches[made], -1), goes_on, EdgeKind.BATCH, had - loader.end[made])
+
+
+def _ask(
+    nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: npt.NDArray[np.bool_], parts: Parts
+) -> None:
+    """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
+    begin, asked = loader.begin, loader.asked
+    waiting = (idle > _IDLE_NS) | (started & (asked < 0))
+    # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
+    moment = np.where(asked >= 0, loader.takes["end_ns"][asked], begin)
+    moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
+    before, ended_ns = nodes.last_ended(moment)
+    # The index goes out before the taken batch is handed to the loop: the lag may be negative.
+    lag = np.where(waiting, begin - ended_ns, 0)
+    parts.edge(np.where(waiting | (asked >= 0), before, -1), batches, EdgeKind.PREFETCH, lag)
+
+
+def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int64:
+    """Return the last row of ``numbers`` with each number whose moment is not after ``until``, -1 if there is none."""
+    order = np.lexsort((moments, numbers))
+    low, high = (np.searchsorted(numbers[order], number, side=side) for side in ("left", "right"))
+    latest = np.full(len(number), -1, dtype=np.int64)
+    for back in range(int((high - low).max(initial=0))):  # as often as there were passes over the data
+        at = high - 1 - back
+        row = order[np.maximum(at, 0)]
+        fits = (latest < 0) & (at >= low) & (moments[row] <= until)
+        latest[fits] = row[fits]
+    return latest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarts:
+    """Disjoint times of a step thread in order, each with the iterator whose workers it starts or sees end.
+
+    | workers of the last pass end | iterator made: workers start | indices go out | wait for the first batch
+      ============================                   ============ '--- persistent workers do this as well
+    """
+
+    begin_ns: Int64
+    end_ns: Int64
+    loader_id: Int64
+
+    @classmethod
+    def of(cls, index: TraceIndex, thread: StepThread) -> WorkerStarts:
+        """Find the times: until the last worker has begun while an iterator is made, and until all have ended."""
+        waits, mine = index.batches_of_phase(BatchPhase.WAIT), index.batch_waits.rows(thread.track_id)
+        makes = waits.take(mine[waits["batch_index"][mine] < 0])
+        loaders, started_ns = _last_starts(index, thread)
+        at = GroupBy(loaders).find(makes["loader_id"]) if len(loaders) else np.full(len(makes), -1)
+        until_ns = np.append(started_ns, -NEVER)[at]
+        # Workers that begin while the iterator is made are its own; a process may note its begin later than that.
+        chosen = (until_ns > makes["begin_ns"]) & (
+            makes["begin_ns"] < np.append(_first_batch_ns(index, loaders), 0)[at]
+        )
+        ends = index.batches_of_phase(BatchPhase.WORKERS_END)
+        ends = ends.take(ends["track_id"] == thread.track_id)
+        begin = np.concatenate([makes["begin_ns"][chosen], ends["begin_ns"]])
+        end = np.concatenate([np.minimum(makes["end_ns"], until_ns)[chosen], ends["end_ns"]])
+        loader = np.concatenate([makes["loader_id"][chosen], ends["loader_id"]])
+        some = np.flatnonzero(end > begin)
+        order = some[np.argsort(begin[some], kind="stable")]
+        return cls(begin[order], end[order], loader[order])
+
+    def at(self, moments: Int64) -> Int64:
+        """Return the place of the time that each moment lies in, -1 if it lies in none."""
+        at = np.searchsorted(self.begin_ns, moments, side="right") - 1
+        return np.where((at >= 0) & (moments < np.append(self.end_ns, -1)[at]), at, -1)
+
+
+def _last_starts(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
+    """Return the iterators whose batches other processes made for a thread, and when the last of these began."""
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    rows = rows[fetches["process_id"][rows] != thread.process_id]
+    processes = index.trace.processes
+    begun = GroupBy(processes["process_id"])
+    made_by = begun.find(fetches["process_id"][rows])
+    loaders = GroupBy(fetches["loader_id"][rows])
+    began_ns = np.append(processes["begin_ns"][begun.last], -NEVER)[made_by]
+    return loaders.values, loaders.max(began_ns)
+
+
+def _first_batch_ns(index: TraceIndex, loaders: Int64) -> Int64:
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    groups = GroupBy(fetches["loader_id"])
+    return groups.min(fetches["begin_ns"])[groups.find(loaders)]

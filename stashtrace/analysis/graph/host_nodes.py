@@ -1,0 +1,122 @@
+"""Nodes of a rank that its host attributes: what its step thread did is a node, what it waited for is an edge."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.graph.batch_nodes import WorkerStarts, add_batches, arrived_ns, made_by_workers
+from stashtrace.analysis.graph.checkpoint_nodes import Saves
+from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
+from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES, Transfers
+from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.batch_waits import batch_waits
+from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.collective_blocking import Blocked, blocked_on_collectives
+from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.table import Table
+
+#: Kinds of time in which a thread may wait for a save in the background.
+_UNEXPLAINED = (StallKind.CHECKPOINT, StallKind.OTHER)
+#: On a busy machine a thread may go on before the backend notes the end of an operation, by this much.
+_TOGETHER_NS = 1_000_000
+
+
+def add_rank(
+    index: TraceIndex, thread: StepThread, steps: Table, life: TimeSet, transfers: Transfers, parts: Parts
+) -> None:
+    """Add the nodes of a rank's step thread and workers in its life, and their edges.
+
+    A rank that only serves others has no steps.
+    """
+    loads = batch_waits(index, thread)
+    blocked = blocked_on_collectives(index, thread, loads.time)
+    handed = made_by_workers(loads, thread)
+
+    painted = Painted.of(rank_layers(index, thread).layers)
+    known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
+    waits = painted.time_of(IN_COLLECTIVES) & TimeSet.of(blocked.begin[known], blocked.end[known])
+    had = arrived_ns(index, loads, handed)
+    waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
+    explained = painted.time_of([kind for kind in StallKind if kind not in _UNEXPLAINED])
+    saves = Saves.of(index, thread, life, explained)
+    waits = waits | saves.waits
+
+    rows = index.collectives.rows(thread.process_id)
+    calls = index.entered_ns[rows]
+    phases = outer_phase_rows(index, thread)
+    points = [
+        calls,
+        steps["end_ns"],
+        loads.begin,
+        loads.end,
+        np.clip(had, loads.begin, loads.end),
+        WorkerStarts.of(index, thread).end_ns,
+        *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
+        saves.moments_ns,
+    ]
+    cells = Cells.of(life - waits, painted, np.concatenate(points), calls)
+    if not len(cells):  # by damaged times the thread did nothing but wait
+        return
+    nodes = cells.add_to(
+        parts,
+        rank=thread.rank,
+        step=step_of(steps, cells.begin),
+        resource=Resource.STEP_THREAD,
+        kind=painted.kind_at(cells.begin, StallKind.OTHER),
+        process_id=thread.process_id,
+    )
+    # Each transfer begins after the work that came before its call.
+    before, ended_ns = nodes.last_ended(calls)
+    parts.edge(before, transfers.node[rows], EdgeKind.MEMBER, calls - ended_ns)
+    _release(index, thread, nodes, blocked, transfers, parts)
+    add_batches(index, thread, nodes, loads, had, life, parts)
+    saves.add(thread, parts, nodes)
+    if len(steps):
+        last, ended_ns = nodes.last_ended(steps["end_ns"])
+        parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
+
+
+def _release(
+    index: TraceIndex, thread: StepThread, nodes: ThreadNodes, blocked: Blocked, transfers: Transfers, parts: Parts
+) -> None:
+    """After a wait the thread goes on when the transfer has ended, plus what this member took longer."""
+    known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
+    _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
+    waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
+    own = index.collectives.rows(thread.process_id)
+    if not len(own):
+        return
+    keys = index.trace.collectives["collective_key"][own]
+    order = np.argsort(keys, kind="stable")
+    wanted = waits["collective_key"][mine]
+    at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    asked = keys[at] == wanted
+    asked_for = waits["begin_ns"][mine[asked]], waits["end_ns"][mine[asked]]
+    _let_go(index, nodes, asked_for, int64(own[at[asked]]), transfers, parts)
+
+
+def _let_go(
+    index: TraceIndex,
+    nodes: ThreadNodes,
+    waits: tuple[Int64, Int64],
+    rows: Int64,
+    transfers: Transfers,
+    parts: Parts,
+) -> None:
+    wait_begin, wait_end = waits
+    goes_on, begin_ns = nodes.next_begun(wait_end)
+    later = begin_ns - transfers.end_ns[rows]
+    # A thread that goes on while the operation is in flight did not wait for its end. What a member goes on later than
+    # its own part of the operation has ended is nobody's doing.
+    lag = np.minimum(later, np.maximum(transfers.own_end_ns[rows] - transfers.end_ns[rows], 0))
+    # The end of a send or a receive is seen when the thread asks for it: who asks late did not wait till then.
+    asked_ns = np.maximum(wait_end - np.maximum(wait_begin, transfers.end_ns[rows]), 0)
+    to_one_rank = np.isin(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)
+    waited = (later >= -_TOGETHER_NS) & (wait_end > nodes.begin_ns[0])
+    parts.edge(np.where(waited, transfers.node[rows], -1), goes_on, EdgeKind.RELEASE, lag)

@@ -1,0 +1,370 @@
+"""Rows of the big tables by thread and process, grouped once for all ranks; and the types of layers."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
+from stashtrace.analysis.collectives.matching import Matched, match
+from stashtrace.analysis.collectives.shares import NetworkCuts, network_cuts
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.steps.steps import host_steps, steps
+from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.groupby import RowsBy
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import FILE_CUT, Trace
+
+Result = TypeVar("Result")
+
+READ_OPS = (
+    IoOp.READ,
+    IoOp.PREAD,
+    IoOp.READV,
+    IoOp.PREADV,
+    IoOp.FREAD,
+    IoOp.OPEN,
+    IoOp.FOPEN,
+    IoOp.STAT,
+    IoOp.READDIR,
+    IoOp.MMAP,
+    IoOp.SENDFILE,
+)
+IO_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
+_NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Time of one kind, unless an earlier layer of the rank covers it.
+
+    ``alternatives`` are the kinds it may have instead: they lower ``low_ns`` of this kind and raise
+    ``high_ns`` of those.
+    """
+
+    kind: StallKind
+    time: TimeSet
+    alternatives: tuple[StallKind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledIntervals:
+    """Sorted, disjoint intervals with a number each."""
+
+    begin: Int64
+    end: Int64
+    tag: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayers:
+    """Layers that one method makes for one rank, in order: the first one that covers an instant has it."""
+
+    #: ``host``, ``brackets`` or ``kernels``.
+    method: str
+    #: Together they cover the life of the rank; time without a layer is ``other``.
+    layers: list[Layer]
+    #: Straggler time with the awaited rank.
+    late: LabelledIntervals
+    #: Where another method than ``method`` made the layers.
+    segments: tuple[tuple[str, TimeSet], ...] = ()
+    #: Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
+    #: was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
+    #: had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next work).
+    beside: dict[str, TimeSet] = field(default_factory=dict)
+
+    def painted(self) -> LabelledIntervals:
+        """Return the time of the rank, cut by layers; the tag is the place of the layer."""
+        return LabelledIntervals(*intervals.paint([(layer.time.begin, layer.time.end) for layer in self.layers]))
+
+    def painted_kinds(self) -> LabelledIntervals:
+        """Return the time of the rank by kind; the tag is a number of :class:`StallKind`."""
+        time = self.painted()
+        return LabelledIntervals(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
+
+    def time_of(self, *kinds: StallKind) -> TimeSet:
+        """Return the time that the budget gives to some kinds."""
+        time = self.painted_kinds()
+        chosen = np.isin(time.tag, kinds)
+        return TimeSet.of(time.begin[chosen], time.end[chosen])
+
+    def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
+        """Return the method at each moment."""
+        out = np.full(len(moments), self.method, dtype="U16")
+        for method, time in self.segments:
+            out[time.within(moments, moments + 1) > 0] = method
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class IoRows:
+    """Calls during which the thread was blocked, and receives, of all threads."""
+
+    begin: Int64
+    end: Int64
+    track: npt.NDArray[np.int32]
+    path: npt.NDArray[np.int32]
+    result: Int64
+    is_storage: np.ndarray
+    is_read: np.ndarray
+    is_receive: np.ndarray
+    is_blocked: np.ndarray
+    flags: np.ndarray
+    is_open: np.ndarray
+
+
+def blocked_by_guess(trace: Trace) -> frozenset[int]:
+    """Return the processes whose importer flagged calls as blocked because of their duration."""
+    facts = trace.metadata
+    key, value = (trace.strings.find(text) for text in ("io_blocked_from", "duration"))
+    return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
+
+
+def cut_processes(trace: Trace) -> frozenset[int]:
+    """Return the processes whose recording ends early, so that any of the work of their devices may be missing."""
+    losses = trace.losses
+    return frozenset(losses["process_id"][losses["name_code"] == trace.strings.find(FILE_CUT)].tolist()) - {-1}
+
+
+def _rows_by(table: str, column: str) -> cached_property[RowsBy]:
+    """Return a property: rows of a table of the index's trace, grouped by one of its columns on first use."""
+    return cached_property(lambda index: RowsBy(getattr(index.trace, table)[column]))
+
+
+#: Sort columns of collectives: rows that are equal in these are equal in all columns that the attribution reads.
+_COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns", "op_code", "peer_rank", "return_ns")
+
+
+class TraceIndex:
+    """Groupings of one trace, and results that several analyses need; each is made on first use.
+
+    They are kept with the trace: all indexes of a trace share them, so making another index costs nothing.
+    ``origin`` is the trace as it was given.
+    """
+
+    __slots__ = ("__dict__", "origin")
+
+    def __init__(self, trace: Trace) -> None:
+        # A cached property keeps its value in ``__dict__``. That of all indexes is the trace's own, and ``origin`` is
+        # not in it: a trace that refers to itself would hold its memory until the next collection of garbage.
+        self.__dict__ = trace.kept
+        self.origin = trace
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace with its collectives in an order of their own content: no result depends on the order of rows."""
+        collectives = self.origin.collectives
+        return self.origin.replace(collectives=collectives.sort_by(*_COLLECTIVE_ORDER))
+
+    def has_fact(self, key: str, process_id: int) -> bool:
+        """Return True if an importer recorded a fact of this name about a process."""
+        facts = self.trace.metadata
+        named = facts["key_code"] == self.trace.strings.find(key)
+        return bool((named & (facts["process_id"] == process_id)).any())
+
+    @cached_property
+    def cut_processes(self) -> frozenset[int]:
+        """As the function of this name."""
+        return cut_processes(self.trace)
+
+    @cached_property
+    def matched(self) -> Matched:
+        """Collectives matched across ranks."""
+        return match(self.trace)
+
+    @cached_property
+    def on_devices(self) -> DeviceCollectives:
+        """Collectives matched across ranks on the devices' clocks."""
+        return on_devices(self.trace)
+
+    @cached_property
+    def timed_on_device(self) -> npt.NDArray[np.bool_]:
+        """Mask of the collectives with device times."""
+        table = self.trace.collectives
+        if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):
+            return self.on_devices.timed
+        return np.zeros(len(table), dtype=bool)
+
+    @cached_property
+    def in_flight(self) -> Matched:
+        """Collectives with device times where known, else as ``matched``: for a host that waits for its device."""
+        return self.on_devices.over(self.matched) if self.timed_on_device.any() else self.matched
+
+    @cached_property
+    def entered_ns(self) -> Int64:
+        """When each collective began to be in flight: on its device, else its call."""
+        called, timed = self.trace.collectives["call_ns"], self.timed_on_device
+        return int64(np.where(timed, self.on_devices.enter_ns, called)) if timed.any() else called
+
+    @cached_property
+    def network_cuts(self) -> NetworkCuts:
+        """Where the network's part of transfers over hosts and inside them ends."""
+        matched, timed = self.in_flight, self.timed_on_device
+        network = self.on_devices.network_ns if timed.any() else np.full(len(timed), -1, dtype=np.int64)
+        enter = np.maximum(matched.last_enter_ns, self.entered_ns)
+        return network_cuts(self.trace, matched.link, enter, matched.end_ns, network)
+
+    @property
+    def steps(self) -> Table:
+        """Steps of all ranks."""
+        return steps(self.origin)
+
+    @cached_property
+    def host_steps(self) -> Table:
+        """Steps of all ranks as the training loops ran through them, on their hosts' clocks."""
+        return host_steps(self.origin)
+
+    @cached_property
+    def steps_by_rank(self) -> RowsBy:
+        """Rows of ``steps`` by rank."""
+        return RowsBy(self.steps["rank"])
+
+    def steps_of(self, rank: int) -> Table:
+        """Steps of one rank."""
+        return self.steps.take(self.steps_by_rank.rows(rank))
+
+    @cached_property
+    def ranks_on_device(self) -> frozenset[int]:
+        """Ranks whose steps are on the clock of a device."""
+        return frozenset(np.unique(self.steps["rank"][self.steps["clock_code"] != 0]).tolist())
+
+    @cached_property
+    def of_threads(self) -> dict[tuple[str, StepThread], Any]:
+        """Results for single threads; see :func:`kept_per_thread`."""
+        return {}
+
+    # Rows of the tables of the trace, by process or by track.
+    brackets = _rows_by("device_brackets", "process_id")
+    device_calls = _rows_by("device_calls", "process_id")
+    kernels = _rows_by("kernels", "process_id")
+    phases = _rows_by("phases", "track_id")
+    spans = _rows_by("spans", "track_id")
+    waits = _rows_by("waits", "track_id")
+    collectives = _rows_by("collectives", "process_id")
+    collective_waits = _rows_by("collective_waits", "track_id")
+
+    @cached_property
+    def batch_waits(self) -> RowsBy:
+        """Rows of ``batches_of_phase(WAIT)`` by track."""
+        return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
+
+    def workers_end(self, track_id: int) -> TimeSet:
+        """Return when a thread waited for the workers of a loader to end."""
+        table = self.batches_of_phase(BatchPhase.WORKERS_END)
+        return TimeSet.of_rows(table, table["track_id"] == track_id)
+
+    @cached_property
+    def fetches(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by rank served."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
+
+    def making_beside(self, thread: StepThread) -> TimeSet:
+        """Return when any other thread or process made a batch for the rank."""
+        table, rows = self.batches_of_phase(BatchPhase.FETCH), self.fetches.rows(thread.rank)
+        return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])
+
+    @cached_property
+    def fetches_by_process(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by process."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["process_id"])
+
+    @cached_property
+    def _batches(self) -> dict[int, Table]:
+        return {}
+
+    def batches_of_phase(self, phase: BatchPhase) -> Table:
+        """Return the rows of batches of one phase, by begin."""
+        if phase not in self._batches:
+            table = self.trace.batches
+            rows = table.take(table["phase_code"] == phase)
+            self._batches[phase] = rows.sort_by("begin_ns", "end_ns", "loader_id", "batch_index", "track_id")
+        return self._batches[phase]
+
+    @cached_property
+    def io(self) -> IoRows:
+        """Blocked calls and receives."""
+        table = self.trace.notable_io
+        flags, op = table["io_flags"], table["op_code"]
+        chosen = ((flags & IO_WAITED) != 0) | (op == IoOp.RECV) | (op == IoOp.CONNECT)
+        if not chosen.all():  # else, as in a run of many calls, the columns are those of the table
+            table = table.take(chosen)
+            flags, op = table["io_flags"], table["op_code"]
+        blocked = (flags & IO_WAITED) != 0
+        storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
+        return IoRows(
+            begin=table["begin_ns"],
+            end=table["end_ns"],
+            track=table["track_id"],
+            path=table["path_code"],
+            result=table["result_bytes"],
+            is_storage=storage,
+            is_read=np.isin(op, READ_OPS),
+            is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
+            is_blocked=blocked,
+            flags=flags,
+            is_open=np.isin(op, (IoOp.OPEN, IoOp.FOPEN)),
+        )
+
+    @cached_property
+    def blocked_by_guess(self) -> frozenset[int]:
+        """Processes whose calls count as blocked because they took long, not because the thread was off the CPU."""
+        return blocked_by_guess(self.trace)
+
+    def reads_by_guess(self, process: int) -> TimeSet:
+        """Return the time in reads of a process of ``blocked_by_guess``; fast reads may have waited for storage too."""
+        begin, end, by_process = self._reads_by_guess
+        rows = by_process.rows(process)
+        return TimeSet.of(begin[rows], end[rows])
+
+    @cached_property
+    def _reads_by_guess(self) -> tuple[Int64, Int64, RowsBy]:
+        table = self.trace.io
+        rows = np.flatnonzero(np.isin(table["op_code"], READ_OPS))
+        owner = self._process_of_track[table["track_id"][rows]]
+        mine = np.isin(owner, list(self.blocked_by_guess))
+        return table["begin_ns"][rows[mine]], table["end_ns"][rows[mine]], RowsBy(owner[mine])
+
+    @cached_property
+    def _process_of_track(self) -> Int64:
+        tracks = self.trace.tracks
+        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
+        owner[tracks["track_id"]] = tracks["process_id"]
+        return owner
+
+    @cached_property
+    def io_by_track(self) -> RowsBy:
+        """Rows of ``io`` by track."""
+        return RowsBy(self.io.track)
+
+    @cached_property
+    def io_by_process(self) -> RowsBy:
+        """Rows of ``io`` by process."""
+        return RowsBy(self._process_of_track[self.io.track])
+
+
+def kept_per_thread(
+    compute: Callable[[TraceIndex, StepThread], Result],
+) -> Callable[[TraceIndex, StepThread], Result]:
+    """Decorate a function of only an index and a thread: its result is computed once and kept with the trace.
+
+    The result must not refer to the trace, and must not be changed.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def kept(index: TraceIndex, thread: StepThread) -> Result:
+        key = (name, thread)
+        if key not in index.of_threads:
+            index.of_threads[key] = compute(index, thread)
+        result: Result = index.of_threads[key]
+        return result
+
+    return kept

@@ -1,0 +1,191 @@
+"""Stages of a pipeline: which ranks hold which, how many micro-batches go through them, and what each works in a step.
+
+stage 0  [F0][F1][F2]....[B0][B1][B2]       with equal stages and m micro-batches each of s stages is idle for the
+stage 1      [F0][F1][F2][B0][B1][B2]       work of s - 1 micro-batches: (s - 1) / m of its work in the step
+
+Interleaved schedules give each of r ranks v smaller stages: rank 0 the stages 0, r, 2 r, ... It is idle for the work of
+r - 1 micro-batches in one of them, (r - 1) / (v m) of its work.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.stragglers.places_in_pipeline import UNEQUAL, lines_of, stages_of_messages
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import CollectiveOp, Phase
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import PIPELINE_STAGE, Trace
+
+#: The first of two ranks takes in so many micro-batches before it waits for one to come back, and one that leaves then.
+_TWO_AHEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Stages of all pipelines of a job."""
+
+    #: Place of each rank in its pipeline, from 0: the number of its stage, or of the first one if it holds several.
+    of_rank: Mapping[int, int]
+    #: That go through a stage in a step; 0 if unknown.
+    microbatches: int
+    #: Stages of each rank; 0 if there are several, nobody knows how many.
+    each: int = 1
+    #: At most so many times a rank computes the forward of a micro-batch in a step.
+    most_passes: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of places: of stages, if each rank holds one."""
+        return max(self.of_rank.values()) + 1
+
+    def ranks(self, place: int) -> list[int]:
+        """Return the ranks of a place, ascending."""
+        return sorted(rank for rank, own in self.of_rank.items() if own == place)
+
+    def numbers(self, place: int) -> list[int]:
+        """Return the stages that the ranks of a place hold; none if they hold several, nobody knows which."""
+        return [place + self.count * turn for turn in range(self.each)]
+
+    @property
+    def passes(self) -> float:
+        """How often a rank computes the forward of a micro-batch in a step, at most if the stages are unknown."""
+        return self.microbatches * self.each or self.most_passes
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle time of a rank by its work, if all stages work alike and no message takes time; at least, if unknown."""
+        return (self.count - 1) / self.passes
+
+
+def stages_of(trace: Trace, steps: Table) -> Stages | None:
+    """Find the stages of a job: those that its ranks state, else by which ranks send to each other in both ways.
+
+    ``trace``: needs steps. ``steps``: rows of ``steps``; messages are counted in these. None if the job has no
+    pipeline, or none whose messages say how many micro-batches it has.
+    """
+    sent = _Sent.of(trace, steps)
+    if not len(sent.rank):
+        return None
+    often = sent.counts()
+    stated = stated_numbers(trace, PIPELINE_STAGE)
+    if stated:
+        forward = [count for (a, b), count in often.items() if stated.get(b, -1) == stated.get(a, -1) + 1]
+        microbatches = round(float(np.median(forward))) if forward else 0
+        return Stages(stated, microbatches) if microbatches >= 1 and max(stated.values()) >= 1 else None
+    lines = lines_of(often, sent.begins())
+    if not lines:
+        return None
+    backwards = _backwards(trace, steps)
+    recorded = set(trace.processes["rank"].tolist())
+    in_lines = [backwards.get(rank, 0.0) for line in lines for rank in line.ranks if rank in recorded]
+    if max(in_lines) > UNEQUAL * min(in_lines):
+        return None  # a server, say, that only answers
+    computed = float(np.median(in_lines))
+    found = {stages_of_messages(line, computed, sent.fills_once(line.ranks[0])) for line in lines}
+    whole = found.pop()
+    if found or whole is None:
+        return None
+    of_rank = {rank: place for line in lines for place, rank in enumerate(line.ranks)}
+    # Of two ranks with at least two stages each, two of three messages each way are those of one direction.
+    return Stages(of_rank, *whole, most_passes=2 * lines[0].each_way / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Sends and receives within steps whose other side is known."""
+
+    rank: Int64
+    peer: Int64
+    step: Int64
+    entered: Int64
+    end: Int64
+    sends: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, trace: Trace, steps: Table) -> _Sent:
+        index = TraceIndex(trace)
+        table, groups = index.trace.collectives, group_table(index.trace)
+        rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
+        members = {value: group.members for value, group in groups.items()}
+        peer = np.full(len(rows), -1, dtype=np.int64)
+        for value, own in GroupBy(table["group_hash"][rows]).items():
+            ranks, place = members[value], table["peer_rank"][rows[own]]
+            peer[own] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
+        rank, entered = table["rank"][rows], index.entered_ns[rows]
+        step = step_at(steps, rank, entered)
+        known = (peer >= 0) & (step >= 0)
+        sends = table["op_code"][rows] == CollectiveOp.SEND
+        columns = (rank, peer, step, entered, table["end_ns"][rows])
+        rank, peer, step, entered, end = (int64(column[known]) for column in columns)
+        return cls(rank, peer, step, entered, end, sends[known])
+
+    def counts(self) -> dict[tuple[int, int], float]:
+        """Return messages by sender and receiver in the median step, as the side that recorded more of them counts."""
+        often: dict[tuple[int, int], float] = {}
+        for direction in (True, False):
+            own = self.sends == direction
+            each = GroupBy(self.rank[own], self.peer[own], self.step[own])
+            pairs = GroupBy(*each.keys[:2])
+            counts = pairs.median(each.sizes)
+            for one, other, count in zip(*(key.tolist() for key in pairs.keys), counts.tolist(), strict=True):
+                pair = (one, other) if direction else (other, one)
+                often[pair] = max(often.get(pair, 0.0), float(count))
+        return often
+
+    def begins(self) -> dict[int, bool]:
+        """Return for each rank whether it mostly begins a step by sending."""
+        order = np.lexsort((self.entered, self.step, self.rank))
+        first = GroupBy.runs(self.rank[order], self.step[order]).first
+        begins = GroupBy(self.rank[order][first])
+        share = begins.sum(self.sends[order][first].astype(np.int64)) / begins.sizes
+        return dict(zip(begins.values.tolist(), (share > 0.5).tolist(), strict=True))
+
+    def fills_once(self, rank: int) -> bool:
+        """Return whether a rank sends as the first of two with a stage each: see ``stages_of_messages``."""
+        own = np.flatnonzero(self.rank == rank)
+        moment = np.where(self.sends[own], self.entered[own], self.end[own])
+        order = own[np.lexsort((moment, self.step[own]))]
+        usual = []
+        for step in np.unique(self.step[order]).tolist():
+            sends = self.sends[order[self.step[order] == step]]
+            ahead = int(np.argmin(sends))  # sent before anything came back
+            # A message that comes back while one leaves is counted before it or after it.
+            more = int(np.cumsum(np.where(sends, 1, -1)).max()) - ahead
+            usual.append(more <= 1 and (ahead <= _TWO_AHEAD or 2 * ahead == len(sends)))
+        return 2 * sum(usual) > len(usual)
+
+
+def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
+    """Return how often each rank computes a backward in the median step in which it does; of ranks that ever do."""
+    phases, processes = trace.phases, trace.processes
+    rows = np.flatnonzero(phases["phase_code"] == Phase.BACKWARD)
+    rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
+    rank_of[processes["process_id"]] = processes["rank"]
+    rank = rank_of[phases["process_id"][rows]]
+    step = step_at(steps, rank, phases["begin_ns"][rows])
+    each = GroupBy(rank[step >= 0], step[step >= 0])
+    by_rank = GroupBy(each.keys[0])
+    return dict(zip(by_rank.values.tolist(), by_rank.median(each.sizes).tolist(), strict=True))
+
+
+def stated_numbers(trace: Trace, key: str) -> dict[int, int]:
+    """Return a number that the metadata states for processes, by rank."""
+    facts, processes = trace.metadata, trace.processes
+    rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
+    rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
+    numbers = {}
+    for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
+        text = trace.text(code)
+        if process in rank and text.isdecimal():
+            numbers[rank[process]] = int(text)
+    return numbers

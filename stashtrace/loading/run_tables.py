@@ -1,0 +1,217 @@
+"""Tables that describe a run as a whole: processes, losses, metadata and alignment.
+
+The losses include ranks and hosts without a file here, and the other starts of an elastic job.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.format.liveness import LiveRings
+from stashtrace.format.reader import RawRun
+from stashtrace.loading.clocks.host_clock import RunClocks
+from stashtrace.loading.decode import Decoded
+from stashtrace.loading.process_identity import Identity, Process
+from stashtrace.run_facts import GPU_INVENTORY
+from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import ProcessRole, Severity
+from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import LossRow, losses_columns
+from stashtrace.schema.tracks import TrackRegistry
+from stashtrace.units import ranks_text
+
+_HOSTS_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """An opened run: everything except its rows."""
+
+    #: Its directories, joined by ``os.pathsep``.
+    path: str
+    #: One for each directory.
+    runs: list[RawRun]
+    #: All processes that left a file.
+    everyone: list[Process]
+    #: The processes to load, numbered.
+    processes: list[Process]
+    #: int, list of int; Start of an elastic job that has the ranks, and all starts; -1 and none if the job is not
+    #: elastic.
+    start: int
+    starts: list[int]
+    #: True if all ranks are loaded.
+    all_ranks: bool
+    clocks: RunClocks
+    strings: StringPool
+    tracks: TrackRegistry
+    #: Contradictions found when the clocks of several hosts were aligned.
+    clock_losses: list[LossRow]
+    #: Faults in the readings of device clocks.
+    device_losses: list[tuple[int, LossRow]]
+
+
+def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
+    """Return the tables processes, losses, metadata, alignment and tracks, by name.
+
+    ``decoded``: of each process, in the order of decoding. Their I/O calls have been read, if they are wanted.
+    """
+    return {
+        "processes": _process_table(run, decoded),
+        "losses": _loss_table(run, decoded),
+        "metadata": _metadata_table(run, decoded),
+        "alignment": _alignment_table(run),
+        "tracks": run.tracks.table(),
+    }
+
+
+def _process_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    code = run.strings.code
+    ends_ns = {d.number: max(d.end_ns, d.io.end_ns) for d in decoded}
+    rows = []
+    for process in run.processes:
+        told, who, begin = process.file.metadata, process.identity, process.begin_ns
+        rows.append(
+            (
+                process.number,
+                code(str(told.get("host", ""))),
+                code(str(told.get("boot_id", ""))),
+                code(str(told.get("netns", ""))),
+                process.facts.pid,
+                who.parent,
+                who.rank,
+                who.local_rank,
+                who.world_size,
+                int(who.role),
+                who.worker_id,
+                code(who.name),
+                begin,
+                max(begin, ends_ns[process.number]),
+            )
+        )
+    return Table.from_rows(TABLES["processes"], rows)
+
+
+def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    """Return the facts of the run, then those of its processes."""
+    origin = run.clocks.origin_monotonic_ns
+    reference = next(clock for clock in run.clocks if clock.boot_id == run.clocks.reference)
+    facts = {
+        "origin_monotonic_ns": str(origin),
+        "origin_realtime_ns": str(origin + reference.realtime_offset_ns),
+        "run_id": run.runs[0].run_id,
+    }
+    for raw in run.runs:
+        for key, value in raw.run.items():
+            if key in ("parts", GPU_INVENTORY):  # of each host; `stashtrace info` shows them
+                continue
+            facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
+    own = {
+        "process_id": np.full(len(facts), -1, dtype=np.int64),
+        "key_code": run.strings.codes(facts),
+        "value_code": run.strings.codes(facts.values()),
+    }
+    schema = TABLES["metadata"]
+    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded)])
+
+
+def _alignment_table(run: OpenedRun) -> Table:
+    code, reference = run.strings.code, run.clocks.reference
+    rows = [
+        (code(clock.boot_id), code(reference), *clock.worth(), code(clock.method))
+        for clock in run.clocks.of_boots().values()
+    ]
+    return Table.from_rows(TABLES["alignment"], rows)
+
+
+# Losses -----------------------------------------------------------------------------------------
+
+
+def _loss_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
+    """Return the losses of the decoders, then all others; equal losses of a process are added up in one row."""
+    merged: dict[int, dict[tuple[str, str, int, str], int]] = {}
+    for process_id, (collector, reason, severity, count, advice) in _losses(run, decoded):
+        of_process, key = merged.setdefault(process_id, {}), (collector, reason, severity, advice)
+        of_process[key] = of_process.get(key, 0) + count
+    tables = [d.tables.losses for d in decoded]
+    for process_id in sorted(merged):
+        own = [(c, r, s, n, a) for (c, r, s, a), n in merged[process_id].items()]
+        tables.append(Table(TABLES["losses"], losses_columns(process_id, own, run.strings)))
+    return Table.concat(TABLES["losses"], tables)
+
+
+def _losses(run: OpenedRun, decoded: Sequence[Decoded]) -> Iterator[tuple[int, LossRow]]:
+    """Yield each loss with the number of its process; -1 for the run."""
+    of_run = [*run.clock_losses, *_other_starts(run), *(_missing_ranks(run) if run.all_ranks else ())]
+    for name in (name for d in decoded for name in d.unknown_collectors):
+        text = f"records of {name} cannot be read by this stashtrace"
+        of_run.append(("format", "no_decoder", int(Severity.ERROR), 1, text))
+    of_run += (row for raw in run.runs for row in raw.losses)
+    rejected = sum(clock.map.rejected_count for clock in run.clocks)
+    if rejected:
+        text = "some clock readings contradict the others; the host may have been suspended"
+        of_run.append(("core", "clock_readings_rejected", int(Severity.ERROR), rejected, text))
+    of_run += _still_recording(run)
+    yield from ((-1, row) for row in of_run)
+    yield from run.device_losses
+    yield from ((d.number, row) for d in decoded for row in (*d.losses, *d.io.losses))
+    yield from ((p.number, row) for p in run.processes for row in p.file.losses)
+
+
+def _other_starts(run: OpenedRun) -> Iterator[LossRow]:
+    """Yield a note if the job was started several times, with the number of the loaded start."""
+    shown, known = run.start, run.starts
+    if len(known) < 2:
+        return
+    run_id = run.runs[0].run_id[:8]
+    others = " or ".join(f"--run {run_id}.{number}" for number in known if number != shown)
+    advice = (
+        f"torchrun started the ranks {len(known)} times; shown is start {shown} of 0 to {known[-1]}, {others} has "
+        "the others"
+    )
+    yield ("format", "other_starts", int(Severity.INFO), len(known) - 1, advice)
+
+
+def _missing_ranks(run: OpenedRun) -> Iterator[LossRow]:
+    """Yield a loss if ranks of the job left no file here; it names the hosts that may have their files."""
+    there, missing, world = missing_ranks([p.identity for p in run.everyone])
+    if not missing or not there:
+        return
+    seen = {str(p.file.metadata.get("host", "")) for p in run.everyone if p.identity.role is ProcessRole.RANK}
+    absent = [host for host in _launched_on(run.runs) if host not in seen]
+    more = ", ..." if len(absent) > _HOSTS_NAMED else ""
+    where = f" (its part{'s' if len(absent) > 1 else ''} on {', '.join(absent[:_HOSTS_NAMED])}{more})" if absent else ""
+    advice = (
+        f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)} of {world}: no file{where}; {run.path} holds "
+        f"rank{'s' if len(there) > 1 else ''} {ranks_text(there)}; merge the directories of the other hosts: "
+        f"`stashtrace merge DIR OTHER...`"
+    )
+    yield ("format", "ranks_missing", int(Severity.DATA_LOSS), len(missing), advice)
+
+
+def missing_ranks(identities: Sequence[Identity]) -> tuple[list[int], list[int], int]:
+    """Return (present ranks, missing ranks, world size) of a run; the size is -1 if unknown."""
+    present = {i.rank for i in identities if i.role is ProcessRole.RANK}
+    world = max((i.world_size for i in identities if i.role is ProcessRole.RANK), default=-1)
+    return sorted(present), [r for r in range(world) if r not in present], world
+
+
+def _launched_on(runs: Sequence[RawRun]) -> list[str]:
+    """Return the hosts on which a launcher recorded its start."""
+    parts = [part for run in runs for part in run.run.get("parts") or [] if isinstance(part, dict)]
+    return list(dict.fromkeys(str(part["host"]) for part in parts if part.get("host")))
+
+
+def _still_recording(run: OpenedRun) -> Iterator[LossRow]:
+    files = [process.file for process in run.processes]
+    if not any(file.has_ring for file in files):
+        return
+    live = LiveRings.look()
+    count = sum(live.holds(file) for file in files)
+    if count:
+        text = f"{count} processes are still recording; load again for the rest"
+        yield ("format", "still_recording", int(Severity.INFO), count, text)

@@ -1,0 +1,132 @@
+"""overlap_advice: where communication could be overlapped, fused or split, and what that would save."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from stashtrace.analysis.collectives.collective_waits import communicator_names
+from stashtrace.analysis.links.efficiency import calibration_of
+from stashtrace.calibration.file import Calibration
+from stashtrace.replay.advice.counted_collectives import POSITIONS, scene
+from stashtrace.replay.advice.patterns import Patterns, Row
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+OVERLAP_ADVICE = schema(
+    "overlap_advice",
+    "What splitting, fusing, overlapping or slicing would save: one row per kind of collective and transformation",
+    col.word("transformation", "split_reorder, fuse, overlap or sliced_p2p"),
+    col.word("communicator", "name of the group; of a send, of one of them", detail=2),
+    col.word("op", "CollectiveOp in lower case"),
+    col.word(
+        "position",
+        "where in the step it is called: forward, backward, after_backward, update, after_update or elsewhere",
+    ),
+    col.nbytes("message_bytes", "payload of one rank's input, -1 if the trace does not tell", missing=-1),
+    col.ns("saving_low_ns", "saved a step at least, under what limits says; below zero: it may become longer"),
+    col.ns("saving_high_ns", "at most; 0 without a figure"),
+    col.real("share_ratio", "saving_high_ns of the step"),
+    col.word("validity", "estimate, bound (nothing less than saving_high_ns is excluded) or none (no advice)"),
+    col.word("limits", "why not more can be said: codes, comma separated"),
+    col.word("switch", "what does it in today's stack", width=24),
+    col.number(
+        "elements_count",
+        "elements of the type that its kernel names, else of 4 bytes; -1 if unknown",
+        missing=-1,
+        detail=1,
+    ),
+    col.number("ranks_count", "ranks of the group; of a send, those that hold the same data"),
+    col.real("calls_count", "a step"),
+    col.word("work", "computation beside it: update, backward, gemm; of a send, the gather that slicing needs"),
+    col.ns("work_ns", "that a step; of an update, the part for these bytes"),
+    col.ns(
+        "gap_ns", "time between the kernels of that part of the update in which nothing ran, -1 if unseen", missing=-1
+    ),
+    col.ns("transfer_ns", "these collectives a step, from the last rank's entry to the end"),
+    col.ns("exposed_ns", "of it, while the rank did not compute, -1 if unknown", missing=-1),
+    col.number("chunks_count", "overlap: chunks that the figures are for, else 0"),
+    col.real(
+        "contention_ratio",
+        "overlap: how much longer kernels took beside collectives, -1 if unseen",
+        missing=-1,
+        detail=1,
+    ),
+)
+
+
+def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
+    """Look for CoCoNeT's four transformations: split + reorder, fuse, overlap, sliced sends.
+
+    Each row is one kind of collective (operation, size, communicator, position in the step) and a transformation that
+    fits it. Times are sums per step: medians over the counted steps, and over ranks; ``saving_low_ns`` is the least of
+    any rank and ``saving_high_ns`` the most. Savings do not add up where rows save the same time: split + reorder and
+    fuse both shorten the update. A row whose validity is ``none`` has a reason in ``limits`` and no figure. The rules
+    and their codes are in ``docs/guides/overlap.md``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs collectives and steps with phases; kernels, where ranks compute on devices.
+    calibration : Calibration or path, optional
+        By default ``calibration.toml`` in the run directory. With it the two halves of an all-reduce take the
+        calibrated times; without it, together as long as the all-reduce.
+
+    Columns
+    -------
+    transformation, communicator, op, position, message_bytes, saving_low_ns, saving_high_ns, share_ratio, validity,
+    limits, switch, elements_count, ranks_count, calls_count, work, work_ns, gap_ns, transfer_ns, exposed_ns,
+    chunks_count, contention_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no collective was recorded, or no rank has a step.
+    FormatError
+        If the calibration is damaged.
+
+    Warns
+    -----
+    ForeignCalibrationWarning
+        If it was measured on another machine.
+    """
+    calls = scene(trace)
+    rows = Patterns.of(calls, calibration_of(trace, calibration)).rows()
+    if not rows:
+        return Table.empty(OVERLAP_ADVICE)
+    names = communicator_names(trace, np.array([row.kind.group_hash for row in rows], dtype=np.uint64)).tolist()
+    return Table.from_rows(
+        OVERLAP_ADVICE, [_cells(row, name, calls.step_ns) for row, name in zip(rows, names, strict=True)]
+    )
+
+
+def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
+    size = row.kind.message_bytes
+    return (
+        row.transformation,
+        communicator,
+        CollectiveOp(row.kind.op).name.lower(),
+        POSITIONS[row.kind.position],
+        size if size > 0 else -1,
+        round(row.saving_low_ns),
+        round(row.saving_high_ns),
+        row.saving_high_ns / step_ns if step_ns > 0 else 0.0,
+        row.validity,
+        ",".join(row.limits),
+        row.switch,
+        row.kind.elements_count if size > 0 else -1,
+        row.group_size,
+        row.calls_count,
+        row.work,
+        round(row.work_ns),
+        round(row.gap_ns),
+        round(row.transfer_ns),
+        round(row.exposed_ns),
+        row.chunks_count,
+        row.contention_ratio,
+    )

@@ -1,0 +1,352 @@
+"""Change transfers: over a faster or slower link, with fewer bytes, or among other numbers of ranks.
+
+A transfer is ``latency + bytes / bandwidth``. The latency is known where one kind of operation moved messages of
+several sizes; else it lies between 0 and the time of the run's shortest messages, hop by hop. The time by which a
+member goes on later than the first one belongs to the transfer and changes with it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.calibration.fit_link import bytes_factor
+from stashtrace.calibration.robust_line import robust_line
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.changes import Change
+from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
+from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+
+LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
+#: No more than this many times the recorded ranks are predicted.
+_FARTHEST = 32
+#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
+_SPREAD = 4.0
+#: Fewer transfers of one kind of operation tell nothing about it.
+_FEW = 3
+#: This part of the transfers of a size is as quick as the link allows.
+_QUICK_RATIO = 0.1
+#: Two standard errors on each side.
+_ERRORS = 2.0
+#: Messages up to this size are all latency.
+_TINY_BYTES = 64
+#: A hop of one operation takes at most this many times as long as a hop of another.
+_HOPS_DIFFER = 2.0
+#: Smaller transfers are not gradients, and are not compressed.
+_LEAST_GRADIENT_BYTES = 1024
+_REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
+#: Most that a CPU takes to convert a byte of four-byte numbers into two-byte ones, and back.
+_CPU_CONVERTS_NS_PER_BYTE = 1.0
+#: The same of a device: its memory is read and written three times, at 100 GB/s or more, by two short kernels.
+_DEVICE_CONVERTS_NS_PER_BYTE, _DEVICE_KERNELS_NS = 3 / 100, 10_000.0
+_BITS = 8
+
+
+def with_link(scenario: Scenario, change: Change) -> Scenario:
+    """Multiply the bandwidth or latency of a link, or set it; a latency is set for one hop.
+
+    Raises MissingDataError if a value is set, and the hops of the transfers or the present bandwidth are unknown.
+    """
+    link, _, quantity = change.quantity.partition(".")
+    graph = scenario.graph
+    chosen = over_link(graph, link)
+    fixed = latency_ns(scenario, chosen)
+    if quantity == "latency":
+        later = change.factor * fixed if change.factor is not None else _set_latency_ns(graph, chosen, change)
+        return _set_lengths(scenario, later + (scenario.work - fixed), later, chosen)
+    factor = change.factor_from(
+        1.0 if change.factor is not None else _present_bits_per_s(scenario, chosen, fixed, change)
+    )
+    # A transfer may take longer than most of its size because of the link, or because threads wait for their turn.
+    excess = np.minimum(_excess_ns(scenario, chosen), scenario.work - fixed)
+    stays = excess * (scenario.unknowns.luck if factor > 1 else 1 - scenario.unknowns.luck)
+    return _set_lengths(scenario, fixed + stays + (scenario.work - fixed - stays) / factor, fixed, chosen)
+
+
+def over_link(graph: Graph, link: str) -> Bools:
+    """Return the mask of transfers and kernels that took time to move data over a link (a key of ``LINKS``)."""
+    carries = graph.is_transfer | (graph.resource == Resource.STREAM)
+    return np.asarray(carries & (graph.kind == LINKS[link]) & (graph.work_ns > 0))
+
+
+def _set_latency_ns(graph: Graph, chosen: Bools, change: Change) -> Floats:
+    """Return the latency of each chosen transfer with the changed latency of a hop, 0 for other nodes."""
+    if graph.facts is None or change.amount is None:
+        raise MissingDataError(
+            f"{change}: the number of hops of this run's transfers is unknown", hint=f"{change.quantity}=x0.5"
+        )
+    return np.where(chosen, change.amount * _hops(graph.facts.op, graph.facts.members), 0.0)
+
+
+def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change: Change) -> float:
+    """Return the present bandwidth of a link."""
+    graph = scenario.graph
+    present = _bits_per_s(graph, chosen, scenario.work - fixed)
+    if math.isfinite(present):
+        return present
+    sized = graph.facts is not None and (chosen & (graph.moved_bytes > 0) & _in_span(graph)).any()
+    why = (
+        "its messages do not differ enough in size, so their time may be latency alone"
+        if sized
+        else "the bytes that the steps of this run moved over it are unknown"
+    )
+    raise MissingDataError(f"{change}: {why}", hint=f"{change.quantity}=x2")
+
+
+def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
+    """Return by how much each chosen transfer is longer than the quick ones of its size, 0 for other nodes."""
+    graph, excess = scenario.graph, np.zeros(len(scenario.work))
+    nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
+    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], _QUICK_RATIO)
+    excess[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
+    return excess
+
+
+def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
+    """Return for each time the quantile of all times of its size, interpolated."""
+    ascending, by_size = times[order_by(sizes, times)], GroupBy(sizes)
+    first, last = by_size.bounds[:-1], by_size.bounds[1:] - 1
+    place = first + ratio * (last - first)
+    below = place.astype(np.int64)
+    low, high = ascending[below], ascending[np.minimum(below + 1, last)]
+    return np.asarray((low + (place - below) * (high - low))[by_size.number])
+
+
+def compressed(scenario: Scenario) -> Scenario:
+    """Move gradients of four-byte elements as two-byte ones.
+
+    The elements of a message are not recorded and taken for four-byte ones. Converting them costs between nothing and
+    the time of a slow CPU; for messages that all members have on devices, the time of a slow device.
+    """
+    graph = scenario.graph
+    if graph.facts is None:
+        raise MissingDataError("it is unknown what the transfers of this run move")
+    gradients = graph.is_transfer & np.isin(graph.facts.op, _REDUCING) & (graph.moved_bytes >= _LEAST_GRADIENT_BYTES)
+    if not gradients.any():
+        raise MissingDataError(
+            "no gradients were reduced between ranks, so there is nothing to compress",
+            hint="compression needs a run of several ranks",
+        )
+    fixed = latency_ns(scenario, gradients)
+    converting = scenario.unknowns.luck * np.where(
+        _on_devices(graph),
+        _DEVICE_CONVERTS_NS_PER_BYTE * graph.moved_bytes + _DEVICE_KERNELS_NS,
+        _CPU_CONVERTS_NS_PER_BYTE * graph.moved_bytes,
+    )
+    shorter = _set_lengths(scenario, fixed + (scenario.work - fixed) / 2, fixed + converting, gradients)
+    return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
+
+
+def _on_devices(graph: Graph) -> Bools:
+    """Return the mask of transfers that all known members enter from a device, whose memory holds the data."""
+    member = graph.edge_kind == EdgeKind.MEMBER
+    device = np.isin(graph.resource[graph.source], (Resource.STREAM, Resource.DEVICE))
+    on_devices = np.zeros(len(graph), dtype=bool)
+    on_devices[graph.target[member & device]] = True
+    on_devices[graph.target[member & ~device]] = False
+    return on_devices
+
+
+def ranks_wanted(change: Change, present: int) -> int:
+    """Return the number of ranks that a change asks for."""
+    return round(change.factor * present) if change.factor else round(change.amount or present)
+
+
+def with_ranks(scenario: Scenario, change: Change) -> Scenario:
+    """Change the number of ranks; each does what the present ones do.
+
+    Collectives of all ranks grow with their algorithm (ring, tree, or ring of hosts); those of smaller groups stay.
+    Where the algorithm is unknown, ``luck`` chooses. The work of new ranks is drawn from that of the present ones: of
+    more ranks the last comes later, at most by as much as independent draws make it.
+    """
+    graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
+    present = len(np.unique(graph.ends_rank))
+    if facts is None or present < 2 or not graph.is_transfer.any():
+        raise MissingDataError(
+            "only one rank, or no collective, was recorded, so the cost of other ranks is unknown",
+            hint="record the job with at least two ranks",
+        )
+    count = ranks_wanted(change, present)
+    if count < 2 or count > _FARTHEST * present:
+        raise MissingDataError(
+            f"{change}: a run of {present} ranks cannot predict {count}",
+            hint=f"from 2 to {_FARTHEST * present} ranks can be predicted",
+        )
+    whole = graph.is_transfer & (facts.members == present)
+    if not whole.any() or (facts.members[graph.is_transfer] > present).any():
+        raise MissingDataError(
+            f"{change}: {present} ranks were recorded, but their collectives may have had other members, so the cost of"
+            " other ranks is unknown",
+            hint="give the files of all ranks",
+        )
+    fixed = latency_ns(scenario, whole)
+    work = scenario.work.copy()
+    for op in np.unique(facts.op[whole]).tolist():
+        mine = whole & (facts.op == op)
+        for hosts in np.unique(facts.hosts[mine]).tolist():
+            chosen = mine & (facts.hosts == hosts)
+            ring_only = bool(facts.is_ring[chosen].all())
+            grown = _growths(CollectiveOp(op), present, count, hosts, ring_only=ring_only)
+            times = [latency * fixed[chosen] + size * (work[chosen] - fixed[chosen]) for latency, size in grown]
+            order = np.argsort([time.sum() for time in times])
+            quick, slow = times[order[0]], times[order[-1]]
+            work[chosen] = (1 - luck) * quick + luck * slow
+    grown_fixed = fixed * np.divide(work, scenario.work, out=np.ones_like(work), where=scenario.work > 0)
+    changed = _set_lengths(scenario, work, grown_fixed, whole)
+    later = _later_ns(graph, scenario.work, present, count)
+    # With fewer ranks the last one comes earlier, at most by that.
+    part = luck if later > 0 else 1 - luck
+    return _delay_last(changed, whole, part * later)
+
+
+def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
+    """Return the factors of latency and of bytes for each algorithm that an operation may have.
+
+    A ring of n ranks takes n - 1 hops (an all-reduce twice as many) and sends (n - 1) / n of the result; a tree takes
+    log2 n levels and sends the message once each way; in a hierarchy only the ring of hosts grows.
+    """
+    gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
+    share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
+    growths = [((count - 1) / (present - 1), share)]
+    levels = math.ceil(math.log2(count)) / math.ceil(math.log2(present))
+    if op in (CollectiveOp.BROADCAST, CollectiveOp.REDUCE, CollectiveOp.BARRIER):
+        return [(levels, 1.0)]
+    if ring_only:
+        return growths
+    if op == CollectiveOp.ALL_REDUCE:
+        growths.append((levels, 1.0))
+    per_host = present / hosts
+    more_hosts = count / per_host
+    if hosts > 1 and per_host > 1 and more_hosts > 1:
+        by_hosts = (more_hosts - 1) / (hosts - 1)
+        growths.append((by_hosts, by_hosts if gathers else bytes_factor(math.ceil(more_hosts)) / bytes_factor(hosts)))
+    return growths
+
+
+def _later_ns(graph: Graph, work: Floats, present: int, count: int) -> float:
+    """Return how much later the last of ``count`` independent ranks comes in a step than the last of ``present``."""
+    threads = graph.is_thread & np.isin(graph.step, graph.ends_step[graph.ends_counted])
+    ranks, steps = GroupBy(graph.rank[threads]), GroupBy(graph.step[threads])
+    spent = GroupBy.cells((ranks.number, steps.number), (len(ranks), len(steps))).sum(work[threads])
+    if not spent.size:
+        return 0.0
+    drawn = np.sort((spent - np.median(spent, axis=0)).ravel())
+    below = np.arange(len(drawn) + 1) / max(len(drawn), 1)
+
+    def last_of(draws: int) -> float:
+        return float((drawn * np.diff(below**draws)).sum())
+
+    return last_of(count) - last_of(present)
+
+
+def _delay_last(scenario: Scenario, chosen: Bools, delay_ns: float) -> Scenario:
+    """Delay the last of these transfers in each step; a negative delay lets it begin earlier."""
+    graph = scenario.graph
+    member = np.flatnonzero((graph.edge_kind == EdgeKind.MEMBER) & chosen[graph.target])
+    step, transfer = graph.step[graph.source[member]], graph.target[member]
+    order = order_by(step, graph.begin_ns[transfer])
+    last = order[GroupBy.runs(step[order]).bounds[1:] - 1]
+    lag = scenario.lag.copy()
+    lag[member[np.isin(transfer, transfer[last])]] += delay_ns
+    return replace(scenario, lag=lag)
+
+
+def _set_lengths(scenario: Scenario, work: Floats, fixed: Floats, chosen: Bools) -> Scenario:
+    """Set lengths and latencies of chosen transfers; the delays of their members grow or shrink with them."""
+    graph, before = scenario.graph, scenario.work
+    ratio = np.divide(work, before, out=np.ones_like(work), where=chosen & (before > 0))
+    released = (graph.edge_kind == EdgeKind.RELEASE) & chosen[graph.source] & (scenario.lag > 0)
+    lag = np.where(released, ratio[graph.source] * scenario.lag, scenario.lag)
+    kept = None if scenario.fixed is None else np.where(chosen, fixed, scenario.fixed)
+    return replace(scenario, work=np.where(chosen, work, before), lag=lag, fixed=kept)
+
+
+def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
+    """Return the latency of each chosen transfer, 0 for other nodes."""
+    graph, run, latency = scenario.graph, scenario.run, np.zeros(len(scenario.work))
+    op, of_run = (_ops(number) for number in (graph, run))
+    carries = run.is_transfer | (run.resource == Resource.STREAM)
+    alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
+    for number in np.unique(op[chosen]).tolist():
+        # The fit takes all messages of the operation over these links, not only those that change.
+        low, high = latency_bounds_ns(run, alike & (of_run == number), CollectiveOp(max(number, 0)))
+        mine = chosen & (op == number)
+        latency[mine] = low + scenario.unknowns.latency * (high - low)
+    if len(graph.doubtful) and scenario.unknowns.latency > 0:
+        # All of it may be a wait for members that were not recorded.
+        held = chosen & graph.doubtful
+        latency[held] += scenario.unknowns.latency * (scenario.work[held] - latency[held])
+    return np.minimum(latency, scenario.work)
+
+
+def _ops(graph: Graph) -> npt.NDArray[np.int64]:
+    return graph.facts.op if graph.facts is not None else np.zeros(len(graph), dtype=np.int64)
+
+
+def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[float, float]:
+    """Return the least and the largest latency of transfers of one kind of operation.
+
+    ``chosen``: the transfers. Returns nanoseconds.
+    """
+    begin, end = counted_span(graph)
+    steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)
+    # The set-up of a job moves other sizes, once, over connections that are not made yet.
+    steady = steady if steady.sum() >= _FEW else chosen & (graph.moved_bytes > 0)
+    sizes, times = graph.moved_bytes[steady].astype(np.float64), graph.work_ns[steady].astype(np.float64)
+    if not len(times):
+        times = graph.work_ns[chosen].astype(np.float64)
+        return 0.0, float(np.median(times)) if len(times) else 0.0
+    typical = float(of_sizes(sizes, times, 0.5).min())
+    if sizes.max() >= _SPREAD * sizes.min():
+        order = np.argsort(sizes, kind="stable")
+        times = np.maximum(times[order], 1.0)
+        line = robust_line(sizes[order], times, np.ones(len(times)), errors_known=False, from_zero=True)
+        error = _ERRORS * math.sqrt(max(line.alpha_variance, 0.0))
+        low, high = (float(np.clip(line.alpha_ns + side * error, 0.0, typical)) for side in (-1, 1))
+        return low, high
+    return 0.0, min(typical, _tiny_ns(graph, chosen, op))
+
+
+def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
+    """Return the time of the quickest tiny message over the same link for the hops of this operation; else infinity."""
+    if graph.facts is None:
+        return math.inf
+    link = np.isin(graph.kind, graph.kind[chosen]) & graph.is_transfer
+    tiny = np.flatnonzero(link & (graph.moved_bytes <= _TINY_BYTES) & (graph.work_ns > 0) & (graph.facts.members > 1))
+    if not len(tiny):
+        return math.inf
+    members = int(np.median(graph.facts.members[chosen]))
+    hop = (graph.work_ns[tiny] / _hops(graph.facts.op[tiny], graph.facts.members[tiny])).min()
+    return _HOPS_DIFFER * float(hop) * float(_hops(int64([op]), int64([members]))[0])
+
+
+def _hops(op: Int64, members: Int64) -> Floats:
+    """Return the least number of messages, one after the other, of each operation by its members."""
+    ring = np.maximum(members, 2) - 1
+    parts = np.isin(op, (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL))
+    levels = np.ceil(np.log2(ring + 1.0))
+    return np.select([op == CollectiveOp.ALL_REDUCE, parts], [2.0 * ring, 1.0 * ring], levels)
+
+
+def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:
+    """Return the rate at which these transfers moved the bytes that their algorithm sends over each link."""
+    own = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
+    if graph.facts is None or not len(own) or not moving_ns[own].sum():
+        return math.inf
+    reduced = np.isin(graph.facts.op[own], (CollectiveOp.ALL_REDUCE,))
+    members = np.maximum(graph.facts.members[own], 2)
+    sent = graph.moved_bytes[own] * np.where(reduced, 2 * (members - 1) / members, 1.0)
+    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[own].sum())
+
+
+def _in_span(graph: Graph) -> Bools:
+    begin, end = counted_span(graph)
+    inside = (graph.begin_ns >= begin) & (graph.begin_ns <= end)
+    return inside if (inside & graph.is_transfer).any() else np.ones(len(graph), dtype=bool)

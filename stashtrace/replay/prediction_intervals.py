@@ -1,0 +1,98 @@
+"""Uncertainty of a predicted step: how much recordings of one job differ, and how sure replayed CPU waits are."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.calibration.robust_line import STUDENT
+from stashtrace.replay.scenario import Floats
+from stashtrace.schema.groupby import GroupBy
+
+#: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
+BETWEEN_RUNS = 0.03
+#: Their waits for storage differ by this: in six recordings of two jobs by 6 % and 12 % (standard deviation).
+STORAGE_BETWEEN = 0.1
+#: Neighbouring steps are alike: up to this many in a row count as one, if this many groups of them are left.
+_BLOCK_STEPS, _BLOCKS = 5, 8
+#: The scatter of fewer steps is unknown. Each is then taken to be this part of a step away from the mean: two of three
+#: recordings behind the table above scatter less.
+_FEW_STEPS, _ONE_STEP = 4, 0.1
+#: A step is one of the long ones if it is this part of the longest; so many of them show a period.
+_LONG_RATIO, _FEWEST_TIMES = 0.3, 3
+#: Two standard errors on each side.
+_ERRORS = 2.0
+#: This part of contention that a change makes or takes away may be wrong on either side.
+_CONTENTION_DOUBT = 0.25
+
+
+def noise_ns(step: Int64, length: Floats, period: int = 0) -> float:
+    """Return by how much the mean of another recording may differ, on either side.
+
+    It adds the difference of long recordings, and the error of the mean by the scatter of its steps (95 %, by Student's
+    distribution). The scatter of fewer than four steps is unknown and taken to be a tenth of a step.
+
+    ``step``: step of each length. ``length``: in ns; the ranks of a step are averaged. ``period``: steps after which
+    lengths come again; 0 if they do not.
+    """
+    steps = GroupBy(step)
+    means = steps.sum(length) / steps.sizes
+    count, mean = len(steps), float(means.mean())
+    if count < _FEW_STEPS:
+        error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
+    else:
+        size = period or min(max(count // _BLOCKS, 1), _BLOCK_STEPS)
+        blocks = count // size
+        of_blocks = means[count - blocks * size :].reshape(blocks, size).mean(axis=1)
+        student = STUDENT[min(blocks - 1, len(STUDENT)) - 1]
+        error = student * float(of_blocks.std(ddof=1)) / math.sqrt(blocks)
+        if period:  # a part of a period is more or less than its share
+            error += abs(float(of_blocks.mean()) - mean)
+    return math.hypot(BETWEEN_RUNS * mean, error)
+
+
+def period_of(step: Int64, length: Floats) -> int:
+    """Return after how many steps long ones come again, 0 if they do not come regularly, three times or more.
+
+    Another recording has as many steps of a regular delay, such as a collection of garbage every 30 steps.
+    """
+    steps = GroupBy(step)
+    means = steps.sum(length) / steps.sizes
+    long = np.flatnonzero(means > _LONG_RATIO * means.max(initial=0.0))
+    gaps = np.diff(long)
+    if len(long) < _FEWEST_TIMES or len(long) > len(steps) / 2:
+        return 0
+    return int(np.median(gaps)) if gaps.max() - gaps.min() <= 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Mean step of the unchanged run, in ns: how long work waits for a CPU, and how well a replay predicts that."""
+
+    measured_ns: float
+    #: By a replay whose work shares the CPUs.
+    shared_ns: float
+    #: By a replay in which no work waits for a CPU.
+    free_ns: float
+
+    def bounds_ns(self, shared_ns: float, free_ns: float) -> tuple[float, float]:
+        """Return the least and the largest mean step with a change.
+
+        The replay with shared CPUs is taken to have the error that it has for the run: as much as before, or in
+        proportion to how long work waits for CPUs then and now. The run tells less about contention that it did not
+        have, so the error never doubles. A part of the contention that the change adds or takes away is in doubt.
+
+        ``shared_ns``, ``free_ns``: the same two replays with the change.
+        """
+        missed = self.shared_ns - self.measured_ns
+        now, then = max(self.shared_ns - self.free_ns, 0.0), max(shared_ns - free_ns, 0.0)
+        growth = 1.0 if now <= 0 else then / now if then <= now else 2 - now / then
+        ends = (shared_ns - missed, shared_ns - growth * missed)
+        doubt = _CONTENTION_DOUBT * abs(then - now)
+        # Without any wait for a CPU a step still takes its work, of which a part of what looks like such waits may be.
+        floor = max(free_ns - _CONTENTION_DOUBT * max(self.measured_ns - self.free_ns, 0.0), 0.0)
+        return max(min(ends) - doubt, floor), max(max(ends) + doubt, floor)

@@ -1,0 +1,238 @@
+"""The text of ``stashtrace whatif``: answers to what-if questions, limits of the recording, slow-downs."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stashtrace.analysis.findings.all_claims import limit_claims
+from stashtrace.analysis.findings.claim_rows import tables_of
+from stashtrace.analysis.graph import PipelineGraph
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.text import wrap
+from stashtrace.units import duration_text, percent_text, range_text
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.graph import Graph
+    from stashtrace.analysis.steps.step_time import StepTime
+    from stashtrace.replay import Answer
+    from stashtrace.schema.table import Table
+    from stashtrace.schema.trace import Trace
+
+#: Slow-downs below this are not reported.
+WORTH_SHARING = 1.03
+#: Causes that may be named, the smallest first.
+_SINGLE = ("rank", "stage", "replica")
+#: A cause is named if it alone causes this part of the loss. The smallest one is named that causes nearly as much as
+#: the largest: at least this part of it.
+_MUCH, _NEARLY = 0.3, 0.95
+#: Parts of a step that are worth a row of the budget, and a sentence.
+_WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
+_WIDTH = 79
+#: A smaller saving counts as none.
+_NOTHING = 0.0005
+_NAMES = {
+    "compute": "computes",
+    "data": "waits for batches",
+    "link": "waits for transfers",
+    "late": "waits for late ranks",
+    "copy": "waits for copies",
+    "save": "writes checkpoints",
+    "host": "waits for the host",
+    "other": "asleep or blocked",
+}
+
+
+def limit_lines(trace: Trace, graph: Graph) -> list[str]:
+    """Warn of what the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
+
+    The last line counts the edges of the graph that contradict each other.
+    """
+    lines: list[str] = []
+    for finding in findings_of(*tables_of(limit_claims(trace))):
+        if finding.row["kind"] == "steps":
+            lines += _wrap("! no step is marked: the whole recording counts as one step")
+            continue
+        lines += _wrap(f"! {claim_text(finding)}")
+        for text in evidence_texts(finding):
+            lines += _wrap(f"  {text}")
+    lines += _steps_left_out(trace, graph)
+    cut = len(graph.plan.cut())
+    if cut:
+        lines += _wrap(
+            f"! {cut:,} of {len(graph.source):,} edges form cycles, which clock errors cause, and are left out"
+        )
+    return lines
+
+
+def _steps_left_out(trace: Trace, graph: Graph) -> list[str]:
+    """Warn of steps that are not in the graph, and of steps of several kinds in one mean."""
+    if isinstance(graph, PipelineGraph):
+        return []
+    table, lines = steps(trace), []
+    missing, ranks = len(table) - len(graph.ends), np.unique(table["rank"])
+    if missing > 0:
+        of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        lines += _wrap(f"! {missing} of {len(table)} steps{of_ranks} are left out: not all of their work was recorded")
+    counted = np.isin(table["step"], graph.ends_step[graph.ends_counted]) & (table["rank"] == ranks[0])
+    kinds, counts = np.unique(table["kind"][counted], return_counts=True)
+    if len(kinds) > 1:
+        parts = [f"{count} {kind}" for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)]
+        lines += _wrap(f"! the mean is over steps of several kinds: {', '.join(parts)}")
+    return lines
+
+
+def whatif_lines(
+    run: Answer, answers: Sequence[Answer], step: StepTime | None = None, *, asked: bool, limits: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines for the terminal: the accuracy of the replay, then a table of changes.
+
+    ``run``: without a change. ``step``: step time of the run; where it is not known, that of the steps that were
+    replayed. ``asked``: one question was asked, so its budget follows. ``limits``: ``limit_lines`` of the run.
+    """
+    error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
+    noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
+    lines = [
+        *_step_time(run, step),
+        *_wrap(
+            f"a replay of the unchanged run is off by {error}; {gap} of a step has no known cause and stays as it was;"
+            f" other recordings may differ by {noise}, with a change by +/-"
+        ),
+        *limits,
+    ]
+    if not run.is_reliable:
+        return [*lines, *_wrap(f"no change is predicted: {unreliable(run)}")]
+    if not answers:
+        return [*lines, "", "no single change would make a step shorter by 0.5 % or more"]
+    head = ("change", "step", "+/-", "saves", "largest stall then")
+    rows = [head, *(_cells(answer) for answer in answers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    lines.append("")
+    for row in rows:
+        figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+        lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
+    return lines + (_budget(answers[0]) if asked else _name_sleeping_time(run, answers))
+
+
+def _step_time(run: Answer, step: StepTime | None) -> list[str]:
+    """Say how long a step takes, and which of the steps were replayed if they are not all."""
+    mean_ns, count = (run.measured_ns, run.steps_count) if step is None else (step.mean_ns, step.steps_count)
+    takes, replayed = duration_text(mean_ns), duration_text(run.measured_ns)
+    lines = [f"a step takes {takes} on average over {count} steps" if count > 1 else f"the only step takes {takes}"]
+    if run.steps_count != count or replayed != takes:
+        steps = f"{run.steps_count} steps" if run.steps_count > 1 else "1 step"
+        lines += _wrap(
+            f"the replay is of {steps} of {replayed} on average, each from the end of the one before; the changes below"
+            " are changes of that"
+        )
+    return lines
+
+
+def unreliable(run: Answer) -> str:
+    """Return why nothing is predicted from a run that is not reliable."""
+    if run.error_ratio > MOST_ERROR_RATIO:
+        return f"its replay is off by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
+    return f"{percent_text(run.gap_ratio)} of a step has no known cause, more than {percent_text(MOST_GAP_RATIO)}"
+
+
+def _name_sleeping_time(run: Answer, answers: Sequence[Answer]) -> list[str]:
+    """Name time asleep or blocked, and the change that removes most of it."""
+    idle = run.before_ns["other"]
+    if idle < _WORTH_A_LINE * run.measured_ns:
+        return []
+    gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
+    remedy = "no change above makes that shorter"
+    if gone >= _WORTH_A_LINE * idle:
+        best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
+        remedy = f"{best.changes[0]} removes {duration_text(gone)} of that, the most of any change"
+    text = f"on average a rank is asleep or blocked for {duration_text(idle)} of a step: {remedy}"
+    return ["", *_wrap(text)]
+
+
+def _wrap(text: str) -> list[str]:
+    """Wrap for the terminal; further lines of a warning are indented."""
+    return wrap(text, "", width=_WIDTH, rest=2 if text[:1] in "! " else 0)
+
+
+def slowdown_lines(table: Table, run: Answer) -> list[str]:
+    """Report what it costs that ranks are not alike, and which rank, stage or replica alone causes it.
+
+    ``table``: of the ``slowdown`` analysis, with the mean as its center. ``run``: without a change: a loss within the
+    difference of recordings is none.
+    """
+    rows = list(table.rows())
+    whole = next(row for row in rows if row["cause"] == "all")
+    if whole["slowdown_ratio"] < max(WORTH_SHARING, 1 + run.noise_ns / max(run.measured_ns, 1.0)):
+        return []
+    now, then = (duration_text(whole[name]) for name in ("step_ns", "ideal_step_ns"))
+    text = (
+        f"with the work shared evenly among all ranks, a step (from the first rank's begin to the last one's end) would"
+        f" take {then} instead of {now}: the job is {whole['slowdown_ratio']:.2f} times slower than that"
+    )
+    single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
+    if not single:
+        who = f"no rank, stage or replica alone causes {percent_text(_MUCH)} of the loss or more"
+        return ["", *_wrap(f"{text}; {who}")]
+    most = max(row["recovered_ratio"] for row in single)
+    nearly = (row for row in single if row["recovered_ratio"] >= _NEARLY * most)
+    cause = min(nearly, key=lambda row: _SINGLE.index(row["cause"]))
+    part = percent_text(min(cause["recovered_ratio"], 1.0))
+    return ["", *_wrap(f"{text}; {cause['cause']} {cause['name']} alone causes {part} of the loss")]
+
+
+def _cells(answer: Answer) -> tuple[str, ...]:
+    saved = (_saving(1 - ns / max(answer.replayed_ns, 1.0)) for ns in (answer.high_ns, answer.low_ns))
+    step = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    change = ", ".join(map(str, answer.changes))
+    noise = percent_text(answer.noise_ns / max(answer.middle_ns, 1.0))
+    return change, step, noise, range_text(*saved), _NAMES[answer.bottleneck]
+
+
+def _saving(ratio: float) -> str:
+    """Write a share; one that rounds to 0 has no sign."""
+    return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
+
+
+def _budget(answer: Answer) -> list[str]:
+    """Return the budget of the step before and after, by columns of the summary; for an interval, of its upper end."""
+    then = "then" if answer.low_ns == answer.high_ns else "then, at most"
+    rows = [
+        (name, before, answer.after_ns[name])
+        for name, before in answer.before_ns.items()
+        if max(before, answer.after_ns[name]) >= _WORTH_A_ROW * answer.measured_ns
+    ]
+    rows.append(("step", answer.replayed_ns, answer.high_ns))
+    lines = ["", "  mean of all ranks" + "now".rjust(12) + then.rjust(16)]
+    for name, before, after in rows:
+        lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(16))
+    return lines
+
+
+def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
+    """Compare a prediction with the job that was run with the change.
+
+    ``run``: without a change. ``answer``: the prediction. ``measured_ns``: mean step of the job with the change.
+    """
+    predicted = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
+    rows = [
+        ("as recorded", duration_text(run.measured_ns), ""),
+        ("predicted", predicted, range_text(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
+        ("measured", duration_text(measured_ns), _saved(run, measured_ns)),
+    ]
+    lines = ["", f"{', '.join(map(str, answer.changes))} in a second run of the job:"]
+    width = max(len(row[1]) for row in rows)
+    lines += [f"  {name:<13}{step:>{width}}" + (f"  saves {saved}" if saved else "") for name, step, saved in rows]
+    missed = answer.missed_ratio(measured_ns)
+    if missed:
+        lines.append(f"  the prediction is {percent_text(abs(missed))} too {'short' if missed < 0 else 'long'}")
+    return lines
+
+
+def _saved(run: Answer, ns: float) -> str:
+    return percent_text(1 - ns / run.measured_ns)

@@ -1,0 +1,311 @@
+"""The costliest waits of a run, each with a cut-out of the timeline: file, worker, late rank, victims.
+
+Waits in collectives are rows of the analysis ``late``; of waits for batches, it is the step of a rank that waited
+longest. What a cut-out shows was recorded; a lane without rows is left out.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.collectives.collective_waits import collective_rows
+from stashtrace.analysis.findings.lateness.costliest_wait import wait_evidence
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.stragglers.late import late
+from stashtrace.errors import MissingDataError
+from stashtrace.report.cutout_rows import Window, file_lane, longest_file, rank_lane, worker_lane
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import wait_text
+from stashtrace.units import duration_text, percent_text, ranks_in
+
+#: Cut-outs of waits in collectives, rows of the table of waits, and rows of ``late`` that both are chosen from.
+CUT_OUTS, LISTED, EXAMINED = 4, 20, 100
+#: Ranks that waited which a cut-out shows: those that waited longest.
+VICTIMS = 3
+#: Lengths of the wait that a cut-out shows before it begins and after the late rank has come.
+_BEFORE, _AFTER = 5, 2
+#: A step's wait for batches has a cut-out from this share of the step on.
+_DATA_RATIO = 0.03
+#: Waits that cost less than this part of the costliest one are not listed.
+_WORTH_DIVISOR = 10
+_DATA_KINDS = COLUMNS["data"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What all cut-outs of a run read."""
+
+    trace: Trace
+    index: TraceIndex
+    threads: dict[int, StepThread]
+    steps: Table
+
+    def step(self, rank: int, step: int) -> tuple[int, int] | None:
+        """Return begin and end of a step of a rank, None if it has none of that number."""
+        at = np.flatnonzero((self.steps["rank"] == rank) & (self.steps["step"] == step))
+        return (int(self.steps["begin_ns"][at[0]]), int(self.steps["end_ns"][at[0]])) if len(at) else None
+
+
+def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]:
+    """Return the costliest waits of a run with steps.
+
+    ``steps``, ``stalls``: the counted steps; the budget of all steps. Returns ``cut_outs``: see
+    :func:`_collective_cut_out` and :func:`_batch_cut_out`; ``listed``: rows of ``late``, the costliest first, with
+    ``text``; ``kept_count``: how many rows of ``late`` were worth showing, of the ``examined_at_most`` costliest.
+    """
+    run = _Run(trace, TraceIndex(trace), {thread.rank: thread for thread in step_threads(trace)}, steps)
+    try:
+        table = late(trace, top=EXAMINED)
+    except MissingDataError:
+        rows, cut_outs, listed, count = [], [], [], 0
+    else:
+        table = _worth_showing(table, steps)
+        rows, count = _representative(table), len(table)
+        listed = [_row(table, at) for at in range(min(count, LISTED))]
+        cut_outs = _collective_cut_outs(run, table, rows)
+    shown = {(cut["late_rank"], cut["step"]) for cut in cut_outs if cut["cause_kind"] in _DATA_KINDS}
+    most_ns = max((row["total_wait_ns"] for row in listed if row["method"] != "hung"), default=0)
+    batch = _batch_cut_out(run, stalls, shown, most_ns)
+    return {
+        "cut_outs": [*cut_outs, *([batch] if batch else [])],
+        "listed": listed,
+        "kept_count": count,
+        "examined_at_most": EXAMINED,
+    }
+
+
+def _row(table: Table, at: int) -> dict[str, Any]:
+    """Return a row of ``late`` with its sentence."""
+    row = {name: table[name][at].item() for name in table.columns}
+    row["waiting_count"] = len(ranks_in(row["waiting_ranks"]))
+    row["text"] = wait_text(wait_evidence(table, at))
+    return row
+
+
+def _worth_showing(table: Table, steps: Table) -> Table:
+    """Return what hangs, and the waits in counted steps that cost a tenth of the costliest one or more.
+
+    Without a wait in a counted step, those outside of them count: a job may have waited only while it began.
+    """
+    hung = table["method"] == "hung"
+    inside = hung | np.isin(table["step"], steps["step"])
+    table = table.take(inside) if inside.any() else table
+    cost, hung = table["total_wait_ns"], table["method"] == "hung"
+    return table.take(hung | (cost * _WORTH_DIVISOR >= cost[~hung].max(initial=0)))
+
+
+def _representative(table: Table) -> list[int]:
+    """Return the costliest row for each group, late rank and cause, the costliest first."""
+    seen: dict[tuple[Any, ...], int] = {}
+    keys = ("communicator", "late_rank", "cause_kind", "cause_worker_id", "cause_name")
+    for at, key in enumerate(zip(*(table[name].tolist() for name in keys), strict=True)):
+        seen.setdefault(key, at)
+    return list(seen.values())[:CUT_OUTS]
+
+
+def _collective_cut_outs(run: _Run, table: Table, rows: Iterable[int]) -> list[dict[str, Any]]:
+    times, keys = collective_rows(run.trace), run.trace.collectives
+    made = (_collective_cut_out(run, _row(table, at), times, keys) for at in rows)
+    return [cut for cut in made if cut is not None]
+
+
+def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Table) -> dict[str, Any] | None:
+    """Return the cut-out of one row of ``late``: its columns, ``begin_ns``, ``end_ns``, ``lanes``, ``arrows``.
+
+    Arrows have ``from_lane``, ``from_ns``, ``to_lane``, ``to_ns`` and ``text``; moments of lanes and arrows are ns from
+    the begin of the cut-out.
+    """
+    own = _instance(row, times, keys)
+    if not len(own):
+        return None
+    own = own.take(np.lexsort((own["rank"], -own["wait_ns"])))
+    late_rank, wait = row["late_rank"], max(int(own["wait_ns"].max()), 1)
+    entered = {rank: (begin, end) for rank, begin, end in zip(*(own[c].tolist() for c in _TIMES), strict=True)}
+    others = (set(ranks_in(row["waiting_ranks"])) & set(run.threads)) - {late_rank}
+    waiting = [rank for rank in own["rank"].tolist() if rank in others][:VICTIMS]
+    first = int(own["begin_ns"].min())
+    came = entered[late_rank][0] if late_rank in entered else first + wait
+    step = run.step(late_rank, row["step"])
+    # The step of the late rank, all of the wait, and what the late rank did longer, but not so much that the wait is
+    # too small to see.
+    earliest = min(step[0] if step else first, first - wait // 10, came - max(row["cause_ns"], 0) - wait // 10)
+    begin = max(earliest, first - _BEFORE * wait, run.trace.origin_ns)
+    last = max(end for _, end in entered.values())
+    window = Window(begin, max(min(last, came + _AFTER * wait), came + 1))
+    lanes: list[dict[str, Any]] = []
+    if late_rank in run.threads:
+        lanes += _source_lanes(run, row, window)
+        lanes.append(rank_lane(run.index, run.threads[late_rank], window, "late"))
+    lanes += [rank_lane(run.index, run.threads[rank], window, "victim") for rank in waiting]
+    if not lanes:
+        return None
+    arrows = _batch_arrows(run, lanes, row, window)
+    if late_rank in run.threads and late_rank in entered:
+        source = next(at for at, lane in enumerate(lanes) if lane["role"] == "late")
+        arrows += [
+            {
+                "from_lane": source,
+                "from_ns": came - begin,
+                "to_lane": at,
+                "to_ns": came - begin,
+                "text": f"rank {late_rank} enters; {lane['label']} has waited for it",
+            }
+            for at, lane in enumerate(lanes)
+            if lane["role"] == "victim"
+        ]
+    return {
+        **row,
+        "what": "collective",
+        "begin_ns": begin,
+        "end_ns": window.end_ns,
+        "entered_ns": came - begin if late_rank in entered else -1,
+        "shown_count": len(waiting),
+        "lanes": lanes,
+        "arrows": arrows,
+    }
+
+
+_TIMES = ("rank", "begin_ns", "end_ns")
+
+
+def _instance(row: dict[str, Any], times: Table, keys: Table) -> Table:
+    """Return the rows of all ranks of one operation; groups of one name are told apart by when it began."""
+    same = np.flatnonzero(
+        (times["sequence"] == row["sequence"])
+        & (times["communicator"] == row["communicator"])
+        & (times["op"] == row["op"])
+    )
+    for members in GroupBy(keys["group_hash"][same]):
+        own = times.take(same[members])
+        if int(own["begin_ns"].min()) == row["begin_ns"]:
+            return own
+    return times.take(same[:0])
+
+
+def _source_lanes(run: _Run, row: dict[str, Any], window: Window) -> list[dict[str, Any]]:
+    """Return the lanes of the file and the worker that the cause of a late rank names."""
+    process, worker, lanes = row["cause_process_id"], row["cause_worker_id"], []
+    if row["cause_kind"] not in _DATA_KINDS or process < 0:
+        return []
+    if row["cause_kind"] == "fetch" and row["cause_name"]:
+        lanes.append(file_lane(run.index, process, row["cause_name"], window))
+    if process != run.threads[row["late_rank"]].process_id:
+        lanes.append(worker_lane(run.index, process, worker, row["late_rank"], window))
+    return [lane for lane in lanes if lane is not None]
+
+
+def _batch_arrows(run: _Run, lanes: list[dict[str, Any]], row: dict[str, Any], window: Window) -> list[dict[str, Any]]:
+    """Return arrows from batches that a worker finished in the window to the end of the wait that took each."""
+    places = {lane["role"]: at for at, lane in enumerate(lanes)}
+    if not {"worker", "late"} <= places.keys():
+        return []
+    thread = run.threads[row["late_rank"]]
+    waits = batch_waits(run.index, thread)
+    return _handed_over(run, waits, row["cause_process_id"], window, places["worker"], places["late"])
+
+
+def _handed_over(
+    run: _Run, waits: BatchWaits, process: int, window: Window, source: int, target: int
+) -> list[dict[str, Any]]:
+    mine = (waits.made_by == process) & (waits.made_ns >= window.begin_ns) & (waits.end <= window.end_ns)
+    mine &= (waits.made_ns <= waits.end) & (waits.end > window.begin_ns) & _batches_recorded(run, process, waits)
+    return [
+        {
+            "from_lane": source,
+            "from_ns": made - window.begin_ns,
+            "to_lane": target,
+            "to_ns": end - window.begin_ns,
+            "text": "the batch is ready, and the wait for it ends",
+        }
+        for made, end in zip(waits.made_ns[mine].tolist(), waits.end[mine].tolist(), strict=True)
+    ]
+
+
+def _batches_recorded(run: _Run, process: int, waits: BatchWaits) -> np.ndarray:
+    """Return which waits ended with a batch whose making by this process has a row."""
+    fetches = run.index.batches_of_phase(BatchPhase.FETCH)
+    return np.isin(waits.made_ns, fetches["end_ns"][run.index.fetches_by_process.rows(process)])
+
+
+def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costliest_ns: int) -> dict[str, Any] | None:
+    """Return the cut-out of the step of a rank that waited longest for batches; None if none did to speak of.
+
+    ``shown`` are ranks and steps whose wait for batches is in a cut-out already, ``costliest_ns`` is what the costliest
+    wait in a collective cost all ranks.
+    """
+    counted = GroupBy(run.steps["rank"], run.steps["step"])
+    step = counted.row_of(stalls["rank"], stalls["step"])
+    own = stalls.take((step >= 0) & np.isin(stalls["kind"], _DATA_KINDS))
+    if not len(own):
+        return None
+    each = GroupBy(own["rank"], own["step"])
+    spent = each.sum(own["stall_ns"])
+    worst = int(spent.argmax())
+    rank, number = int(each.keys[0][worst]), int(each.keys[1][worst])
+    whole = run.step(rank, number)
+    if whole is None or (rank, number) in shown or spent[worst] < _DATA_RATIO * (whole[1] - whole[0]):
+        return None
+    if spent[worst] * _WORTH_DIVISOR < costliest_ns:
+        return None
+    thread = run.threads[rank]
+    waits = batch_waits(run.index, thread)
+    inside = np.flatnonzero((waits.begin < whole[1]) & (waits.end > whole[0]))
+    if not len(inside):
+        return None
+    at = int(inside[(waits.end - waits.begin)[inside].argmax()])
+    begin, end = int(waits.begin[at]), int(waits.end[at])
+    process, worker = int(waits.made_by[at]), int(waits.worker_id[at])
+    window = Window(
+        max(begin - 2 * (end - begin), _made_from(run, process, begin, int(waits.made_ns[at])), 0),
+        end + (end - begin) // 4 + 1,
+    )
+    path = longest_file(run.index, process, window) if process >= 0 else ""
+    lanes = [file_lane(run.index, process, path, window)] if path else []
+    if process >= 0 and process != thread.process_id:
+        lanes.append(worker_lane(run.index, process, worker, rank, window))
+    known = [lane for lane in lanes if lane is not None]
+    known.append(rank_lane(run.index, thread, window, "waiting"))
+    places = {lane["role"]: place for place, lane in enumerate(known)}
+    arrows = _handed_over(run, waits, process, window, places["worker"], len(known) - 1) if "worker" in places else []
+    share = percent_text(spent[worst] / (whole[1] - whole[0]))
+    text = f"rank {rank} waited {duration_text(spent[worst])} ({share}) of step {number} for batches"
+    low, high = (int(own[name][each.number == worst].sum()) for name in ("low_ns", "high_ns"))
+    return {
+        "what": "batch",
+        "text": text,
+        "step": number,
+        "late_rank": -1,
+        "rank": rank,
+        "cause_kind": "",
+        "wait_ns": int(spent[worst]),
+        "low_ns": low,
+        "high_ns": min(high, whole[1] - whole[0]),
+        "method": str(stalls["method"][np.flatnonzero((stalls["rank"] == rank) & (stalls["step"] == number))[0]]),
+        "begin_ns": window.begin_ns,
+        "end_ns": window.end_ns,
+        "entered_ns": -1,
+        "lanes": known,
+        "arrows": arrows,
+    }
+
+
+def _made_from(run: _Run, process: int, begin_ns: int, made_ns: int) -> int:
+    """Return when a process began the batch that it had made at ``made_ns``; the begin of the wait if that is earlier.
+
+    So it is if the making of the batch has no row.
+    """
+    fetches = run.index.batches_of_phase(BatchPhase.FETCH)
+    rows = run.index.fetches_by_process.rows(process)
+    made = rows[fetches["end_ns"][rows] == made_ns]
+    return min(int(fetches["begin_ns"][made].min(initial=begin_ns)), begin_ns)

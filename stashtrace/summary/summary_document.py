@@ -1,0 +1,38 @@
+"""The summary for programs: rows of its tables, each claim with its evidence and its sentence."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+from stashtrace.analysis.findings import Summary
+from stashtrace.schema.table import Table
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.summary.words.first_change_templates import first_rows
+from stashtrace.summary.words.headline import headline_text
+from stashtrace.summary.words.template_parts import findings_of
+
+
+def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> dict[str, Any]:
+    """Return the content of ``analyze summary --format json``.
+
+    ``first``: rows of ``first_changes``. ``path``: of the run, for the commands in ``do_first``. Returns ``headline``:
+    one sentence. ``do_first``: rows of ``first_changes`` with their ``text``. ``budgets``: rows of that table.
+    ``findings``: rows of ``findings`` in reading order, each with ``text``, the sentence of the claim,
+    ``evidence_text``, the sentences below it, and ``evidence``, its rows.
+    """
+    found = findings_of(tables.findings, tables.evidence)
+    alone = sum(f.row["kind"] == "steps" for f in found) == 1
+    claims = []
+    for finding in found:
+        kind = finding.row["kind"]
+        text = steps_text(finding, alone=alone) if kind == "steps" else claim_text(finding)
+        rows = [{k: v for k, v in row.items() if k != "finding_id"} for row in finding.evidence]
+        claims.append({**finding.row, "text": text, "evidence_text": evidence_texts(finding), "evidence": rows})
+    return {
+        "headline": headline_text(found),
+        "do_first": first_rows(first, path) if first is not None else [],
+        "budgets": list(tables.budgets.rows()),
+        "findings": claims,
+    }

@@ -1,0 +1,248 @@
+"""Templates of how a job ended: what it failed of, where it stood still, and what its ranks did last."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from stashtrace.analysis.findings.ending.last_activity import STANDS_STILL
+from stashtrace.summary.words.template_parts import (
+    Finding,
+    Row,
+    last_called,
+    not_entered,
+    operation,
+    ranks_named,
+    waiting_inside,
+)
+from stashtrace.text import count_noun
+from stashtrace.units import bytes_text, duration_text, percent_text, shortened
+
+#: From this share of the time on a thread ran all the time; up to the other it did not run.
+_ALL_THE_TIME, _NEVER = 0.9, STANDS_STILL
+_PATH_WIDTH = 60
+
+
+def _who(row: Row) -> str:
+    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process without a rank"
+    return f"worker {row['worker_id']} of {who}" if row["worker_id"] >= 0 else who
+
+
+def _how(code: str, name: str, exit_code: int) -> str:
+    if code == "raised":
+        return f"raised {name}"
+    if code == "ended_by":
+        return f"killed by {name}"
+    return f"left with exit code {exit_code}"
+
+
+def _first(f: Finding) -> str:
+    """Say which rank failed first, and how; empty if that is not recorded."""
+    row = next((e for e in f.evidence if e["code"] in ("raised", "ended_by", "left_with")), None)
+    if row is None:
+        return ""
+    how = _how(row["code"], row["name"], row["of_count"])
+    was = "was " if row["code"] == "ended_by" else ""
+    steps = f" after {count_noun(row['items_count'], 'step')}" if row["items_count"] >= 0 else ""
+    memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
+    return f"{_who(row)} {was}{how}{steps}{memory}"
+
+
+def _ended(head: Callable[[str], str]) -> Callable[[Finding], str]:
+    def words(f: Finding) -> str:
+        first = _first(f)
+        return f"{head(f.row['name'])}: {first}" if first else head(f.row["name"])
+
+    return words
+
+
+def _with_code(f: Finding) -> str:
+    """Say with which code the job ended; that of a launcher need not be that of a rank."""
+    launcher, first = f.first("launched_by"), _first(f)
+    who = launcher["name"] if launcher is not None else "the job"
+    if launcher is not None and not first:
+        return f"{who} ended with exit code {f.row['name']}; how its ranks ended is not in the recording"
+    return f"{who} ended with exit code {f.row['name']}{f': {first}' if first else ''}"
+
+
+def _signal(number: str) -> str:
+    try:
+        name = f" ({signal.Signals(int(number)).name})"
+    except ValueError:
+        name = ""
+    return f"the job was ended by signal {number}{name}; a step that it did not finish is not counted"
+
+
+def _hung(f: Finding) -> str:
+    """Say where a job stood still; while it lives, only for how long nobody has gone on."""
+    row = f.row
+    if row["name"] == "gone":
+        return f"{_lacking(f)}: its process ended before the others, or was stopped"
+    lives = f.first("lives") is not None
+    head = "no progress" if lives else "the job hung"
+    if lives and row["stall_ns"] >= 0:
+        head += f" for {duration_text(row['stall_ns'])}"
+    if row["name"] == "circle":
+        return f"{head}: ranks {row['ranks']} wait for each other"
+    if row["name"] == "inside":
+        return f"{head}{':' if lives else ''} inside {_operation(f)}: its members have entered it and none has left it"
+    return f"{head}: {_lacking(f)}"
+
+
+def _operation(f: Finding) -> str:
+    group = f.first("hung_bytes") or {"name": ""}
+    return f"{operation(f.row['call'])} {f.row['items_count']} of {group['name'] or 'a group without a name'}"
+
+
+def _lacking(f: Finding) -> str:
+    """Say what the ranks that everybody waits for have not done."""
+    row, group = f.row, f.first("hung_bytes") or {"moved_bytes": 0, "name": ""}
+    if row["cause_kind"] == "not_finished" and row["name"] != "gone":
+        whose = "the devices of ranks" if "," in row["ranks"] or "-" in row["ranks"] else "the device of rank"
+        verb = "have" if whose.endswith("ranks") else "has"
+        return f"{whose} {row['ranks']} {verb} not finished {_operation(f)}, which other members have finished"
+    if row["items_count"] < 0 and row["name"] != "gone":
+        inside = f.first("hung_inside")
+        waiter = f"rank {inside['name']}" if inside is not None else "another rank"
+        lacks = "sent what {} waits to receive" if row["call"] == "receive" else "received what {} sends"
+        name = group["name"] or "a group without a name"
+        return f"{ranks_named(row['ranks'], ('has', 'have'))} not {lacks.format(waiter)} ({name})"
+    return not_entered(row["ranks"], row["call"], row["items_count"], group["name"], group["moved_bytes"])
+
+
+#: How a rank that others wait for is still at work.
+_STILL = {
+    "records": ("its records go on", "their records go on"),
+    "moves": ("it still reads or writes files", "they still read or write files"),
+    "runs": ("its thread still runs", "their threads still run"),
+}
+
+
+def _awaited(f: Finding) -> str:
+    """Say that others wait for ranks which still work: the job does not hang."""
+    ways = f.all("still_works")
+    alike = len({way["kind"] for way in ways}) == 1
+    still = _STILL[ways[0]["kind"]][len(ways) > 1] if alike else "they still work"
+    return f"{_lacking(f)}, but {still}"
+
+
+def _mismatch(f: Finding) -> str:
+    number = f"{f.row['items_count']} of {f.row['name'] or 'a group without a name'}"
+    kinds = {e["kind"] for e in f.evidence}
+    parts = []
+    for e in f.evidence:
+        what = operation(e["kind"]) if len(kinds) > 1 else bytes_text(e["moved_bytes"])
+        parts.append(f"{ranks_named(e['name'], ('called', 'called')) if len(kinds) > 1 else _ranks(e['name'])} {what}")
+    if len(kinds) > 1:
+        return f"mismatched collectives: as number {number}, {', while '.join(parts)}"
+    call = operation(f.evidence[0]["kind"])
+    return f"mismatched message sizes in {call} {number}: {', '.join(parts)}"
+
+
+def _ranks(text: str) -> str:
+    return ranks_named(text, ("", "")).rstrip()
+
+
+#: Kind of claim -> its words.
+ENDINGS: dict[str, Callable[[Finding], str]] = {
+    "failed": _first,
+    "ended_by_signal": _ended(_signal),
+    "ended_with_code": _with_code,
+    "hung": _hung,
+    "awaited": _awaited,
+    "mismatch": _mismatch,
+}
+
+
+def _ended_after(row: Row, f: Finding) -> str:
+    ranks, _, text = row["name"].partition(":")
+    code = "raised" if text else "ended_by" if row["kind"] else "left_with"
+    how = _how(code, text or row["kind"], row["of_count"])
+    return f"then {ranks_named(ranks, ('was', 'were') if code == 'ended_by' else ('', '')).rstrip()} {how}"
+
+
+def _waited_for_it(row: Row, f: Finding) -> str:
+    ranks, _, group = row["name"].partition(":")
+    number = f" {row['items_count']}" if row["items_count"] >= 0 else ""
+    where = f"{operation(row['kind'])}{number} of {group or 'a group without a name'}"
+    return f"{ranks_named(ranks, ('waited', 'waited'))} {duration_text(row['amount_ns'])} for it in {where}"
+
+
+#: Kind of an activity -> what it is, and that it is done.
+_ACTIVITIES = {
+    "batch_wait": "a wait for a batch",
+    "optimizer": "an optimizer step",
+    "update_skipped": "a skipped update",
+    "checkpoint": "a checkpoint",
+    "checkpoint_load": "loading a checkpoint",
+    "forward": "a forward",
+    "backward": "a backward",
+    "sleep": "a sleep",
+    "gil": "a wait for the GIL",
+    "join": "a wait for a thread to end",
+}
+
+
+def _activity(kind: str, name: str = "") -> str:
+    if kind == "annotation":
+        return f"the annotation {name}"
+    if kind in _ACTIVITIES:
+        return _ACTIVITIES[kind]
+    what = operation(kind)
+    return f"{what} of {shortened(name, _PATH_WIDTH)}" if name else what
+
+
+def _did_last(row: Row, f: Finding) -> str:
+    what = _activity(row["kind"], row["name"])
+    before = f", {duration_text(row['amount_ns'])} before the records end" if row["amount_ns"] > 0 else ""
+    return f"the last thing that rank {row['rank']} finished is {what}{before}"
+
+
+def _ran_since(row: Row, f: Finding) -> str:
+    if row["part_ratio"] >= _ALL_THE_TIME:
+        return (
+            "since then its thread has wanted a CPU all the time: it computes, or loops, in code that is not recorded"
+        )
+    if row["part_ratio"] <= _NEVER:
+        return "since then its thread has not run: it sleeps, or is inside a call that has not returned"
+    return f"since then its thread has run, or waited for a CPU, for {percent_text(row['part_ratio'])} of the time"
+
+
+#: System call -> where a thread is that stands in it.
+_CALLS = {
+    "sleep": "asleep (time.sleep, usleep or the like)",
+    "futex": "waiting for a lock, a condition or another thread",
+    "poll": "in poll, as for a socket or a pipe",
+    "select": "in select, as for a socket or a pipe",
+    "epoll": "in epoll, as for a socket or a pipe",
+    "wait": "waiting for a child process to end",
+    "open": "opening a file",
+}
+
+
+def _stands_in(row: Row, f: Finding) -> str:
+    target = row["name"]
+    of = "a pipe" if target.startswith("pipe:") else "a socket" if target.startswith("socket:") else ""
+    of = of or (shortened(target, _PATH_WIDTH) if target else "a descriptor")
+    where = _CALLS.get(row["kind"], f"inside {row['kind']}() of {of}")
+    return f"since then it is {where}"
+
+
+#: Code of evidence -> its words.
+ENDING_EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
+    "ended_after": _ended_after,
+    "waited_for_it": _waited_for_it,
+    "hung_inside": lambda row, f: waiting_inside(row["name"], row["amount_ns"]) if f.row["items_count"] >= 0 else "",
+    "hung_through": lambda row, f: f"{ranks_named(row['name'], ('waits', 'wait'))} for ranks that wait for that",
+    "hung_last": lambda row, f: last_called(row["rank"], row["items_count"]),
+    "waits_in": lambda row, f: (
+        f"rank {row['rank']} waits in {operation(row['kind'])} {row['items_count']} of {row['name']}"
+        if row["items_count"] >= 0
+        else f"rank {row['rank']} waits in a {operation(row['kind'])} of {row['name']}"
+    ),
+    "did_last": _did_last,
+    "followed_by": lambda row, f: f"in the steps before, {_activity(row['kind'])} came next",
+    "ran_since": _ran_since,
+    "stands_in": _stands_in,
+}

@@ -1,0 +1,646 @@
+"""Templates of evidence: one for each code of ``finding_evidence``."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
+from stashtrace.summary.words.change_templates import behind_it
+from stashtrace.summary.words.end_templates import ENDING_EVIDENCE
+from stashtrace.summary.words.on_file import doing, is_path
+from stashtrace.summary.words.template_parts import (
+    Finding,
+    Row,
+    few_ranks,
+    filled,
+    lost,
+    number,
+    operation,
+    ranks,
+    ranks_named,
+    verb,
+)
+from stashtrace.text import count_noun
+from stashtrace.units import bytes_text, duration_text, percent_text, shortened
+
+_NAME_WIDTH = 40
+#: Paths are cut in their middle to fit into a line of the summary with what is said of them.
+_PATH_WIDTH = 48
+_ALL_RATIO = 0.95
+#: A reason that is this part of a wait is not said to be a part of it, and in a headline no waiting is.
+NEARLY_ALL_RATIO = 0.9
+#: Workers differ if the mean batch of one takes this many times as long as that of another.
+_UNEVEN_RATIO = 1.5
+#: Other programs are named from this part of the CPUs on.
+_OTHERS_TOLD = 0.05
+#: How a sentence about a wait in a collective begins; a list of several leaves it out (``words.wait_text``).
+COSTLIEST = "the costliest wait: "
+#: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
+BLOCKED_WORDS = {
+    "asleep": "asleep (time.sleep, usleep or the like)",
+    "gil": "waiting for the GIL, which another thread holds",
+    "join": "waiting for a thread or a process to end (join, waitpid)",
+    "poll": "in poll, select or epoll, as for a socket or a pipe",
+    "lock": "waiting for a lock, a condition or a semaphore",
+    "file": "in calls on files",
+    "socket": "in calls of sockets (recv, send, connect)",
+    "pipe": "in calls of pipes",
+    "io": "in calls of devices",
+}
+#: Call that blocks -> who ends the wait.
+_ENDS_IT = {
+    "gil": "Python code of another thread runs meanwhile; in a process of its own it would not block this one",
+    "join": "the timeline shows where",
+    "poll": "the timeline shows where",
+    "lock": "another thread of its process holds it or is to signal it; the timeline shows where",
+    "socket": "the process at the other end of the connection keeps it waiting; the timeline shows where",
+    "pipe": "the process at the other end of the pipe keeps it waiting; the timeline shows where",
+    "io": "the timeline shows where",
+}
+_PART_WORDS = {
+    "cpu": "on the CPU (decoding, transforming, collating)",
+    "queue": "waiting for a CPU",
+    "storage": "blocked in storage",
+    "network": "waiting for the network",
+    "asleep": "asleep (time.sleep, usleep or the like)",
+    "page_faults": "waiting for page faults from storage",
+    "gil": "waiting for the GIL, which another thread holds",
+    "blocked": "blocked (a lock, a pipe, another thread)",
+    "unknown": "off the CPU for no recorded reason",
+}
+
+
+def _blocked_in(row: Row, f: Finding) -> str:
+    """Say where the thread was blocked; where the claim says so already, only what would help."""
+    if f.row["cause_kind"].removesuffix("_partly") == row["kind"]:
+        return _ENDS_IT.get(row["kind"], "")
+    most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
+    return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the timeline shows where"
+
+
+def _python_collects(row: Row, f: Finding) -> str:
+    if row["part_ratio"] >= 0.5 and not f.row["call"]:
+        return ""  # the claim says it
+    return f"{duration_text(row['amount_ns'])} a step of it is garbage collection"
+
+
+def _epochs(row: Row, f: Finding) -> str:
+    times = {1: "once", 2: "twice"}.get(row["items_count"], f"{row['items_count']} times")
+    each = duration_text(row["amount_ns"]) + (" each" if row["items_count"] > 1 else "")
+    workers = (f.first("epochs_workers") or {"items_count": 1})["items_count"]
+    restarted = "its worker" if workers == 1 else f"its {workers} workers"
+    why = (
+        f"to start {restarted} again and make a first batch; persistent_workers=True keeps them"
+        if row["code"] == "epochs_start_workers"
+        else "for a first batch that no worker had made ahead"
+    )
+    steps = count_noun(row["of_count"], "step")
+    return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {steps}, {each}, {why}"
+
+
+def _part(ratio: float) -> str:
+    return "all" if ratio > 0.995 else percent_text(ratio)
+
+
+def _batch_time(row: Row, f: Finding) -> str:
+    several = f" (a step uses {row['part_ratio']:.3g} batches)" if row["part_ratio"] > 0 else ""
+    whose = _whose(f)
+    length = duration_text(row["amount_ns"])
+    if row["items_count"] > 1 and row["high_ns"] > _UNEVEN_RATIO * row["low_ns"] > 0:
+        low, high = duration_text(row["low_ns"]), duration_text(row["high_ns"])
+        uneven = f"its {row['items_count']} workers take {low} to {high} to make a batch{several}"
+        head = f"{whose}{uneven}, worker {row['worker_id']} longest; the mean batch takes {length}"
+    else:
+        who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
+            row["items_count"], f"each of its {row['items_count']} workers"
+        )
+        head = f"{whose}{who} takes {length} to make a batch{several}"
+    parts = f.all("batch_part")
+    if not parts:
+        return head
+    first = "all" if parts[0]["part_ratio"] > 0.995 else duration_text(parts[0]["amount_ns"])
+    spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
+    spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
+    return f"{head}: {', '.join(spent)}"
+
+
+def _whose(f: Finding) -> str:
+    """Say whose batches these are, where a claim is about several ranks: only those of one were looked at."""
+    return f"on rank {f.row['rank']}, " if f.row.get("items_count", 1) > 1 else ""
+
+
+def _of_one(words: Callable[[Row, Finding], str]) -> Callable[[Row, Finding], str]:
+    return lambda row, f: _whose(f) + words(row, f)
+
+
+def _file_time(row: Row, f: Finding) -> str:
+    return f"{duration_text(row['amount_ns'])} a step in {row['kind']}() of {_path(row['name'])}"
+
+
+def _blocked_reads(row: Row, f: Finding) -> str:
+    name = os.path.basename(row["name"]) or "a file without a name"
+    where = f"mostly from {name}" if row["part_ratio"] > 0.5 else f"over {row['items_count']} files"
+    typical = duration_text(row["amount_ns"])
+    if row["rate_bytes_per_s"] < 0:
+        return f"blocked reads, {where}, take {typical} on average"
+    rate = bytes_text(row["rate_bytes_per_s"])
+    return f"blocked reads moved {rate}/s, {where}; one takes {typical} on average"
+
+
+def _handoff_starved(row: Row, f: Finding) -> str:
+    part, whole = duration_text(row["amount_ns"]), duration_text(row["high_ns"])
+    return f"the hand-off waits for a CPU, as the workers do: {part} of the {whole} that a batch takes"
+
+
+def _cpu_demand(row: Row, f: Finding) -> str:
+    of_host = max(row["items_count"], row["of_count"])
+    others = row["low_ns"] / 1e9
+    used = ""
+    if others >= _OTHERS_TOLD * of_host:  # they are not bound to the CPUs that the job may use
+        is_whole = of_host == row["of_count"]
+        used = f"other programs used {number(others)}"
+        used = f"; {used} of these" if is_whole else f"; {used} of the host's {of_host}"
+    cpus = count_noun(row["of_count"], "CPU")
+    return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
+
+
+def _fewer_threads(row: Row, f: Finding) -> str:
+    ranks, threads = row["of_count"], row["items_count"]
+    given = f"OMP_NUM_THREADS={row['name']}" if row["name"] else "OMP_NUM_THREADS is not set"
+    began = f"{count_noun(ranks, 'rank')} began with {threads} torch threads{' each' if ranks > 1 else ''} ({given})"
+    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
+    return f"{began}, {ranks * threads} for {cpus}: try OMP_NUM_THREADS={number(row['part_ratio'])}"
+
+
+def _workers_hold_cpus(row: Row, f: Finding) -> str:
+    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
+    return (
+        f"{count_noun(row['of_count'], 'rank')} and {count_noun(row['items_count'], 'loader worker')} share {cpus}:"
+        f" {number(row['part_ratio'])} of these threads are the workers'; cheaper decoding or more CPUs would help"
+    )
+
+
+def _ranks_share_cpus(row: Row, f: Finding) -> str:
+    cpus = count_noun(row["of_count"], "CPU")
+    return (
+        f"{count_noun(row['items_count'], 'rank')} share {cpus}: fewer ranks on this machine, or more CPUs, would help"
+    )
+
+
+def _fewer_batches(row: Row, f: Finding) -> str:
+    often = f", {row['part_ratio']:.3g} times a step" if row["part_ratio"] > 1.05 else ""
+    return (
+        f"making a batch takes {duration_text(row['low_ns'])}, its hand-off {duration_text(row['amount_ns'])}{often}:"
+        " larger batches help where they are small, and less to pickle where they hold many Python objects"
+    )
+
+
+def _copies(row: Row, f: Finding) -> str:
+    advice = (
+        ": pin_memory=True in the DataLoader or tensor.pin_memory() would pin them" if row["kind"] == "pageable" else ""
+    )
+    return (
+        f"{row['kind']} copies: {number(row['part_ratio'])} a step, {bytes_text(row['moved_bytes'])} at"
+        f" {bytes_text(row['rate_bytes_per_s'])}/s{advice}"
+    )
+
+
+def _blocking_call(row: Row, f: Finding) -> str:
+    where = row["name"] or "an unnamed thread"
+    name = row["kind"]
+    item = " (also .item() and .cpu())" if name.lower().replace("_", "").endswith("streamsynchronize") else ""
+    often, length = f"{number(row['part_ratio'])} a step", duration_text(row["amount_ns"])
+    if row["code"] == "draining_call":
+        return f"{name}{item} on {where}: {often}; the device runs out of work in them, for {length} a step"
+    return f"{name}{item} on {where}: {often}, during {length} of that"
+
+
+def _calls_of_others(row: Row, f: Finding) -> str:
+    whose = f"rank {row['rank']} makes" if row["rank"] >= 0 else "the other ranks make"
+    return f"{whose} {number(row['part_ratio'])} of these calls a step"
+
+
+#: Kind of time -> what a late rank does longer than its peers.
+_SURPLUS_WORDS = {
+    "compute": "computes {more} longer than {peers}",
+    "data": "waits {more} longer than {peers} for batches",
+    "link": "spends {more} longer than {peers} in transfers",
+    "copy": "waits {more} longer than {peers} for copies between host and device",
+    "save": "saves checkpoints {more} longer than {peers}",
+    "host": "has its device idle {more} longer than {peers} because of its host",
+    "sleep": "sleeps {more} longer than {peers}",
+    "gc": "collects garbage {more} longer than {peers}",
+    "cpu_contention": "waits {more} longer than {peers} for a CPU",
+    "other": "is blocked {more} longer than {peers}",
+    "python": "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
+    "reads": "is blocked {more} longer than {peers} in reads of files",
+    "unrecorded": "has {more} more than {peers} in which nothing was recorded",
+    "quiet": "spends {more} longer than {peers} in forwards without gradients",
+}
+#: More ranks than this are not said one by one.
+_NAMED_AT_MOST = 4
+#: Kind of time -> what ranks do of which another one has less.
+_LESS_WORDS = {
+    "compute": "compute",
+    "data": "wait for batches",
+    "reads": "are blocked in reads of files",
+    "copy": "wait for copies between host and device",
+    "save": "save checkpoints",
+    "host": "have their devices idle because of their hosts",
+    "python": "run code of the loop",
+    "sleep": "sleep",
+    "gc": "collect garbage",
+    "cpu_contention": "wait for a CPU",
+    "other": "are blocked",
+}
+#: The same as shares of waiting, whoever of several ranks it was.
+_TURNS_WORDS = {
+    "compute": "computed",
+    "data": "waited for batches",
+    "reads": "was blocked in reads of files",
+    "link": "was in transfers",
+    "copy": "waited for copies between host and device",
+    "save": "saved checkpoints",
+    "host": "had its device idle because of its host",
+    "python": "ran code of the loop",
+    "sleep": "slept",
+    "gc": "collected garbage",
+    "cpu_contention": "waited for a CPU",
+    "other": "was blocked",
+}
+#: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
+_LATE_WORDS = {
+    "prep": "{who} took {ns} longer to make its batch",
+    "handoff": "its batch was handed over {ns} later",
+    "fetch": "{who} was blocked in storage {ns} longer",
+    "compute": "it computed {ns} longer",
+    "gc": "it collected garbage {ns} longer",
+    "sleep": "it slept {ns} longer",
+    "cpu_contention": "it waited {ns} longer for a CPU",
+    "checkpoint": "it saved a checkpoint {ns} longer",
+    "h2d": "copies between host and device took it {ns} longer",
+    "sync": "its device was out of work {ns} longer after blocking calls",
+    "launch": "its device waited {ns} longer for its host to launch",
+    "python": "it ran code of the loop {ns} longer",
+    "straggler": "it waited {ns} longer for others itself",
+    "network": "its transfers between hosts took {ns} longer",
+    "interconnect": "its transfers inside the host took {ns} longer",
+    "before": "it began {ns} later; the cause lies before that",
+    "other": "it was blocked {ns} longer with no known cause",
+    "unrecorded": "nothing was recorded of it for {ns} longer",
+}
+
+
+def surplus(row: Row, peers: str) -> str:
+    """Say what a rank does longer: ``spends 30.0 ms a step longer than the others reading shard-0017.tar``."""
+    more = f"{duration_text(row['amount_ns'])} a step"
+    name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
+    if name and kind in ("data", "reads", "save"):
+        return f"spends {more} longer than {peers} {'saving' if kind == 'save' else 'reading'} {name}"
+    if kind in ("writes", "calls") or (is_path(row["name"]) and kind in ("python", "other")):
+        what = doing(kind if kind == "writes" else "calls", row["name"]) if name else "in calls on files"
+        return f"spends {more} longer than {peers} {what}"
+    text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
+    if name and kind == "other":
+        return f"{text} {_blocked_words(name)}"
+    if name and kind == "compute":
+        return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
+    if name and kind == "host":
+        return text.replace("because of its host", f"because its host is in {name}")
+    return f"{text} ({name})" if name and kind in ("link", "python") else text
+
+
+def _blocked_words(name: str) -> str:
+    """Say in which call a thread was blocked: ``waiting for a lock, ...`` or ``in recv()``."""
+    call = CALL_OF_WAIT.get(name, "")
+    return BLOCKED_WORDS[call] if call else f"in {name}()"
+
+
+def peers_of(row: Row) -> str:
+    """Name the ranks that a rank is compared with: the only other one, or all others."""
+    return f"rank {row['of_count']}" if row["of_count"] >= 0 else "the others"
+
+
+def _late_by_turns(row: Row, f: Finding) -> str:
+    kinds = f.all("late_by_turns")
+    if row["kind"] != kinds[0]["kind"]:
+        return ""  # the first one speaks for all
+    parts = [f"{_TURNS_WORDS[e['kind']]} longer ({percent_text(e['part_ratio'])})" for e in kinds]
+    return f"the rank that came last {', '.join(parts)}; in brackets the share of this waiting"
+
+
+def _unlike_rank(row: Row, f: Finding) -> str:
+    """Say what a rank does longer, where that differs from rank to rank or is not computing."""
+    found = f.all("unlike_rank")
+    if f.row["cause_kind"] == "early":
+        if row["rank"] != found[0]["rank"]:
+            return ""
+        return f"most of that is time in which the others {_LESS_WORDS[row['kind']]} longer"
+    if len(found) > _NAMED_AT_MOST and row["rank"] != found[0]["rank"]:
+        return ""
+    return f"rank {row['rank']} {surplus(row, 'the others')}"
+
+
+def part_for_it(f: Finding, whole_ratio: float = _ALL_RATIO) -> str:
+    """Say which part of its waiting a rank waits for the late one; empty if it is all, which is so from a ratio on."""
+    row = f.first("late_part")
+    return "" if row is None or row["part_ratio"] >= whole_ratio else percent_text(row["part_ratio"])
+
+
+def _late_part(row: Row, f: Finding) -> str:
+    """Say what each waiting rank loses, where the claim has only their sum, and how much of it is for this."""
+    links, part = f.all("late_link"), part_for_it(f)
+    if len(links) == 1 and links[0]["items_count"] == 1:
+        return ""  # the claim says it
+    of_it = f", {part} of which is for this" if part else ""
+    if f.row["items_count"] == 1:
+        return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{of_it}"
+    most = f", rank {row['rank']} most" if f.row["least_ns"] < _ALL_RATIO * f.row["stall_ns"] else ""
+    return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{most}{of_it}"
+
+
+def _bubble(row: Row, f: Finding) -> str:
+    # Of a slow stage the claim has not said how long the others wait.
+    waits = f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}; " if f.first("slow_stage") else ""
+    held, stages = f.first("stages_held"), count_noun(row["items_count"], "stage")
+    with_batches = f"with {count_noun(row['of_count'], 'micro-batch')} a step"
+    if held is None:
+        whose = f"a pipeline of {stages} {with_batches} has a bubble of"
+    elif held["items_count"] > 0:
+        whose = f"a pipeline of {stages}, {held['items_count']} on each rank, {with_batches} has a bubble of"
+    else:
+        ranks_count = count_noun(row["items_count"], "rank")
+        whose = f"a pipeline of {ranks_count} that hold several stages each has a bubble of at least"
+    return (
+        f"{waits}{whose} {duration_text(row['amount_ns'])} a step ({percent_text(row['part_ratio'])}) on each rank even"
+        " if all stages work alike; more micro-batches make it shorter"
+    )
+
+
+def _is_several(ranks: str) -> bool:
+    return "," in ranks or "-" in ranks
+
+
+def _worst_wait(row: Row, f: Finding) -> str:
+    where = f"in {operation(row['kind'])} {row['items_count']}"
+    waiting = few_ranks(row["name"])
+    if row["code"].startswith("hung"):
+        hanging = f"{COSTLIEST}{ranks_named(waiting, ('hangs', 'hang'))} {where}"
+        if row["code"] == "hung_wait":
+            return f"{hanging}, which rank {row['rank']} never entered"
+        return f"{hanging}; ranks that left no record here may never have entered it"
+    length = f"{'up to ' if _is_several(row['name']) else ''}{duration_text(row['amount_ns'])}"
+    waited = f"{COSTLIEST}{ranks_named(waiting, ('waited', 'waited'))} {length} {where}"
+    if row["code"] == "worst_wait_unknown":
+        return f"{waited}; the clocks cannot tell for whom"
+    return f"{waited}; rank {row['rank']} was late"
+
+
+def _late_because(row: Row, f: Finding) -> str:
+    """Say why the rank was late, with the worker and file, kernel or phase where they are known."""
+    kind, worker, name = row["kind"], row["worker_id"], shortened(row["name"], _NAME_WIDTH)
+    who = f"its worker {worker}" if worker >= 0 else "it"
+    if kind == "fetch" and row["name"]:
+        spent = f"{who} spent {duration_text(row['low_ns'])} reading {os.path.basename(row['name'])}"
+        return spent + _of_wait(row["low_ns"], f)
+    if kind in ("other", "python") and is_path(row["name"]):
+        return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}" + _of_wait(row["low_ns"], f)
+    part = "" if kind == "before" else _of_wait(row["amount_ns"], f)  # that is no reason yet
+    words = _LATE_WORDS[kind]
+    if kind == "other" and name:
+        words = "it was blocked {ns} longer " + _blocked_words(name)
+    text = words.format(ns=duration_text(row["amount_ns"]), who=who)
+    if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
+        text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
+    if not name or kind == "other":
+        return text + part
+    if kind == "compute":
+        place = "outside forward, backward and optimizer" if name.startswith("between") else f"in {name}"
+        # Clocks of kernels and of kinds round differently.
+        whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
+        return f"{text} {place}{part}" if whole else f"{text}{part}, {duration_text(row['low_ns'])} of that {place}"
+    if kind == "checkpoint":
+        return f"{text}{part}, writing {os.path.basename(row['name'])}"
+    if kind == "launch":
+        return text.replace("for its host to launch", f"for its host, which was in {name}") + part
+    if kind == "straggler":
+        return text.replace("others itself", f"{name} in another group") + part
+    return f"{text}{part} ({name})"
+
+
+def _of_wait(said_ns: float, f: Finding) -> str:
+    """Say which part of the wait a reason is, if it is not all of it."""
+    wait = f.first("worst_wait")
+    if wait is None or said_ns >= NEARLY_ALL_RATIO * wait["amount_ns"]:
+        return ""
+    which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
+    return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"
+
+
+def _bus_bandwidth(row: Row, f: Finding) -> str:
+    reached = bytes_text(row["rate_bytes_per_s"])
+    least = "" if f.first("all_arrived") is not None else "at least "
+    line = f"{operation(row['name'])} reached {least}{reached}/s of bus bandwidth over {row['items_count']} transfers"
+    if row["part_ratio"] >= 0:
+        line += f", {percent_text(row['part_ratio'])} of what this link can do by its calibration"
+    return line
+
+
+def _payload(row: Row, f: Finding) -> str:
+    operations = count_noun(max(round(row["part_ratio"]), 1), "operation")
+    return f"{operations} with {bytes_text(row['moved_bytes'])} of payload a step"
+
+
+def _path(path: str) -> str:
+    """Shorten a path to a line: folders are cut before the name of the file. Some tools give a number instead."""
+    if not path:
+        return "(path not known)"
+    if path.isdecimal():
+        return f"file number {path} (its path is not in the recording)"
+    folder, _, base = path.rpartition("/")
+    if len(path) <= _PATH_WIDTH or len(base) > _PATH_WIDTH - 8:
+        return shortened(path, _PATH_WIDTH)
+    return f"{folder[: _PATH_WIDTH - len(base) - 2]}…/{base}"
+
+
+def _killed(row: Row, f: Finding) -> str:
+    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process without a rank"
+    if row["worker_id"] >= 0:
+        who = f"worker {row['worker_id']} of {who}"
+    memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
+    return f"{who} (pid {row['of_count']}) was killed by {row['name']}{memory}"
+
+
+def _epochs_workers_end(row: Row, f: Finding) -> str:
+    of = f"{duration_text(row['amount_ns'])} of {'each' if row['items_count'] > 1 else 'it'}"
+    return f"{of} was spent waiting for the workers of the epoch before to end"
+
+
+def _late_often_of_worst(row: Row, f: Finding) -> str:
+    times, of = row["items_count"], row["of_count"]
+    which = f"all {of} steps" if times == of else f"{times} of the {of} steps"
+    return f"rank {row['rank']} makes most of the waiting in {which} with long waits"
+
+
+def _checkpoints(row: Row, f: Finding) -> str:
+    count = count_noun(row["items_count"], "checkpoint")
+    after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
+    return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
+
+
+def _background_saves(row: Row, f: Finding) -> str:
+    count, mean, longest = row["items_count"], row["amount_ns"], row["high_ns"]
+    length = f"{duration_text(mean)} each, the longest {duration_text(longest)}" if count > 1 else duration_text(mean)
+    whose = ranks_named(row["name"], ("wrote", "wrote"))
+    return f"{whose} {count_noun(count, 'checkpoint')} in the background: {length}"
+
+
+def _transfers(row: Row, f: Finding) -> str:
+    point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
+    if row["low_ns"] >= _ALL_RATIO * row["amount_ns"] and row["high_ns"] * _ALL_RATIO <= row["amount_ns"]:
+        return f"the transfers themselves take {point} a step"
+    return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
+
+
+#: Code of evidence that continues the sentence before it -> what joins them; all others begin a sentence.
+JOINERS = {"late_because": ": ", "late_why_unknown": "; ", "late_mixed": ": "}
+
+
+def _filled(template: str) -> Callable[[Row, Finding], str]:
+    return lambda row, f: filled(template, row)
+
+
+#: Code of evidence -> its words.
+EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
+    "epochs_start_workers": _of_one(_epochs),
+    "epochs_first_batch": _of_one(_epochs),
+    "epochs_workers_end": _epochs_workers_end,
+    "makers_not_recorded": _filled(
+        "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
+    ),
+    "step_thread_not_recorded": _filled(
+        "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from decoding;"
+        " a few workers might hide both"
+    ),
+    "makers_left_no_records": _filled("its workers left no records of their own"),
+    "handed_over": _of_one(
+        lambda row, f: (
+            f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+        )
+    ),
+    "batch_time": _batch_time,
+    "batch_spread": _of_one(
+        _filled("half of the batches take {amount_ns:time} or less, the longest takes {high_ns:time}")
+    ),
+    "blocked_by_guess": _filled(
+        "storage and memory are told apart by how long calls took, so part of one may be the other"
+    ),
+    "blocked_reads": _of_one(_blocked_reads),
+    "page_faults": _of_one(
+        _filled(
+            "{part_ratio:number} page faults per batch waited for storage; reads of a memory-mapped file look like this"
+        )
+    ),
+    "handoff_starved": _of_one(_handoff_starved),
+    "cpu_demand": _cpu_demand,
+    "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
+    "fewer_threads": _fewer_threads,
+    "ranks_share_cpus": _ranks_share_cpus,
+    "transfers_share_cpus": _filled(
+        "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it is that"
+    ),
+    "workers_hold_cpus": _workers_hold_cpus,
+    "idle_cpus": _filled(
+        "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
+        " (quota of a container, pinned threads)"
+    ),
+    "fewer_larger_batches": _of_one(_fewer_batches),
+    "copies": _copies,
+    "blocking_call": _blocking_call,
+    "draining_call": _blocking_call,
+    "calls_of_others": _calls_of_others,
+    "host_in_phase": _filled("{amount_ns:time} a step of it in the {kind}"),
+    "host_unknown": _filled(
+        "what the host does then is not in the recording; an annotation around parts of the loop (record_function,"
+        " stashtrace.annotate) would name it"
+    ),
+    "not_explained": _filled("not explained by what was recorded: no call covers it"),
+    "host_function": lambda row, f: filled(
+        "functions on the host: {part_ratio:number} a step on {stream}, taking {amount_ns:time}",
+        row,
+        stream=row["name"] or "an unnamed stream",
+    ),
+    "host_lead": _filled(
+        "the host leads its device by {amount_ns:time} in the median of {items_count} events; near 0 it starves the"
+        " device"
+    ),
+    "late_part": _late_part,
+    "late_also": lambda row, f: f"rank {row['rank']} also {surplus(row, peers_of(row))}",
+    "late_by_turns": _late_by_turns,
+    "late_one_work": lambda row, f: f"rank {row['rank']} {surplus(row, peers_of(row))}",
+    "unlike_rank": _unlike_rank,
+    "late_begins_later": _filled(
+        "rank {rank} begins its first step {amount_ns:time} after rank {of_count}; the cause lies before the recording"
+    ),
+    "late_work_unknown": _filled("what rank {rank} does longer than the others is not in the recording"),
+    "bubble": _bubble,
+    "stage_uneven": _filled(
+        "within a step the work of the ranks of one stage differs by {part_ratio:percent} (standard deviation): batches"
+        " of even length would shorten the waits"
+    ),
+    "late_often": _filled("rank {rank} makes most of the waiting in {items_count} of {of_count} steps"),
+    "late_often_of_worst": _late_often_of_worst,
+    "worst_wait": _worst_wait,
+    "worst_wait_unknown": _worst_wait,
+    "hung_wait": _worst_wait,
+    "hung_wait_unknown": _worst_wait,
+    "late_because": _late_because,
+    "late_mixed": _filled("several kinds of its time differ from those of the others"),
+    "late_why_unknown": _filled("the recording does not show why"),
+    "transfers": _transfers,
+    "payload": _payload,
+    "bus_bandwidth": _bus_bandwidth,
+    "checkpoints": _checkpoints,
+    "background_saves": _background_saves,
+    "blocked_in": _blocked_in,
+    "nothing_recorded": _filled("nothing was recorded in that time"),
+    "unknown_block": _filled(
+        "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause; the"
+        " timeline shows where"
+    ),
+    "file_time": _file_time,
+    "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
+    "python_in": _filled("{amount_ns:time} a step in {name}"),
+    "python_collects": _python_collects,
+    "python_unknown": _filled(
+        "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
+        " around parts of the loop would"
+    ),
+    "no_operator": _filled(
+        "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"
+    ),
+    "before_first": _filled(
+        "{amount_ns:time} a step lie before the first work of a device in the file: what ran there before the recording"
+        " began is not in it"
+    ),
+    "launched_before": _filled(
+        "for {amount_ns:time} a step the next work had been launched and did not begin: it waited for another stream or"
+        " device, or for work that is not in the recording"
+    ),
+    "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
+    "io_calls": _filled(
+        "{items_count:I/O call} of {of_count:process} moved {moved_bytes:bytes} and took {amount_ns:time} in total"
+    ),
+    "metadata_calls": _filled(
+        "{amount_ns:time} of that ({part_ratio:percent}) in opening, closing and looking up files, not in moving bytes"
+    ),
+    "file_calls": lambda row, f: filled(
+        "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
+    ),
+    "killed": _killed,
+    **ENDING_EVIDENCE,
+    "behind_it": behind_it,
+}

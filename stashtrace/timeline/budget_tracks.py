@@ -1,0 +1,174 @@
+"""The budget on the timeline: one slice per step, and in it how each instant was spent.
+
+A trace without steps has no such track.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from stashtrace import _native
+from stashtrace.analysis.stalls.budget import coded_intervals
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.timeline.rows_by_rank import TraceRows, Window
+from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered, value_where
+
+KINDS = list(KIND_NAMES)
+# Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
+# for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
+COLOURS = {
+    "compute": 200,
+    "straggler": 326,
+    "network": 202,
+    "interconnect": 95,
+    "h2d": 24,
+    "fetch": 127,
+    "prep": 423,
+    "handoff": 659,
+    "checkpoint": 105,
+    "sync": 495,
+    "launch": 189,
+    "python": 283,
+    "other": 81,
+}
+_ABOUT = (
+    "Where each nanosecond of the step went. compute: the phases ran; straggler: waited for a late rank; network, "
+    "interconnect: bytes moved between hosts, inside one; fetch: a batch was waited for and its worker read storage; "
+    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; python: code of the loop outside the "
+    "phases; other: none of these."
+)
+
+
+def coloured(kinds: Sequence[str]) -> Texts:
+    """Return the correlation ids that give the kinds their colours."""
+    return Texts([f"{kind} #{COLOURS[kind]}" for kind in kinds])
+
+
+class Budget:
+    """Steps and stall intervals of a trace; both None if it has no steps."""
+
+    def __init__(self, trace: Trace) -> None:
+        try:
+            self.steps: Table | None = steps(trace)
+            self.intervals: dict[str, Ints] | None = coded_intervals(trace)
+        except MissingDataError:
+            self.steps = self.intervals = None
+
+    @property
+    def slices_count(self) -> int:
+        """Slices that the step tracks take, at most."""
+        return 0 if self.steps is None or self.intervals is None else len(self.steps) + len(self.intervals["rank"])
+
+    def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
+        """Add the step track of a rank, the parent of all its other tracks; return its uuid.
+
+        Viewers sort tracks directly below a process by name, and only those below a track in the order asked for. Also,
+        the budget of a rank stays visible when the rest is folded away.
+        """
+        if rank < 0:
+            return process
+        if self.steps is None or not (self.steps["rank"] == rank).any():
+            return tree.group(process, Line(f"threads · rank {rank:03d}", 0, "No step was found on this rank"))
+        return tree.group(process, Line(f"step · rank {rank:03d}", 0, _ABOUT))
+
+    def slices(self, rows: TraceRows, trunk: int, rank: int) -> list[_native.perfetto.Slices]:
+        """Return the slices on the step track of one rank."""
+        if self.steps is None or self.intervals is None:
+            return []
+        own = rows.cut(self.steps.take(self.steps["rank"] == rank))
+        parts = _parts_of(self.intervals, rank, own["step"])
+        pieces = [_step_piece(own, parts), _part_piece(parts)]
+        return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
+
+
+class _Parts(NamedTuple):
+    """Parts of steps, by begin; ``kind`` is a place in ``KINDS``."""
+
+    step: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    cause_rank: Ints
+
+
+def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
+    """Return the parts of these steps of a rank."""
+    own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
+    inside = np.isin(intervals["step"][own], steps)
+    step, begin, end, kind, cause = (
+        intervals[name][own][inside] for name in ("step", "begin_ns", "end_ns", "kind", "cause_rank")
+    )
+    return _Parts(step, begin, end, coded(kind, list(StallKind)), cause)
+
+
+def _step_piece(table: Table, parts: _Parts) -> Piece:
+    codes, names = numbered(["step"], np.zeros(len(table)), table["step"])
+    piece = Piece(np.zeros(len(table), dtype=np.int64), table["begin_ns"], table["end_ns"], codes, names)
+    kinds = GroupBy(table["kind"])
+    piece.texts["kind"] = (kinds.number, Texts(kinds.values.tolist()))
+    piece.ints["warmup"] = value_where(table["warmup"] == 1, 1)
+    cells = GroupBy.cells((parts.kind, GroupBy(table["step"]).row_of(parts.step)), (len(KINDS), len(table)))
+    for name, total_ns in zip(KINDS, cells.sum(parts.end_ns - parts.begin_ns), strict=True):
+        if total_ns.any():
+            piece.ints[f"{name}_ns"] = value_where(total_ns > 0, total_ns)
+    return piece
+
+
+def _part_piece(parts: _Parts) -> Piece:
+    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
+    piece.correlation = (parts.kind, coloured(KINDS))
+    piece.ints["late_rank"] = value_where(parts.cause_rank >= 0, parts.cause_rank)
+    return piece
+
+
+def _largest(keys: Ints, amount: Ints) -> tuple[int, int]:
+    """Return the key with the largest sum, the lowest of several, and the sum; (-1, -1) without rows."""
+    groups = GroupBy(keys)
+    if not len(groups):
+        return -1, -1
+    sums = groups.sum(amount)
+    at = int(sums.argmax())
+    return int(groups.values[at]), int(sums[at])
+
+
+def worst_step(budget: Budget, ranks: list[int], window: Window | None = None) -> tuple[int, int, int] | None:
+    """Return (begin_ns, end_ns, rank) of the step that lost most, which a viewer should show first.
+
+    Steps of the warm-up count only if there are no others, and with a window only steps that touch it. The rank is the
+    one that made the others wait, if a straggler is the largest stall, else the one that lost most.
+    """
+    if budget.steps is None or budget.intervals is None:
+        return None
+    table = budget.steps.take(np.isin(budget.steps["rank"], ranks))
+    if window is not None:
+        table = table.take(window.touches(table["begin_ns"], table["end_ns"]))
+    table = table.take(table["warmup"] == 0) if (table["warmup"] == 0).any() else table
+    if not len(table):
+        return None
+    parts = budget.intervals
+    lost = np.flatnonzero(
+        (parts["kind"] != StallKind.COMPUTE) & np.isin(parts["step"], table["step"]) & np.isin(parts["rank"], ranks)
+    )
+    length = (parts["end_ns"] - parts["begin_ns"])[lost]
+    step = _largest(parts["step"][lost], length)[0] if len(lost) else int(table["step"][0])
+    here = parts["step"][lost] == step
+    stalls, length = lost[here], length[here]
+    rank = int(table["rank"][0])
+    if len(stalls):
+        cause = parts["cause_rank"][stalls]
+        late = (parts["kind"][stalls] == StallKind.STRAGGLER) & (cause >= 0)
+        blamed, blamed_ns = _largest(cause[late], length[late])
+        suffered, suffered_ns = _largest(parts["rank"][stalls[~late]], length[~late])
+        rank = blamed if blamed_ns >= suffered_ns else suffered
+    rows = table.take(table["step"] == step)
+    return int(rows["begin_ns"].min()), int(rows["end_ns"].max()), rank
