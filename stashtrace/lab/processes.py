@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stashtrace.errors import CaptureError
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 from stashtrace.whole_files import new_log
 
 _POLL_S = 0.02

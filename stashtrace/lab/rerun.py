@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.run_on_hosts import last_words
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 from stashtrace.whole_files import new_log
 
 #: So long a recorder may take to end after it was told to.

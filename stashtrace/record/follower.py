@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stashtrace.record.gpu.inventory import quiet_environment
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 
 #: It makes one more round when the job has ended; if that takes longer, it is left behind.
 _PATIENCE_S = 30.0

@@ -13,7 +13,7 @@ from command_line import ROOT, environment
 from test_reading import write_run
 
 from stashtrace.cli import COMMANDS
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 
 PACKAGES = (
     "numpy",

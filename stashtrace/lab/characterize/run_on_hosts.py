@@ -22,7 +22,7 @@ from typing import IO
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import file_rights, living_processes
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 from stashtrace.whole_files import new_log
 
 #: Ranks are told to go on a little, so that the last step that counts is whole on each of them.

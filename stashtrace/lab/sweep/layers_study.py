@@ -36,7 +36,7 @@ from stashtrace.lab.sweep.start_study_ranks import last_words
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
-from stashtrace.record.own_program import own_program
+from stashtrace.record.program import own_program
 from stashtrace.record.run import run_command
 from stashtrace.replay.communication.communication_model import communication_model
 from stashtrace.replay.communication.messages import gradient_messages
