@@ -16,6 +16,8 @@ from typing import Any
 
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"
+#: Name of the looks at its processes among the facts of a run: what they did when the job stood still.
+LOOKS = "looks"
 _HIGHEST = (1 << 62) - 1
 #: Process ids of Linux.
 _HIGHEST_PID = (1 << 31) - 1
@@ -108,6 +110,11 @@ def _are_facts(value: Any, types: Mapping[str, Callable[[Any], bool]], needed: t
     )
 
 
+def _are_looks(value: Any) -> bool:
+    """Looks by the host and the process id of what was looked at; ``record.look.model`` reads the text."""
+    return _are_facts(value, {"host": _is_text, "pid": _is_pid, "look": _is_text}, ("host", "pid", "look"))
+
+
 _TYPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
@@ -151,6 +158,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "env": _is_variables,
     "losses": _is_losses,
     GPU_INVENTORY: _is_inventory,
+    LOOKS: _are_looks,
 }
 
 

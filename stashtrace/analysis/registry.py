@@ -130,6 +130,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.findings.ending.endings:endings",
         "how ranks and workers ended: exceptions, exit codes",
     ),
+    (
+        "hang",
+        "stashtrace.analysis.findings.ending.hang:hang",
+        "which rank the others wait for, since when, and what it does",
+    ),
     ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
 )
@@ -137,7 +142,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "What slows the run down?",
-        ("findings", "finding_evidence", "budgets", "killed", "endings", "first_changes"),
+        ("findings", "finding_evidence", "budgets", "killed", "endings", "hang", "first_changes"),
     ),
     (
         "Where does the time of a step go?",

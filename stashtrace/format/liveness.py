@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stashtrace.format.stash_file import StashFile
@@ -22,14 +23,14 @@ class LiveRings:
 
     #: Of this host.
     boot_id: str
-    #: As /proc/PID/maps shows them.
-    inodes: frozenset[tuple[int, int, int]]
+    #: As /proc/PID/maps shows them: device and inode -> process, as this host numbers it.
+    pids: Mapping[tuple[int, int, int], int]
 
     @classmethod
     def look(cls) -> LiveRings:
         """Read /proc once. Processes of other users whose maps may not be read are left out."""
-        rings = (ring for entry in os.listdir("/proc") if entry.isdigit() for ring in _rings_of(entry))
-        return cls(own_boot_id(), frozenset(rings))
+        pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
+        return cls(own_boot_id(), {ring: int(pid) for pid in pids for ring in _rings_of(pid)})
 
     def holds(self, stash: StashFile) -> bool:
         """Whether the writer of this file is still at work, or may be."""
@@ -37,10 +38,24 @@ class LiveRings:
             facts = os.stat(stash.ring_path)
         except OSError:
             return False  # the process ended in order, or its file was merged
-        if str(stash.metadata.get("boot_id", "")).startswith(self.boot_id) and self.boot_id:
-            return (os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino) in self.inodes
+        if self.is_of_host(stash):
+            return self._pid(facts) >= 0
         newest = max(facts.st_mtime, os.stat(stash.path).st_mtime)
         return time.time() - newest < _FOREIGN_AGE_S
+
+    def is_of_host(self, stash: StashFile) -> bool:
+        """Whether the writer of this file runs, or ran, on this host since its last start."""
+        return bool(self.boot_id) and str(stash.metadata.get("boot_id", "")).startswith(self.boot_id)
+
+    def pid_of(self, stash: StashFile) -> int:
+        """Return this host's number of the living writer of a file; -1 if it is of another host, or has ended."""
+        try:
+            return self._pid(os.stat(stash.ring_path)) if self.is_of_host(stash) else -1
+        except OSError:
+            return -1
+
+    def _pid(self, facts: os.stat_result) -> int:
+        return self.pids.get((os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino), -1)
 
 
 def own_boot_id() -> str:

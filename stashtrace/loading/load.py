@@ -154,6 +154,11 @@ def is_foreign(path: str) -> bool:
     return _kind_of(path) == _FOREIGN
 
 
+def is_own_run(path: str) -> bool:
+    """Return True for a run directory of ours, in which processes may still record."""
+    return os.path.isdir(path) and _kind_of(path) == _RUN
+
+
 def _load_run(run: OpenedRun, wanted: frozenset[str] | None, shown: str) -> Trace:
     """Decode the rows of an opened run and join them."""
     decoded = decode_processes(run.processes, run.tracks, wanted)

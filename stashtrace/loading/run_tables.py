@@ -16,7 +16,8 @@ from stashtrace.format.reader import RawRun
 from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.process_identity import Identity, Process
-from stashtrace.run_facts import GPU_INVENTORY
+from stashtrace.record.look.model import LOOK_FACT
+from stashtrace.run_facts import GPU_INVENTORY, LOOKS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.strings import StringPool
@@ -107,7 +108,7 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
     }
     for raw in run.runs:
         for key, value in raw.run.items():
-            if key in ("parts", GPU_INVENTORY):  # of each host; `stashtrace info` shows them
+            if key in ("parts", GPU_INVENTORY, LOOKS):  # of each host; `stashtrace info` shows them
                 continue
             facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
     own = {
@@ -116,7 +117,18 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
         "value_code": run.strings.codes(facts.values()),
     }
     schema = TABLES["metadata"]
-    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded)])
+    looks = Table.from_rows(schema, list(_looks(run)))
+    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded), looks])
+
+
+def _looks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
+    """Yield the looks that launchers took while the job lived, as facts of the processes that they looked at."""
+    numbers = {(str(p.file.metadata.get("host", "")), p.facts.pid): p.number for p in run.processes}
+    for raw in run.runs:
+        for kept in raw.run.get(LOOKS, ()):
+            number = numbers.get((kept["host"], kept["pid"]))
+            if number is not None:
+                yield number, run.strings.code(LOOK_FACT), run.strings.code(kept["look"])
 
 
 def _alignment_table(run: OpenedRun) -> Table:

@@ -12,6 +12,7 @@ from textwrap import shorten
 from typing import Any
 
 from stashtrace.cli.find_runs import find_jobs, read_runs
+from stashtrace.cli.hang import hang_lines, look_if_stuck
 from stashtrace.cli.option_values import read_names
 from stashtrace.cli.parsing import (
     TABLE_FORMATS,
@@ -20,6 +21,7 @@ from stashtrace.cli.parsing import (
     configure_logging,
     runs_or_newest,
 )
+from stashtrace.cli.print_results import print_lines
 from stashtrace.cli.print_tables import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import PluginError, UsageError
@@ -29,6 +31,8 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 
 KEEP = ("keep", "drop")
+#: Said in sentences unless a table is asked for; of a job that lives, after a look at its processes.
+HANG = "hang"
 _HELP_WIDTH = 80
 
 
@@ -161,6 +165,10 @@ def main(argv: Sequence[str]) -> int:
         )
     name, function = arguments.name, find(arguments.name)
     jobs = find_jobs(arguments.paths)
+    if name == HANG and arguments.format == "table" and arguments.columns is None and not arguments.wide:
+        for parts in jobs:
+            print_lines([*([f"{named(parts[0])}:"] if len(jobs) > 1 else []), *hang_lines(parts, arguments.run)])
+        return 0
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
     options: dict[str, Any] = {option: value for option, value in values.items() if value is not None}
@@ -258,4 +266,6 @@ def _analyze(paths: list[str], name: str, options: dict[str, Any], arguments: Na
     from stashtrace.analysis.registry import analyze
 
     trace = read_runs(paths, run_id=arguments.run)
+    if name == HANG:
+        trace = look_if_stuck(trace, paths, arguments.run)
     return analyze(trace, name, **options), trace.strings

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stashtrace.cli.hang import NOBODY_WAITS, look_if_stuck
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.print_results import print_lines
 from stashtrace.record.directory import RUN_FILE, read_run_file
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         if idle > SUSPICIOUS_NS:
             lines.append(f"  no activity for {duration_text(idle)}")
     lines.append("")
-    lines += describe_stuck(trace, lives=bool(alive)) or ["no rank has waited in a collective for more than a second"]
+    lines += describe_stuck(look_if_stuck(trace, [path], arguments.run), lives=bool(alive)) or [NOBODY_WAITS]
     age = _age_ns(trace, newest)
     if age is not None:
         lines.append(f"newest record {duration_text(age)} ago")

@@ -71,7 +71,7 @@ def load(source: Source, context: ImportContext) -> None:
             hint="set TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE for an older torch, to 2000",
         )
     _record_version(dump, name, context)
-    rank = _rank_of(source.path)
+    rank = _rank_of(source.path, dump)
     world = next((g for g in groups.values() if g.description == "default_pg"), None)
     process = context.process(
         pid=0, rank=rank, world_size=len(world.members) if world is not None and world.members else -1
@@ -81,7 +81,7 @@ def load(source: Source, context: ImportContext) -> None:
             "rank_unknown",
             process_id=process,
             severity=Severity.ERROR,
-            advice=f"a dump does not say its rank: let the name of {name} end in it, such as nccl_trace_rank_3",
+            advice=f"{name} does not say its rank: let its name end in it, such as nccl_trace_rank_3",
         )
     add_entries(entries, groups, _status(dump), process, context)
     _report(entries, groups, process, context)
@@ -106,7 +106,11 @@ def _read_json(text: str) -> tuple[Any, bool]:
     return {"entries": entries}, False
 
 
-def _rank_of(path: Path) -> int:
+def _rank_of(path: Path, dump: Mapping[Any, Any]) -> int:
+    """Return the rank that a dump says, as those of torchcomms may, else that of its file's name; -1 if unknown."""
+    said = dump.get("rank")
+    if isinstance(said, int) and not isinstance(said, bool) and 0 <= said < _MOST_RANKS:
+        return said
     stem = path.name
     for suffix in (".gz", ".zst", ".json", ".pickle", ".pkl", ".pt", ".bin"):
         stem = stem.removesuffix(suffix)

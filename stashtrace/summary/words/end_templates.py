@@ -6,7 +6,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from stashtrace.analysis.findings.ending.last_activity import STANDS_STILL
+from stashtrace.analysis.findings.ending.looked import ENDED, RUNS, STOPPED, SYSTEM, UNKNOWN, split_name
+from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, OTHERS_RUN, STANDS_STILL
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
@@ -78,11 +79,14 @@ def _hung(f: Finding) -> str:
     """Say where a job stood still; while it lives, only for how long nobody has gone on."""
     row = f.row
     if row["name"] == "gone":
-        return f"{_lacking(f)}: its process ended before the others, or was stopped"
+        seen = any(e["kind"] == ENDED for e in f.all("look_thread"))
+        return f"{_lacking(f)}: its process {'has ended' if seen else 'ended before the others, or was stopped'}"
     lives = f.first("lives") is not None
     head = "no progress" if lives else "the job hung"
     if lives and row["stall_ns"] >= 0:
         head += f" for {duration_text(row['stall_ns'])}"
+    if row["name"] == "still":
+        return f"{head}: {ranks_named(row['ranks'], ('gets', 'get'))} on with nothing, and no rank waits for another"
     if row["name"] == "circle":
         return f"{head}: ranks {row['ranks']} wait for each other"
     if row["name"] == "inside":
@@ -113,6 +117,9 @@ def _lacking(f: Finding) -> str:
 
 #: How a rank that others wait for is still at work.
 _STILL = {
+    ENTERED: ("it has gone on since", "they have gone on since"),
+    OTHERS_RUN: ("a child or another thread of it still runs", "children or other threads of them still run"),
+    DEVICE_RUNS: ("its device still computes", "their devices still compute"),
     "records": ("its records go on", "their records go on"),
     "moves": ("it still reads or writes files", "they still read or write files"),
     "runs": ("its thread still runs", "their threads still run"),
@@ -129,14 +136,15 @@ def _awaited(f: Finding) -> str:
 
 def _mismatch(f: Finding) -> str:
     number = f"{f.row['items_count']} of {f.row['name'] or 'a group without a name'}"
-    kinds = {e["kind"] for e in f.evidence}
+    calls = f.all("called")
+    kinds = {e["kind"] for e in calls}
     parts = []
-    for e in f.evidence:
+    for e in calls:
         what = operation(e["kind"]) if len(kinds) > 1 else bytes_text(e["moved_bytes"])
         parts.append(f"{ranks_named(e['name'], ('called', 'called')) if len(kinds) > 1 else _ranks(e['name'])} {what}")
     if len(kinds) > 1:
         return f"mismatched collectives: as number {number}, {', while '.join(parts)}"
-    call = operation(f.evidence[0]["kind"])
+    call = operation(calls[0]["kind"])
     return f"mismatched message sizes in {call} {number}: {', '.join(parts)}"
 
 
@@ -218,15 +226,67 @@ _CALLS = {
     "epoll": "in epoll, as for a socket or a pipe",
     "wait": "waiting for a child process to end",
     "open": "opening a file",
+    "stat": "looking a file up",
+    "rename": "renaming a file",
+    "unlink": "removing a file",
+    "sync": "in sync, until storage has taken all that was written",
 }
 
 
-def _stands_in(row: Row, f: Finding) -> str:
-    target = row["name"]
+def _where(call: str, target: str) -> str:
     of = "a pipe" if target.startswith("pipe:") else "a socket" if target.startswith("socket:") else ""
     of = of or (shortened(target, _PATH_WIDTH) if target else "a descriptor")
-    where = _CALLS.get(row["kind"], f"inside {row['kind']}() of {of}")
-    return f"since then it is {where}"
+    if call == "wait" and target:
+        return f"waiting for the child process {target} to end"
+    return _CALLS.get(call, f"inside {call}() of {of}")
+
+
+def _stands_in(row: Row, f: Finding) -> str:
+    return f"since then it is {_where(row['kind'], row['name'])}"
+
+
+#: What a thread does that stands in no system call -> how that is said of it.
+_NO_CALL = {
+    ENDED: "has ended",
+    STOPPED: "is stopped by a signal (SIGSTOP) or a debugger",
+    SYSTEM: "waits in the kernel, and no signal wakes it",
+    UNKNOWN: "does not run, and in which call it is was not seen",
+}
+
+
+def _state(row: Row) -> str:
+    """Say what a thread was seen to do, and where in the code that is."""
+    target, place = split_name(row["name"])
+    if row["kind"] == RUNS:
+        ran = f"{percent_text(row['part_ratio'])} of the {duration_text(row['amount_ns'])} in which it was watched"
+        return f"ran for {ran}{_at(place)}: it computes, or loops"
+    if row["kind"] in _NO_CALL:
+        return f"{_NO_CALL[row['kind']]}{_at(place)}"
+    return f"is {_where(row['kind'], target)}{_at(place)}"
+
+
+def _at(place: str) -> str:
+    function, _, line = place.rpartition(" at ")
+    file = shortened(line, _PATH_WIDTH)
+    return f", in {function} ({file})" if function else f", in {file}" if file else ""
+
+
+def _look_thread(row: Row, f: Finding) -> str:
+    if row["kind"] == ENDED:
+        return "" if f.row["name"] == "gone" else f"the process of rank {row['rank']} has ended"
+    whose = "process" if row["kind"] == STOPPED else "step thread"
+    return f"the {whose} of rank {row['rank']} {_state(row)}"
+
+
+def _look_gil(row: Row, f: Finding) -> str:
+    name, place = split_name(row["name"])
+    call, _, target = row["kind"].partition(" ")
+    does = f", which is {_where(call, target)}" if call else ""
+    return f"the GIL of rank {row['rank']} is held by thread {name or 'without a name'}{does}{_at(place)}"
+
+
+def _look_worker(row: Row, f: Finding) -> str:
+    return f"worker {row['worker_id']} of rank {row['rank']} {_state(row)}"
 
 
 #: Code of evidence -> its words.
@@ -245,4 +305,16 @@ ENDING_EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "followed_by": lambda row, f: f"in the steps before, {_activity(row['kind'])} came next",
     "ran_since": _ran_since,
     "stands_in": _stands_in,
+    "look_thread": _look_thread,
+    "look_gil": _look_gil,
+    "look_worker": _look_worker,
+    "look_child": lambda row, f: (
+        f"{'a child process' if row['items_count'] == 1 else str(row['items_count']) + ' child processes'} of rank"
+        f" {row['rank']} {'has' if row['items_count'] == 1 else 'have'} ended, and nobody has waited for it"
+        f" ({row['name']})"
+    ),
+    "look_unseen": lambda row, f: f"rank {row['rank']}: {row['name']}",
+    "other_order": lambda row, f: (
+        f"as number {row['items_count']} they call them the other way round: the order differs between ranks"
+    ),
 }

@@ -13,13 +13,16 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.ending.endings import endings
+from stashtrace.analysis.findings.ending.idle import find_idle
 from stashtrace.analysis.findings.ending.last_activity import doing, is_gone
+from stashtrace.analysis.findings.ending.looked import evidence_of_look
 from stashtrace.analysis.findings.ending.newest_row import SUSPICIOUS_NS, newest_ns
-from stashtrace.analysis.findings.ending.still_works import RUNS, still_works
+from stashtrace.analysis.findings.ending.still_works import still_works
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, Mismatch, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.errors import MissingDataError
+from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
@@ -64,13 +67,17 @@ def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
 def _ending_claims(trace: Trace) -> list[Claim]:
     claims = failure_claims(trace)
     failed = [row for claim in claims for row in claim.evidence if row.code != "launched_by"]
-    found = stuck_at_end(trace) if run_facts(trace).get("exit_code", "") != "0" else None
+    may_hang = run_facts(trace).get("exit_code", "") != "0"
+    found = stuck_at_end(trace) if may_hang else None
     if found is None:
-        return claims if failed or not claims else claims + _first_to_end(trace)
+        if may_hang and claims:  # a backend may end a rank at once that called what the others did not
+            claims = claims + _mismatches_of_failed(trace)
+        still = _still(trace) if may_hang and not claims else []
+        return still + claims if failed or not claims or still else claims + _first_to_end(trace)
     first = {row.rank for row in failed if row.code in FAILED_FIRST}
     if found.roots and {root.rank for root in found.roots} <= first:
         claims[0] = replace(claims[0], evidence=(*claims[0].evidence, _waited_for_it(trace, found)))
-        return [*claims, *_mismatches(found)]
+        return [*claims, *_mismatches(trace, found)]
     hung = _hung(trace, found, first)
     # Who waited for others failed because of them, and a job of which no rank failed was ended because it hung.
     return hung + claims if first <= set(found.waiting) else claims + hung
@@ -145,6 +152,17 @@ def stuck_at_end(trace: Trace, least_ns: int = SUSPICIOUS_NS) -> Stuck | None:
     return found if found.since_ns > max(least_ns, usual) else None
 
 
+def _still(trace: Trace) -> list[Claim]:
+    """Return a claim about ranks that stand still without a wait for another."""
+    facts = run_facts(trace)
+    idle = find_idle(trace) if "imported" not in facts and not facts.get("steps") else None
+    if idle is None:
+        return []
+    rows = tuple(row for rank in idle.ranks[:_OTHERS_AT_MOST] for row in doing(trace, rank))
+    ranks = ranks_text(list(idle.ranks))
+    return [Claim("headline", "hung", name="still", ranks=ranks, stall_ns=idle.since_ns, evidence=rows)]
+
+
 def _has_dumps(trace: Trace) -> bool:
     return _DUMPS in run_facts(trace).get("imported", "")
 
@@ -161,27 +179,43 @@ def _waited_for_it(trace: Trace, found: Stuck) -> Evidence:
     )
 
 
-def _mismatches(found: Stuck) -> list[Claim]:
-    return [_mismatch(found.mismatch)] if found.mismatch is not None else []
+def _mismatches(trace: Trace, found: Stuck) -> list[Claim]:
+    if found.mismatch is None:
+        return []
+    claim = _mismatch(found.mismatch)
+    one_of_each = sorted(ranks[0] for _, _, ranks in found.mismatch.calls)
+    return [replace(claim, evidence=(*claim.evidence, *_looked(trace, one_of_each)))]
+
+
+def _mismatches_of_failed(trace: Trace) -> list[Claim]:
+    if "imported" in run_facts(trace) or run_facts(trace).get("steps"):
+        return []
+    found = find_stuck(trace, newest_ns(trace))
+    return _mismatches(trace, found) if found is not None else []
 
 
 def _hung(trace: Trace, found: Stuck, ended: set[int]) -> list[Claim]:
     """Return claims about where the job stood still; ``ended`` are the ranks that are known to have failed before."""
-    claims = _mismatches(found)
+    claims = _mismatches(trace, found)
     since = -1 if _has_dumps(trace) else found.since_ns
     left = _alike([root for root in found.roots if root.rank not in ended])
     claims += [_root_claim(trace, roots, found, since) for roots in left]
     if found.inside is not None:
         inside = replace(_about(found.inside, since), name="inside", ranks=ranks_text(list(found.waiting)))
-        claims.append(inside)
+        claims.append(replace(inside, evidence=(*inside.evidence, *_looked(trace, found.waiting))))
     if found.circle and found.mismatch is None:
         rows2 = tuple(
             Evidence("waits_in", "collectives", rank=rank, items_count=of.sequence, kind=of.operation, name=of.group)
             for rank, of in found.circle
         )
         ranks = sorted(rank for rank, _ in found.circle)
+        rows2 += _looked(trace, ranks)
         claims.append(Claim("headline", "hung", name="circle", ranks=ranks_text(ranks), stall_ns=since, evidence=rows2))
     return claims
+
+
+def _looked(trace: Trace, ranks: Sequence[int]) -> tuple[Evidence, ...]:
+    return tuple(row for rank in ranks[:_OTHERS_AT_MOST] for row in evidence_of_look(trace, rank))
 
 
 def _alike(roots: Sequence[Root]) -> Iterable[list[Root]]:
@@ -245,12 +279,14 @@ def _still_work(trace: Trace, ranks: Sequence[int], since_ns: int) -> tuple[Evid
 
 
 def _mismatch(mismatch: Mismatch) -> Claim:
-    rows = tuple(
+    rows: tuple[Evidence, ...] = tuple(
         Evidence(
             "called", "collectives", items_count=len(ranks), moved_bytes=size, kind=name, name=ranks_text(list(ranks))
         )
         for name, size, ranks in mismatch.calls
     )
+    if mismatch.swapped_with >= 0:
+        rows += (Evidence("other_order", "collectives", items_count=mismatch.swapped_with),)
     least = mismatch.calls[-1][2]
     return Claim(
         "headline",

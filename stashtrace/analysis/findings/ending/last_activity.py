@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.analysis.findings.ending.looked import evidence_of_look, has_ended, look_at_rank, was_seen
 from stashtrace.analysis.findings.ending.newest_row import newest_ns
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 
 #: Less than this after the last record is nothing to speak of.
 _LEAST_NS = 500_000_000
-#: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
-STANDS_STILL = 0.05
-#: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
+#: Metadata key; the same in ``csrc/collectors/proc/proc.cpp``.
 _FACT = "stands_in"
 #: What comes next is said if it did so at least this often, in at least this share of the steps before.
 _SEEN, _MOSTLY = 3, 0.8
@@ -39,6 +39,10 @@ class _Activity:
 
 def doing(trace: Trace, rank: int) -> list[Evidence]:
     """Return evidence of what a rank was doing when its records end; empty if it left none but its operations."""
+    return _by_records(trace, rank) + evidence_of_look(trace, rank)
+
+
+def _by_records(trace: Trace, rank: int) -> list[Evidence]:
     thread = step_track(trace, rank)
     if thread is None:
         return []
@@ -55,7 +59,7 @@ def doing(trace: Trace, rank: int) -> list[Evidence]:
     if follows:
         rows.append(Evidence("followed_by", "phases", rank=rank, kind=follows))
     ran = ran_since(trace, process, track, last.end_ns)
-    if ran is None:
+    if ran is None or was_seen(look_at_rank(trace, rank)):  # who looked knows better
         return rows
     share, window_ns = ran
     call, _, target = _stands_in(trace, process).partition(" ") if share <= STANDS_STILL else ("", "", "")
@@ -72,7 +76,10 @@ def _stands_in(trace: Trace, process: int) -> str:
 
 
 def is_gone(trace: Trace, rank: int) -> bool:
-    """Whether the samples of a rank's process end clearly before those of the others: it had ended, or was stopped."""
+    """Whether a rank's process had ended, or was stopped: its samples end clearly before those of the others."""
+    look = look_at_rank(trace, rank)
+    if look is not None and was_seen(look):
+        return has_ended(look)
     newest, process = -1, set(trace.processes["process_id"][trace.processes["rank"] == rank].tolist())
     last = -1
     for (owner, _), at, _ in timed_samples(trace, "process_user_ns_total"):

@@ -65,6 +65,8 @@ class Mismatch:
     group: str
     sequence: int
     calls: tuple[tuple[str, int, tuple[int, ...]], ...]
+    #: Number of the next operation if it is called the other way round, so that only the order differs; else -1.
+    swapped_with: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,19 @@ class _Waits:
             ways.setdefault((name, size), []).append(int(table["rank"][row]))
         listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
         calls = tuple((name, size, tuple(sorted(ranks))) for (name, size), ranks in listed)
-        return Mismatch(group.name, int(table["sequence"][rows[0]]), calls)
+        sequence = int(table["sequence"][rows[0]])
+        return Mismatch(group.name, sequence, calls, sequence + 1 if self._is_swapped(group, sequence) else -1)
+
+    def _is_swapped(self, group: _GroupCalls, sequence: int) -> bool:
+        """Return whether two ways of calling an operation and the next one differ in nothing but the order of both."""
+        ways: set[tuple[tuple[int, int], ...]] = set()
+        table = self.table
+        for rows in group.rows.values():
+            both = [rows[table["sequence"][rows] == number] for number in (sequence, sequence + 1)]
+            if not all(len(found) == 1 for found in both):
+                continue  # this member has not called the next one
+            ways.add(tuple((int(table["op_code"][at[0]]), int(table["message_bytes"][at[0]])) for at in both))
+        return len(ways) == 2 and tuple(reversed(min(ways))) == max(ways)
 
 
 def _group_calls(trace: Trace) -> dict[int, _GroupCalls]:

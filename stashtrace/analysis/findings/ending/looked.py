@@ -1,0 +1,145 @@
+"""What a look at the living processes of a rank adds: where its step thread is, who holds its GIL, what its workers do.
+
+A look is taken from outside while the job lives (``loading.looks``); without one, there is no evidence from here.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look, ThreadLook
+from stashtrace.record.look.progress import STANDS_STILL
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import Trace, cached_on_trace
+
+#: What a thread does that stands in no system call. ``system`` is a wait in the kernel outside of calls, as for a page.
+RUNS, STOPPED, ENDED, SYSTEM, UNKNOWN = "runs", "stopped", "ended", "kernel", "unknown"
+#: Letters of the kernel for a process that is stopped by a signal or by a debugger.
+_STOPPED = ("T", "t")
+_GONE = ("", "Z", "X")
+#: A worker that waits for work, or for room in the queue of what it made, stands in one of these.
+_IDLE_CALLS = ("futex", "poll", "select", "epoll", "sleep")
+_WORKERS_AT_MOST = 3
+
+
+@cached_on_trace
+def looks(trace: Trace) -> Mapping[int, Look]:
+    """Return the newest look at each process that was looked at, by process_id."""
+    facts = trace.metadata
+    found: dict[int, Look] = {}
+    for row in np.flatnonzero(facts["key_code"] == trace.strings.find(LOOK_FACT)).tolist():
+        look = Look.from_text(trace.text(int(facts["value_code"][row])))
+        process = int(facts["process_id"][row])
+        if look is not None and (process not in found or look.at_ns >= found[process].at_ns):
+            found[process] = look
+    return found
+
+
+def look_at_rank(trace: Trace, rank: int) -> Look | None:
+    """Return the newest look at the process of a rank; None if nobody looked."""
+    found = [looks(trace)[p] for p in _processes(trace, rank, ProcessRole.RANK) if p in looks(trace)]
+    return max(found, key=lambda look: (look.state != "", look.at_ns), default=None)
+
+
+def was_seen(look: Look | None) -> bool:
+    """Whether a look says anything of its process."""
+    return look is not None and look.state != ELSEWHERE
+
+
+def has_ended(look: Look) -> bool:
+    """Whether the process had ended when it was looked at."""
+    return look.state in _GONE
+
+
+def is_stopped(look: Look) -> bool:
+    """Whether the process was stopped by a signal or by a debugger."""
+    return look.state in _STOPPED
+
+
+def activity_of(look: Look) -> str:
+    """Return what the thread that was looked at does: a system call, or one of the words above."""
+    if has_ended(look):
+        return ENDED
+    if is_stopped(look):
+        return STOPPED
+    if look.thread is None:
+        return UNKNOWN
+    if look.thread_ran_ns > STANDS_STILL * look.window_ns:
+        return RUNS
+    return look.thread.call or (SYSTEM if look.thread.state == "D" else UNKNOWN)
+
+
+def evidence_of_look(trace: Trace, rank: int) -> list[Evidence]:
+    """Return what was seen of a rank: its step thread, the holder of its GIL, its workers, and what was not seen."""
+    look = look_at_rank(trace, rank)
+    if look is None:
+        return []
+    rows = []
+    if was_seen(look):
+        rows.append(_thread_row("look_thread", rank, look, look.thread))
+        if look.holder is not None:
+            rows.append(
+                Evidence(
+                    "look_gil",
+                    "metadata",
+                    rank=rank,
+                    kind=f"{look.holder.call} {look.holder.target}".rstrip(),
+                    name=_named(look.holder.name, look.holder),
+                )
+            )
+        rows += _workers(trace, rank)
+        if look.ended_children:
+            names = ", ".join(sorted(set(look.ended_children)))
+            rows.append(Evidence("look_child", "metadata", rank=rank, items_count=len(look.ended_children), name=names))
+    return rows + [Evidence("look_unseen", "metadata", rank=rank, name=why) for why in look.unseen]
+
+
+def _thread_row(code: str, rank: int, look: Look, thread: ThreadLook | None, worker: int = -1) -> Evidence:
+    share = look.thread_ran_ns / look.window_ns if look.thread_ran_ns >= 0 and look.window_ns > 0 else -1.0
+    target = thread.target if thread is not None else ""
+    return Evidence(
+        code,
+        "metadata",
+        rank=rank,
+        worker_id=worker,
+        amount_ns=look.window_ns,
+        part_ratio=min(share, 1.0),
+        kind=activity_of(look),
+        name=_named(target, thread),
+    )
+
+
+def _named(name: str, thread: ThreadLook | None) -> str:
+    """Join a name and a place in the code; ``split_name`` takes them apart."""
+    return f"{name}\n{thread.place}" if thread is not None and thread.place else name
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Return the name and the place in the code, each empty if there is none."""
+    name, _, place = text.partition("\n")
+    return name, place
+
+
+def _workers(trace: Trace, rank: int) -> list[Evidence]:
+    """Return the workers of a rank that do not simply wait for work."""
+    numbers = dict(zip(trace.processes["process_id"].tolist(), trace.processes["worker_id"].tolist(), strict=True))
+    rows = []
+    for process in _processes(trace, rank, ProcessRole.WORKER):
+        look = looks(trace).get(process)
+        if look is None or not was_seen(look) or activity_of(look) in (*_IDLE_CALLS, UNKNOWN):
+            continue
+        target = look.thread.target if look.thread is not None else ""
+        if activity_of(look) in ("read", "recv", "write", "send") and target.startswith(("pipe:", "socket:")):
+            continue  # of its queues
+        rows.append(_thread_row("look_worker", rank, look, look.thread, numbers[process]))
+    return rows[:_WORKERS_AT_MOST]
+
+
+def _processes(trace: Trace, rank: int, role: ProcessRole) -> list[int]:
+    table = trace.processes
+    found: list[int] = table["process_id"][(table["rank"] == rank) & (table["role_code"] == role)].tolist()
+    return found

@@ -1,0 +1,45 @@
+"""Look at the processes of a live run that stands still: for `analyze hang` and `status`."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stashtrace.schema.trace import Trace
+
+
+def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Trace:
+    """Return the trace, and where its job lives and stands still, with a look at the ranks that the others wait for."""
+    from stashtrace.analysis.findings.ending.hang import ranks_to_look_at, threads_to_look_at
+    from stashtrace.loading.looks import look_at
+
+    for path in paths if lives(paths, run_id) else ():
+        ranks = ranks_to_look_at(trace)
+        wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(trace, rank)}
+        trace = look_at(trace, path, wanted, run_id=run_id)
+    return trace
+
+
+def lives(paths: Sequence[str], run_id: str | None) -> bool:
+    """Return whether a process still records into a run; False for what is no run directory of our own."""
+    from stashtrace.format.liveness import LiveRings
+    from stashtrace.format.reader import open_run
+    from stashtrace.loading.load import is_own_run
+
+    live = LiveRings.look()
+    return any(live.holds(p) for path in paths if is_own_run(path) for p in open_run(path, run_id=run_id).processes)
+
+
+def hang_lines(paths: Sequence[str], run_id: str | None) -> list[str]:
+    """Return the sentences of `analyze hang`."""
+    from stashtrace.cli.find_runs import read_runs
+    from stashtrace.summary.status_text import describe_stuck
+
+    trace = look_if_stuck(read_runs(list(paths), run_id=run_id), paths, run_id)
+    return describe_stuck(trace, lives=lives(paths, run_id)) or [NOBODY_WAITS]
+
+
+#: What is said of a job that gets on.
+NOBODY_WAITS = "no rank has waited in a collective for more than a second"

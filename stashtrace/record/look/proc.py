@@ -1,0 +1,195 @@
+"""What ``/proc`` says of a process at one moment: its threads, the calls they stand in, what it has moved and run.
+
+Everything here is read without stopping the process. What may not be read is None or empty, never a guess: the kernel
+shows system calls only to those who may trace the process.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stashtrace.record.look.calls import CALLS, RECEIVES, WRITES_BACK
+from stashtrace.record.look.model import ThreadLook
+from stashtrace.scrubbing import scrub_arguments
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = 1024  # pgpgout counts KiB
+_MOST_PROCESSES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Sums of a process and of all below it; -1 if unknown."""
+
+    state: str
+    run_ns: int
+    moved_bytes: int
+    #: Bytes that the host has written back.
+    written_back_bytes: int
+
+
+def read_moment(pid: int) -> Moment | None:
+    """Return where a process is now; None if it has ended."""
+    fields = stat_fields(f"/proc/{pid}/stat")
+    if fields is None:
+        return None
+    run_ns, moved = 0, 0
+    known = True
+    for one in [pid, *descendants(pid)]:
+        own = fields if one == pid else stat_fields(f"/proc/{one}/stat")
+        if own is None:
+            continue  # it has ended meanwhile, and its time is in that of its parent
+        run_ns += sum(int(own[at]) for at in (11, 12, 13, 14)) * _TICK_NS
+        bytes_of = _moved_bytes(one)
+        known = known and (bytes_of >= 0 or one != pid)
+        moved += max(bytes_of, 0)
+    return Moment(fields[0], run_ns, moved if known else -1, _written_back())
+
+
+def read_thread(pid: int, tid: int) -> ThreadLook | None:
+    """Return where a thread is now; ``tid`` as the process itself numbers it; None if it has ended."""
+    outer = outer_tid(pid, tid)
+    folder = f"/proc/{pid}/task/{outer}"
+    fields = stat_fields(f"{folder}/stat")
+    if fields is None:
+        return None
+    scheduled = _read(f"{folder}/schedstat").split()
+    run_ns = int(scheduled[0]) + int(scheduled[1]) if len(scheduled) > 1 else -1
+    call, target = _standing_call(pid, _read(f"{folder}/syscall"))
+    asleep = _read(f"{folder}/wchan")
+    return ThreadLook(
+        tid=tid,
+        name=_read(f"{folder}/comm").strip(),
+        state=fields[0],
+        run_ns=run_ns,
+        call=call,
+        target=target,
+        kernel_function="" if asleep == "0" else asleep,
+    )
+
+
+def may_see_calls(pid: int) -> bool:
+    """Return whether the kernel shows us the system calls of a process."""
+    return bool(_read(f"/proc/{pid}/syscall"))
+
+
+def writes_back(thread: ThreadLook) -> bool:
+    """Return whether a thread waits in the kernel for storage to take what was written."""
+    return thread.state == "D" and thread.call in WRITES_BACK
+
+
+def receives(thread: ThreadLook) -> bool:
+    """Return whether a thread receives from a socket or a pipe."""
+    return thread.call in RECEIVES and thread.target.startswith(("socket:", "pipe:"))
+
+
+def woken_count(pid: int, tid: int) -> int:
+    """Return how often a thread has gone to sleep by itself, and so how often it was woken; -1 if unknown."""
+    for line in _read(f"/proc/{pid}/task/{outer_tid(pid, tid)}/status").splitlines():
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    return -1
+
+
+def ended_children(pid: int) -> tuple[str, ...]:
+    """Return the commands of children that have ended and that the process has not waited for."""
+    found = []
+    for child in _children(pid):
+        fields = stat_fields(f"/proc/{child}/stat")
+        if fields is not None and fields[0] == "Z":
+            found.append(_read(f"/proc/{child}/comm").strip())
+    return tuple(found)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below a process, as far as the kernel lists them."""
+    found: list[int] = []
+    left = [pid]
+    while left and len(found) < _MOST_PROCESSES:
+        for child in _children(left.pop()):
+            found.append(child)
+            left.append(child)
+    return found
+
+
+def stat_fields(path: str) -> list[str] | None:
+    """Return the fields of a ``stat`` file after the name, the state first; None if the process has ended."""
+    fields = _read(path).rpartition(")")[2].split()
+    return fields if len(fields) > 20 and fields[0] not in ("X", "x") else None
+
+
+def _children(pid: int) -> Iterable[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for tid in threads:
+        yield from map(int, _read(f"/proc/{pid}/task/{tid}/children").split())
+
+
+def outer_tid(pid: int, tid: int) -> int:
+    """Return the number that this host has for a thread which a container numbers on its own."""
+    if tid == pid or os.path.exists(f"/proc/{pid}/task/{tid}"):
+        return tid
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return tid
+    for outer in threads:
+        for line in _read(f"/proc/{pid}/task/{outer}/status").splitlines():
+            if line.startswith("NSpid:") and line.split()[-1] == str(tid):
+                return int(outer)
+    return tid
+
+
+def _moved_bytes(pid: int) -> int:
+    counts = {}
+    for line in _read(f"/proc/{pid}/io").splitlines():
+        name, _, value = line.partition(":")
+        counts[name] = int(value)
+    if not counts:
+        return -1
+    asked = counts.get("rchar", 0) + counts.get("wchar", 0)  # of the page cache, too, but not through mappings
+    return max(asked, counts.get("read_bytes", 0) + counts.get("write_bytes", 0))
+
+
+def _written_back() -> int:
+    for line in _read("/proc/vmstat").splitlines():
+        if line.startswith("pgpgout "):
+            return int(line.split()[1]) * _PAGE_BYTES
+    return -1
+
+
+def _standing_call(pid: int, text: str) -> tuple[str, str]:
+    """Return name and target of the call in a ``syscall`` file; empty while the thread runs, or is in another one."""
+    words = text.split()
+    if len(words) < 7 or not words[0].isdecimal():  # "running"; -1 of a thread that waits outside of calls
+        return "", ""
+    known = CALLS.get(int(words[0]))
+    if known is None:
+        return f"system call {words[0]}", ""
+    if known.on_descriptor:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+        except OSError:
+            target = ""
+        return known.name, scrub_arguments([target])[0]
+    if known.name == "wait":
+        return known.name, _only_child(pid)
+    return known.name, ""
+
+
+def _only_child(pid: int) -> str:
+    names = {_read(f"/proc/{child}/comm").strip() for child in _children(pid)}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:  # it has ended, or we may not look
+        return ""
