@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
 from pathlib import Path
 
 from source_tree import ROOT, short
@@ -77,3 +78,14 @@ def test_the_page_names_what_the_gate_leaves_out() -> None:
 def test_what_the_page_names_exists() -> None:
     missing = [p for p in re.findall(r"`((?:tests|benchmarks)/[\w/.]+)`", PAGE) if not (ROOT / p).exists()]
     assert not missing
+
+
+def test_what_make_quick_names_exists() -> None:
+    """Pytest refuses all where one is missing."""
+    print_them = ["make", "-f", "-", "-f", str(ROOT / "Makefile"), "show"]
+    done = subprocess.run(
+        print_them, input="show: ; @echo $(quick_tests)\n", capture_output=True, text=True, check=True
+    )
+    named = done.stdout.split()
+    assert "tests/schema" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []
