@@ -18,6 +18,12 @@ def stashtrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return run_command(arguments, cwd, ENVIRONMENT, 300)
 
 
+def command_of_ranks(ranks: int, *script: str) -> list[str]:
+    """A job of so many ranks, as torchrun starts it, but for the import of torch in the launcher."""
+    launcher = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
+    return [sys.executable, str(launcher), "--ranks", str(ranks), "--", sys.executable, *script]
+
+
 def run_example(folder: Path) -> subprocess.CompletedProcess[str]:
     """Trace two ranks of the example; the folder then holds `run` (the trace) and `truth`."""
     script = [
