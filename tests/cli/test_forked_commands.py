@@ -24,10 +24,20 @@ PRINT = (
         ["summary", "nothing"],
         ["run", "--debug"],
         ["synth", "made", "--ranks", "2", "--steps", "6", "--format", "json"],
-        ["run", "--no-merge", "--", sys.executable, "-S", "-c", PRINT],
-        ["run", "--no-merge", "--", sys.executable, "-S", "-c", "import sys; print('x', file=sys.stderr); sys.exit(7)"],
-        ["run", "--no-merge", "--", sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 15)"],
-        ["run", "--no-merge", "--", sys.executable, "-S", "-c", "import sys; print(sys.stdin.read())"],
+        ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", PRINT],
+        [
+            "run",
+            "--no-merge",
+            "--out",
+            "made",
+            "--",
+            sys.executable,
+            "-S",
+            "-c",
+            "import sys; print('x', file=sys.stderr); sys.exit(7)",
+        ],
+        ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 15)"],
+        ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", "import sys; print(sys.stdin.read())"],
     ],
     ids=" ".join,
 )
@@ -51,7 +61,7 @@ def test_code_and_streams_are_the_same(words: list[str], tmp_path: Path) -> None
                 check=False,
             )
         last_line = done.stderr.splitlines()[-1:]  # above it a traceback has the frames of what called the command
-        made = sorted(path.name for path in folder.iterdir() if not path.name.startswith("stash-"))
+        made = sorted(path.name for path in folder.iterdir())
         answers.append((done.returncode, done.stdout.replace(name, ""), last_line, made))
     assert answers[0] == answers[1]
 
