@@ -20,7 +20,7 @@ workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
 torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
 torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
-quick_tests := tests/schema tests/format $(addprefix tests/analysis/,steps collectives compare late links stalls) \
+quick_tests := tests/schema tests/format $(addprefix tests/analysis/,steps collectives compare stragglers links stalls) \
   tests/architecture/test_layers.py tests/architecture/test_docs_fresh.py
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 

@@ -60,13 +60,14 @@ class ScrubbedFile(StashFile):
     @property
     def losses(self) -> list[LossRow]:
         """As of the file, their sentences scrubbed."""
-        text = self._scrubber.text
-        return [(c, r, s, n, text(a)) for c, r, s, n, a in super().losses]
+        return self.lasting_losses
 
     @property
     def lasting_losses(self) -> list[LossRow]:
         """All: rows that cannot be read are left out."""
-        return self.losses
+        text = self._scrubber.text
+        unread = [(c, r, s, n, a) for (c, r, s, a), n in self._unread.items()]
+        return [(c, r, s, n, text(a)) for c, r, s, n, a in [*super().lasting_losses, *unread]]
 
     def row_counts(self) -> dict[str, int]:
         """Rows per record name, of known records."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -19,9 +20,15 @@ from stashtrace.schema.columns import Schema
 SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
 
 
+@functools.cache
 def tracked_files() -> list[Path]:
     """Files that belong to the project."""
     return [ROOT / name for name in project_files()]
+
+
+def short(path: Path) -> str:
+    """Return the path of a file from the top of the project, by which messages name it."""
+    return str(path.relative_to(ROOT))
 
 
 def source_files(*folders: str) -> list[Path]:
@@ -33,9 +40,13 @@ def source_files(*folders: str) -> list[Path]:
     ]
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@functools.cache
+def imports(path: Path) -> list[tuple[str, int, bool]]:
     """Absolute names imported by a file: (dotted name, line, only for type checkers)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return list(_imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     typing_only: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):

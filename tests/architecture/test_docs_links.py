@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
-import pytest
-from source_tree import ROOT, tracked_files
+from source_tree import short, tracked_files
 
 PAGES = [path for path in tracked_files() if path.suffix == ".md"]
 _LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]+))?\)")
@@ -19,6 +19,7 @@ def text_of(page: Path) -> str:
     return re.sub(r"`[^`\n]*`", lambda found: found[0].replace("](", "] ("), text)
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Names of the headings as GitHub makes them."""
     titles = re.findall(r"^#+ +(.+?) *$", text_of(page), re.MULTILINE)
@@ -30,10 +31,11 @@ def test_there_are_pages() -> None:
     assert sum(len(_LINK.findall(text_of(page))) for page in PAGES) > 50
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target, heading in _LINK.findall(text_of(page)):
-        found = (page.parent / target).resolve() if target else page
-        assert found.exists(), f"{page.relative_to(ROOT)} links to {target}"
-        if heading:
-            assert heading in anchors(found), f"{page.relative_to(ROOT)} links to {target}#{heading}"
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        for target, heading in _LINK.findall(text_of(page)):
+            found = (page.parent / target).resolve() if target else page
+            if not found.exists() or (heading and heading not in anchors(found)):
+                lost.append(f"{short(page)} links to {target}#{heading}")
+    assert lost == []

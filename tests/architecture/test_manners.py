@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-from source_tree import ROOT, source_files, tracked_files
+from source_tree import ROOT, short, source_files, tracked_files
 
 GUEST_NATIVE = [
     p
@@ -25,15 +24,19 @@ def without_comments(text: str) -> str:
     return re.sub(r"//[^\n]*", "", text)
 
 
-@pytest.mark.parametrize("path", GUEST_NATIVE, ids=lambda p: str(p.relative_to(ROOT)))
-def test_native_guest_is_quiet(path) -> None:
-    code = re.sub(r'"(?:\\.|[^"\\])*"', '""', without_comments(path.read_text(encoding="utf-8")))
-    assert BANNED_NATIVE.findall(code) == []
+def test_native_guest_is_quiet() -> None:
+    found = {}
+    for path in GUEST_NATIVE:
+        code = re.sub(r'"(?:\\.|[^"\\])*"', '""', without_comments(path.read_text(encoding="utf-8")))
+        found[short(path)] = BANNED_NATIVE.findall(code)
+    assert len(found) > 50
+    assert {name: words for name, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize("path", GUEST_PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_guest_is_quiet(path) -> None:
-    assert BANNED_PYTHON.findall(path.read_text(encoding="utf-8")) == []
+def test_python_guest_is_quiet() -> None:
+    found = {short(path): BANNED_PYTHON.findall(path.read_text(encoding="utf-8")) for path in GUEST_PYTHON}
+    assert len(found) > 20
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_no_exception_is_swallowed_silently() -> None:

@@ -6,10 +6,8 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-from source_tree import ROOT, source_files
+from source_tree import short, source_files
 
 FILES = [
     path
@@ -37,10 +35,12 @@ def unquoted(tree: ast.AST) -> Iterator[int]:
             yield from (node.lineno for _ in filter(is_executable, given))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_interpreter_is_quoted(path: Path) -> None:
-    found = list(unquoted(ast.parse(path.read_text(encoding="utf-8"))))
-    assert found == [], "shlex.quote(sys.executable), or a list of words"
+def test_the_interpreter_is_quoted() -> None:
+    found = {short(path): list(unquoted(ast.parse(path.read_text(encoding="utf-8")))) for path in FILES}
+    assert len(found) > 50
+    assert {name: lines for name, lines in found.items() if lines} == {}, (
+        "shlex.quote(sys.executable), or a list of words"
+    )
 
 
 def test_each_way_is_seen() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-from source_tree import ROOT, source_files, tracked_files
+from source_tree import ROOT, short, source_files, tracked_files
 
 SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples", "scripts")
 #: A file is one idea that a reader can hold: most have 100 to 500 lines. A lower ceiling cut single ideas in pieces.
@@ -15,30 +14,32 @@ CEILING = 800
 MOST_FILES = 15
 #: One file per command; one per collector, by the collector's name.
 BY_NAME = {"stashtrace/cli/commands", "stashtrace/collectors"}
-FOLDERS = sorted({p.parent for p in tracked_files() if p.relative_to(ROOT).parts[0] == "stashtrace"})
+#: Folder of the package -> its files.
+FOLDERS = {
+    folder: [p for p in tracked_files() if p.parent == folder]
+    for folder in sorted({p.parent for p in tracked_files() if p.relative_to(ROOT).parts[0] == "stashtrace"})
+}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_file_is_small(path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= CEILING, f"{path.relative_to(ROOT)} has {lines} lines, the ceiling is {CEILING}"
+def test_files_are_small() -> None:
+    lines = {short(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: count for name, count in lines.items() if count > CEILING} == {}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_folder_is_small(folder) -> None:
-    files = [
-        p for p in tracked_files() if p.parent == folder and p.name != "py.typed"
-    ]  # empty: a marker for type checkers
-    assert len(files) <= MOST_FILES or str(folder.relative_to(ROOT)) == "stashtrace/cli/commands"
+def test_folders_are_small() -> None:
+    # py.typed is empty: a marker for type checkers.
+    counts = {short(folder): sum(p.name != "py.typed" for p in files) for folder, files in FOLDERS.items()}
+    found = {folder: count for folder, count in counts.items() if count > MOST_FILES}
+    assert found.keys() <= {"stashtrace/cli/commands"}, found
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_three_of_one_prefix_are_a_folder(folder) -> None:
-    if str(folder.relative_to(ROOT)) in BY_NAME:
-        return
-    prefixes = Counter(p.stem.split("_")[0] for p in tracked_files() if p.parent == folder and p.suffix == ".py")
-    assert [prefix for prefix, count in prefixes.items() if prefix and count > 2] == []
+def test_three_of_one_prefix_are_a_folder() -> None:
+    found = {}
+    for folder, files in FOLDERS.items():
+        prefixes = Counter(p.stem.split("_")[0] for p in files if p.suffix == ".py")
+        found[short(folder)] = [prefix for prefix, count in prefixes.items() if prefix and count > 2]
+    assert {folder: prefixes for folder, prefixes in found.items() if prefixes and folder not in BY_NAME} == {}
 
 
 def test_no_drawer_names() -> None:
@@ -46,14 +47,15 @@ def test_no_drawer_names() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_license_line(path) -> None:
-    text = path.read_text(encoding="utf-8")
+def has_license_line(text: str) -> bool:
     # Behind the docstring and before any code, which begins with this import in Python.
     head = text.partition("\nfrom __future__")[0] if "\nfrom __future__" in text else text[:1500]
-    assert not head.strip() or "SPDX-License-Identifier: Apache-2.0" in head, (
-        f"{path.relative_to(ROOT)} has no SPDX line"
-    )
+    return not head.strip() or "SPDX-License-Identifier: Apache-2.0" in head
+
+
+def test_license_line() -> None:
+    assert [short(path) for path in SOURCES if not has_license_line(path.read_text(encoding="utf-8"))] == []
+    assert not has_license_line("from __future__ import annotations\n")
 
 
 def test_names_of_test_files_are_their_own() -> None:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
+import subprocess
 from pathlib import Path
 
-import pytest
-from source_tree import ROOT
+from source_tree import ROOT, short
 
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 PAGE = (ROOT / "docs" / "internals" / "tests.md").read_text(encoding="utf-8")
+ROWS = PAGE.splitlines()
 
 
 def marks(nodes: list[ast.expr]) -> set[str]:
@@ -24,6 +26,7 @@ def marks(nodes: list[ast.expr]) -> set[str]:
     }
 
 
+@functools.cache
 def marked_tests(path: Path) -> dict[str, tuple[set[str], ast.FunctionDef]]:
     """Test function -> its marks, those of its module and class included."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -50,27 +53,39 @@ def measures(path: Path, test: ast.FunctionDef) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_what_measures_is_not_in_the_gate(path: Path) -> None:
-    if path.name == "test_measurements.py":
-        return  # tests of the measuring itself, on made-up numbers
+def test_what_measures_is_not_in_the_gate() -> None:
     wrong = [
-        name for name, (found, node) in marked_tests(path).items() if measures(path, node) and "truth" not in found
+        f"{short(path)}::{name}"
+        for path in TEST_FILES
+        if path.name != "test_measurements.py"  # tests of the measuring itself, on made-up numbers
+        for name, (found, node) in marked_tests(path).items()
+        if measures(path, node) and "truth" not in found
     ]
-    assert not wrong, f"{wrong} measure again where the machine is busy: mark them truth"
+    assert wrong == [], "they measure again where the machine is busy: mark them truth"
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_page_names_what_the_gate_leaves_out(path: Path) -> None:
-    for tier in ("truth", "trust"):
-        if any(tier in found for found, _ in marked_tests(path).values()):
-            name = str(path.relative_to(ROOT))
-            folder = f"{path.parent.relative_to(ROOT)}/`"
-            rows = [line for line in PAGE.splitlines() if f"`{name}`" in line or folder in line]
-            assert rows, f"docs/internals/tests.md does not say what {name} holds"
-            assert any(f"| {tier} |" in row or tier in row for row in rows), f"no row of tier {tier} names {name}"
+def test_the_page_names_what_the_gate_leaves_out() -> None:
+    missing = [
+        (tier, short(path))
+        for path in TEST_FILES
+        for tier in ("truth", "trust")
+        if any(tier in found for found, _ in marked_tests(path).values())
+        and not any(tier in row and (f"`{short(path)}`" in row or f"{short(path.parent)}/`" in row) for row in ROWS)
+    ]
+    assert missing == [], "docs/internals/tests.md has no row of this tier that names the file"
 
 
 def test_what_the_page_names_exists() -> None:
     missing = [p for p in re.findall(r"`((?:tests|benchmarks)/[\w/.]+)`", PAGE) if not (ROOT / p).exists()]
     assert not missing
+
+
+def test_what_make_quick_names_exists() -> None:
+    """Pytest refuses all where one is missing."""
+    print_them = ["make", "-f", "-", "-f", str(ROOT / "Makefile"), "show"]
+    done = subprocess.run(
+        print_them, input="show: ; @echo $(quick_tests)\n", capture_output=True, text=True, check=True
+    )
+    named = done.stdout.split()
+    assert "tests/schema" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+from collections.abc import Callable, Container
 
-import pytest
-from source_tree import ROOT, source_files
+from source_tree import ROOT, short, source_files
 
 #: Who may, and why.
 OWN_NAMES = {
@@ -52,12 +51,14 @@ def own_names(text: str) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_other_code_names_half_written_files(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in OWN_NAMES:
-        return
-    lines = own_names(path.read_text(encoding="utf-8"))
-    assert not lines, f"lines {lines}: write it with stashtrace.whole_files.whole_file"
+def lines_found(look: Callable[[str], list[int]], apart: Container[str]) -> dict[str, list[int]]:
+    """File -> lines that ``look`` finds in its text, where it finds any."""
+    found = {short(path): look(path.read_text(encoding="utf-8")) for path in FILES if short(path) not in apart}
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def test_no_other_code_names_half_written_files() -> None:
+    assert lines_found(own_names, OWN_NAMES) == {}, "write it with stashtrace.whole_files.whole_file"
 
 
 def files_made(text: str) -> list[int]:
@@ -94,13 +95,10 @@ def files_made(text: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_other_code_makes_files(path: Path) -> None:
+def test_no_other_code_makes_files() -> None:
     """In a folder that others may write to, a name that can be guessed is a link of theirs."""
-    if str(path.relative_to(ROOT)) in OWN_FILES:
-        return
-    lines = files_made(path.read_text(encoding="utf-8"))
-    assert not lines, f"lines {lines}: write it with stashtrace.whole_files, or say in OWN_FILES why not"
+    found = lines_found(files_made, OWN_FILES)
+    assert found == {}, "write it with stashtrace.whole_files, or say in OWN_FILES why not"
 
 
 def test_the_recorder_makes_files_that_must_be_new() -> None:

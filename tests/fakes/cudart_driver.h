@@ -116,4 +116,9 @@ struct DriverTable {
   }
 };
 
+inline const DriverTable& driver() {
+  static const DriverTable* const table = new DriverTable();
+  return *table;
+}
+
 }  // namespace fake

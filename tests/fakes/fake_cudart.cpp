@@ -16,15 +16,12 @@
 #define FAKE_TEXT(x) FAKE_TEXT_OF(x)
 FAKE_COUNTS_AT_EXIT("cudart_" FAKE_TEXT(FAKE_CUDART_MAJOR))
 
+using fake::driver;
+
 namespace {
 
 enum : int { kSuccess = 0, kInvalidValue = 1, kInsufficientDriver = 35, kInvalidDeviceFunction = 98, kNoDevice = 100, kNotReady = 600 };
 constexpr int kVersion = FAKE_CUDART_MAJOR * 1000;
-
-const fake::DriverTable& driver() {
-  static const fake::DriverTable* const table = new fake::DriverTable();
-  return *table;
-}
 
 thread_local int t_device = 0;
 thread_local int t_error = kSuccess;

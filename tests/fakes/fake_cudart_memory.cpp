@@ -5,12 +5,9 @@
 #include "cudart_driver.h"
 #include "script.h"
 
-namespace {
+using fake::driver;
 
-const fake::DriverTable& driver() {
-  static const fake::DriverTable* const table = new fake::DriverTable();
-  return *table;
-}
+namespace {
 
 fake::Address address(const void* pointer) { return reinterpret_cast<fake::Address>(pointer); }
 

@@ -8,8 +8,6 @@ namespace fake {
 
 namespace {
 
-int release() { return nccl_version() / 100; }
-
 // 2.29.2 src/enqueue.cc, collTaskAppend: NCCL_ALLGATHERV_ENABLE, 1 by default.
 bool all_gather_v() {
   const char* value = getenv("NCCL_ALLGATHERV_ENABLE");

@@ -82,8 +82,6 @@ constexpr std::uint64_t kDevice = profiler::kProxyOp | profiler::kProxyStep | pr
 constexpr std::uint64_t kTasks = profiler::kColl | profiler::kP2p | kDevice;
 constexpr std::uint64_t kApi = profiler::kGroupApi | profiler::kCollApi | profiler::kP2pApi | profiler::kKernelLaunch;
 
-int release() { return nccl_version() / 100; }
-
 // 2.28.3 src/plugin/profiler.cc: ncclProfilerApiState is of the thread, so that all communicators of a group share it.
 thread_local void* t_group_api = nullptr;
 

@@ -29,6 +29,7 @@ namespace profiler = stashtrace::nccl::profiler;
 
 Engine* engine();  // of the libcuda double, null without one
 inline int nccl_version() { return static_cast<int>(setting("nccl.version", 22809)); }
+inline int release() { return nccl_version() / 100; }
 
 enum class OpKind { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter, send, receive,
                     put, signal, wait_signal };

@@ -3,20 +3,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from forked_commands import ROOT, environment, run_command
+
 STEPS = 12
-ENVIRONMENT = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+ENVIRONMENT = environment()
 
 
 def stashtrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A stashtrace command in this folder."""
-    command = [sys.executable, "-m", "stashtrace", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    return run_command(arguments, cwd, ENVIRONMENT, 300)
+
+
+def command_of_ranks(ranks: int, *script: str) -> list[str]:
+    """A job of so many ranks, as torchrun starts it, but for the import of torch in the launcher."""
+    launcher = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
+    return [sys.executable, str(launcher), "--ranks", str(ranks), "--", sys.executable, *script]
 
 
 def run_example(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_job import ROOT, stashtrace
+from example_job import ROOT, command_of_ranks, stashtrace
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SMALL = ["--repeat", "1", "--iterations", "10", "--warmup", "3"]
 DDP = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+SMALL_DDP = str(ROOT / "tests" / "ground_truth" / "small_ddp.py")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def example(folder: Path) -> list[str]:
 
 
 def small_job(*words: object) -> list[str]:
-    return [*DDP, str(ROOT / "tests" / "ground_truth" / "small_ddp.py"), *map(str, words)]
+    return [*DDP, SMALL_DDP, *map(str, words)]
 
 
 def characterize(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -181,7 +183,7 @@ def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
 
 
 def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
-    words = shlex.join(small_job(1000))
+    words = shlex.join(command_of_ranks(2, SMALL_DDP, "1000"))
     done = characterize(tmp_path, "--steps", "1,2", "--", "sh", "-c", words)
     assert done.returncode == 3
     assert "the command started 2 ranks where 1 was asked for" in done.stderr
@@ -190,7 +192,7 @@ def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
-    words = shlex.join(small_job(1000))
+    words = shlex.join(command_of_ranks(2, SMALL_DDP, "1000"))
     done = characterize(
         tmp_path, "--steps", "1,2", "--ranks", "2", "--format", "json", "--", "sh", "-c", f"{words} # {{ranks}}"
     )

@@ -12,14 +12,13 @@ and what that version read from it. All three were made by that version::
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forked_commands import environment, run_command
 
 import stashtrace
 from stashtrace.schema.trace import Trace
@@ -96,8 +95,6 @@ def test_every_nanosecond_has_a_bucket(trace: Trace) -> None:
 )
 def test_commands_take_them(version: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     command = [str(version / "run") if word == "RUN" else word for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "stashtrace", *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = run_command(command, tmp_path, environment(), 120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_job import command_of_ranks
 
 import stashtrace
 
@@ -27,8 +28,7 @@ example = importlib.import_module("sharded_adam")
 
 def launched(ranks: int, script: Path, *arguments: str, tracer: Sequence[str] = ()) -> None:
     """Run the example, or the script that runs it twice."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    job = [*tracer, *launcher, str(script), *arguments]
+    job = [*tracer, *command_of_ranks(ranks, str(script), *arguments)]
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

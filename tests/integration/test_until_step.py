@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_job import ROOT, stashtrace
+from example_job import ROOT, command_of_ranks, stashtrace
 
 pytestmark = pytest.mark.torch
 SCRIPT = ROOT / "tests" / "ground_truth" / "small_ddp.py"
@@ -21,7 +21,7 @@ def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
     pytest.importorskip("torch")
     command = [*TORCHRUN, str(SCRIPT), "100000"]
     if shell:  # passes no signal on
-        command = ["sh", "-c", shlex.join(command) + "; exit 3"]
+        command = ["sh", "-c", shlex.join(command_of_ranks(2, str(SCRIPT), "100000")) + "; exit 3"]
     done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ended the command at step 30, as told" in done.stderr

@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: What programs of tests are linked with, so that no second recorder is built for them.
 SHIPPED = ROOT / "stashtrace" / "libstashtrace.so"
+#: The build of the checkout. Its objects stand in for the compiler where they are of these sources.
+KEPT_BUILD = ROOT / "build" / f"native-{sys.implementation.cache_tag}{sys.abiflags}"
 #: Libraries that must be loaded before ours, by kind of build.
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",), "coverage": ()}
 #: Findings end a process with another status. Programs of tests leave memory to the system: leaks are not findings.
@@ -63,6 +65,7 @@ def build(folder: Path, target: str, kind: str = "") -> Path:
         f"-DSTASHTRACE_PRECOMPILE={'OFF' if kind == 'coverage' else 'ON'}",
         f"-DSTASHTRACE_SANITIZE={sanitize}",
         f"-DSTASHTRACE_SHIPPED={SHIPPED if SHIPPED.exists() and kind != 'aarch64' else ''}",
+        f"-DSTASHTRACE_OBJECTS={KEPT_BUILD if kind == '' and objects_are_of_these_sources() else ''}",
     ]
     if sanitize:  # half the time of -O2, and lines as they are written
         configure += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
@@ -87,6 +90,13 @@ def _call(command: Sequence[str]) -> None:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise BuildError(done.stdout[-4000:])
+
+
+def objects_are_of_these_sources() -> bool:
+    """Return True if the checkout was built since its native sources last changed."""
+    built = [path.stat().st_mtime for path in (KEPT_BUILD / "stashtrace").glob("*.so")]
+    sources = [ROOT / "CMakeLists.txt", *(p for p in (ROOT / "csrc").rglob("*") if p.is_file())]
+    return len(built) == 3 and max(built) > max(path.stat().st_mtime for path in sources)
 
 
 def runtimes(kind: str) -> list[str] | None:

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from checkout_files import ROOT, project_files
+from native.native_build import KEPT_BUILD, objects_are_of_these_sources
 
-KEPT_BUILD = ROOT / "build" / f"native-{sys.implementation.cache_tag}{sys.abiflags}"
 #: Copies the kept object of a source, or compiles it. The paths of objects are relative to the build folder.
 _LAUNCHER = """#!/bin/sh
 object= depfile= source= previous=
@@ -68,13 +68,6 @@ def make_wheel(sdist: Path, folder: Path, variables: Mapping[str, str] = {}) -> 
     _run([sys.executable, "-m", "pip", "wheel", *options, str(sdist)], environment=environment | variables)
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def objects_are_of_these_sources() -> bool:
-    """Return True if the checkout was built since its native sources last changed."""
-    built = [path.stat().st_mtime for path in (KEPT_BUILD / "stashtrace").glob("*.so")]
-    sources = [ROOT / "CMakeLists.txt", *(p for p in (ROOT / "csrc").rglob("*") if p.is_file())]
-    return len(built) == 3 and max(built) > max(path.stat().st_mtime for path in sources)
 
 
 def bare_environment(folder: Path, wheel: Path) -> Path:

@@ -53,7 +53,8 @@ def as_other_boot(
     """
     with ByteFile(str(path)) as source:
         head = read_head(source)
-        segments = [(s, source.read(s.payload_offset, s.payload_bytes)) for s in scan_segments(source, head).segments]
+        found = scan_segments(source, head.data_offset).segments
+        segments = [(s, source.read(s.payload_offset, s.payload_bytes)) for s in found]
     metadata = dict(head.metadata)
     start = int(metadata["start_monotonic_ns"])
     realtime = offset_ns if realtime_offset_ns is None else realtime_offset_ns

@@ -43,7 +43,7 @@ def changed_inside(
             head = read_head(source)
         except FormatError:
             return None
-        segments = list(scan_segments(source, head).segments)
+        segments = list(scan_segments(source, head.data_offset).segments)
         payloads = [source.read(s.payload_offset, s.payload_bytes) for s in segments]
         raw = source.read(0, head.data_offset)
     for _ in range(rng.choice([1, 1, 2, 3])):
