@@ -137,24 +137,17 @@ def drawn(draw: np.random.Generator, shape: tuple[int, ...], how: str) -> Floats
     return out
 
 
-@dataclass
 class Made:
     """The steps of a job: time of each kind by step and rank, in ms."""
 
-    work: dict[str, Floats]
-    link: Floats
-    kind: npt.NDArray[np.str_]
-    samples: Floats | None
-
-    @property
-    def own(self) -> Floats:
-        """Work of each rank before it meets the others."""
-        return np.sum(list(self.work.values()), axis=0)
-
-    @property
-    def length(self) -> Floats:
-        """Of each step, on all ranks."""
-        return np.asarray(self.own.max(axis=1) + self.link)
+    def __init__(
+        self, work: dict[str, Floats], link: Floats, kind: npt.NDArray[np.str_], samples: Floats | None
+    ) -> None:
+        self.work, self.link, self.kind, self.samples = work, link, kind, samples
+        #: Work of each rank before it meets the others, and the length of each step on all ranks.
+        self.own: Floats = np.sum(list(work.values()), axis=0)
+        self.length: Floats = self.own.max(axis=1) + link
+        self._ends_ns = np.cumsum((self.length * MS).astype(np.int64))
 
     def table(self, begin: int, end: int) -> tuple[Table, Floats | None]:
         """Rows of some steps, as the analyses make them."""
@@ -163,8 +156,7 @@ class Made:
         last = own.argmax(axis=1)
         waits = own.max(axis=1)[:, None] - own
         length = (self.length[begin:end] * MS).astype(np.int64)
-        before = int((self.length[:begin] * MS).astype(np.int64).sum())
-        ends = before + np.cumsum(length)
+        ends = self._ends_ns[begin:end]
         columns: dict[str, Any] = {name: np.zeros(steps * ranks, dtype=np.int64) for name in KIND_COLUMNS.values()}
         for kind, spent in self.work.items():
             columns[KIND_COLUMNS[kind]] = (spent[begin:end] * MS).astype(np.int64).ravel()
@@ -265,12 +257,7 @@ def plant(job: Job, steps: int, seed: int, widths: float, kinds: tuple[str, ...]
         else:
             work[kind][step, rank] += extra
         planted.append(Plant(step, rank, kind, float(extra)))
-    return replace_made(out, work, link), planted
-
-
-def replace_made(steps: Made, work: dict[str, Floats], link: Floats) -> Made:
-    """The same steps with other times."""
-    return Made(work, link, steps.kind, steps.samples)
+    return Made(work, link, out.kind, out.samples), planted
 
 
 def found_shares(job: Job, steps: int, seeds: range, widths: float, kinds: tuple[str, ...]) -> dict[str, float]:
@@ -329,12 +316,13 @@ def missed(row: dict[str, Any]) -> list[str]:
 PAGE = """\
 # Slow steps: false alarms, and planted ones that are found
 
-Made-up jobs by seed (`benchmarks/bench_spikes.py` says how), {steps} steps of about 120 ms for each of {seeds} seeds. The
-jobs were written before the search, which was made on other seeds. A false alarm is a step that is called slow although
-all in it is planned, or noise. A plant is extra time of one kind (waits for batches, storage, host Python, other time,
-transfer) in one of 100 steps, on the rank that the others wait for; its size is told in widths of the noise, each the
-range of 95 % of what noise adds to the length of a step. It is found if the step, the rank, the kind and the amount (to a
-third) are right. Bars: at most 1 false alarm in 10,000 steps, and 95 % of plants of 3 widths found.
+Made-up jobs by seed (`benchmarks/bench_spikes.py` says how), {steps} steps of about 120 ms for each of {seeds} seeds.
+The jobs were written before the search, which was made on other seeds. A false alarm is a step that is called slow
+although all in it is planned, or noise. A plant is extra time of one kind (waits for batches, storage, host Python,
+other time, transfer) in one of 100 steps, on the rank that the others wait for; its size is told in widths of the
+noise, each the range of 95 % of what noise adds to the length of a step. It is found if the step, the rank, the kind
+and the amount (to a third) are right. Bars: at most 1 false alarm in 10,000 steps, and 95 % of plants of 3 widths
+found.
 
 `{command}`, {date}, Python {python}
 
