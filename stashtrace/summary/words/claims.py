@@ -26,6 +26,7 @@ from stashtrace.summary.words.parts import (
     share,
     verb,
 )
+from stashtrace.summary.words.spikes import slow_steps
 from stashtrace.text import count_noun, plural
 from stashtrace.units import duration_text, percent_text, ranks_text, shortened
 
@@ -584,6 +585,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "not_told": _not_told,
     # time
     **CHANGES,
+    "slow_steps": slow_steps,
     # files
     "files": _filled(""),
     "no_files": _filled("no file was read or written by the recorded processes"),

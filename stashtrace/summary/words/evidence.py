@@ -23,6 +23,7 @@ from stashtrace.summary.words.parts import (
     ranks_named,
     verb,
 )
+from stashtrace.summary.words.spikes import behind_slow, beside_slow
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, percent_text, shortened
 
@@ -643,4 +644,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "killed": _killed,
     **ENDING_EVIDENCE,
     "behind_it": behind_it,
+    "behind_slow": behind_slow,
+    "beside_slow": beside_slow,
 }

@@ -27,7 +27,7 @@ _CHANCE = 2e-5
 #: The tail begins at this share of the rests; the last share may be slow steps.
 _BODY, _MAYBE_SLOW = 0.75, 0.02
 #: The body's width holds this share of the rests; a threshold is at least so many widths.
-_WIDTH_SHARE, _WIDTHS = 0.95, 2.25
+_WIDTH_SHARE, _WIDTHS = 0.95, 2.75
 #: A threshold is made anew once this part of its rests is new.
 _ANEW_RATIO = 1 / 32
 
@@ -113,14 +113,11 @@ def _exponential_tail(rests: Floats) -> float:
     What is estimated from few values may be wrong: the chance is that of the next value by all of them (a predictive
     distribution), not that of a tail taken as known.
     """
-    count = len(rests)
-    begin = float(np.quantile(rests, _BODY))
-    above = rests[rests > begin]
-    censored = min(math.ceil(_MAYBE_SLOW * count), len(above) - 1)
-    known = above[: len(above) - censored]
-    if not len(known):
-        return begin
+    tail = rests[int(_BODY * len(rests)) :]
+    censored = math.ceil(_MAYBE_SLOW * len(rests))
+    known = tail[: len(tail) - censored]
+    begin = float(known[0])
     # Those that may be slow steps count as somewhere beyond the largest of the others.
     mean = (float((known - begin).sum()) + censored * float(known[-1] - begin)) / len(known)
-    odds = len(above) / count / _CHANCE
-    return begin + mean * len(known) * (odds ** (1 / len(known)) - 1)
+    odds = len(tail) / len(rests) / _CHANCE
+    return begin + mean * len(known) * (float(odds ** (1 / len(known))) - 1)

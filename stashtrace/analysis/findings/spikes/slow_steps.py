@@ -41,8 +41,8 @@ _BESIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KIND
 _SHARED = np.array([COLUMN_OF[kind] == "link" for kind in _KINDS])
 #: Several kinds of time of a rank, where none of them explains the step.
 TOGETHER = "together"
-#: Less than this part of a step is not worth a word.
-_WORTH_RATIO = 0.02
+#: Less than this part of a step is not worth a word, however little such steps vary.
+WORTH_RATIO = 0.02
 #: A kind of time explains a slow step if it makes this part of it; ranks are alike from the same part on.
 _EXPLAINS = _ALIKE = 0.5
 #: Growth on the rank that was waited for longest counts so much more than elsewhere.
@@ -52,6 +52,8 @@ _SIZE_RATIO, _OF_SIZE = 0.25, 48
 #: Computing varies with the data if the width of its noise is this part of it. Then it is slow only at so many times
 #: the most that was ever seen above the level, of at least so many steps.
 _VARIES_RATIO, _BEYOND_ALL, _SEEN_STEPS = 0.1, 2.0, 128
+#: The part of other work that follows computing is estimated anew after so many steps.
+_SLOPE_STEPS = 16
 #: The level has changed if so many of the last ones lie beyond the threshold.
 _BEYOND, _OF_LAST = 5, 10
 #: A kind of time comes back after so many steps if that many slow steps lie equally far apart, to a step.
@@ -109,7 +111,8 @@ class _Step:
 class SlowSteps:
     """Search for slow steps; remembers a bounded number of steps, however many come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, worth_ratio: float = WORTH_RATIO) -> None:
+        self._worth_ratio = worth_ratio
         self._groups: OrderedDict[tuple[str, bool, bool], _Group] = OrderedDict()
         self._before: tuple[_Step, _Group] | None = None
         self._slow_steps: dict[str, deque[int]] = {}
@@ -133,7 +136,7 @@ class SlowSteps:
     def _group(self, key: tuple[str, bool, bool], ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
         if group is None or group.ranks != ranks:
-            group = self._groups[key] = _Group(ranks)
+            group = self._groups[key] = _Group(ranks, self._worth_ratio)
         self._groups.move_to_end(key)
         if len(self._groups) > _GROUPS:
             self._groups.popitem(last=False)
@@ -177,9 +180,11 @@ class _Found:
 class _Group:
     """Steps that are alike."""
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: tuple[int, ...], worth_ratio: float) -> None:
+        self.ranks, self._worth_ratio = ranks, worth_ratio
         self._beside, self._computing = _Figure(), _Figure()
+        self._parts = Ring(NOISE_STEPS, (2,))
+        self._slope, self._slope_age = 0.0, 0
         self._lengths = Ring(LEVEL_STEPS)
         self._spent = Ring(LEVEL_STEPS, (len(ranks), len(_KINDS)))
         self._sizes = Ring(NOISE_STEPS, (len(ranks), 2))
@@ -189,8 +194,9 @@ class _Group:
         computing = step.spent[:, _COMPUTE]
         expected = self._expected(step)
         beside = step.beside
-        worth = _WORTH_RATIO * float(np.median(self._lengths.values)) if len(self._lengths) else np.inf
-        long = self._beside.above(beside), float(computing.max() - expected.max())
+        worth = self._worth_ratio * float(np.median(self._lengths.values)) if len(self._lengths) else np.inf
+        most = float(computing.max())
+        long = self._above_level(beside, most), most - float(expected.max())
         slow = None
         is_long = self._beside.is_beyond(long[0], worth)
         computes_long = self._computing.is_beyond(long[1], worth) and self._is_no_data(long[1], step, expected)
@@ -201,19 +207,35 @@ class _Group:
             rank = int(longer.argmax())
             ranks = self._alike(longer, rank)
             slow = _Found(step, long[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(longer[rank]))
-        self._beside.add(beside, long[0], is_long)
-        self._computing.add(float(computing.max()), long[1], computes_long)
+        self._beside.add(long[0], is_long)
+        self._computing.add(long[1], computes_long)
         changed = self._beside.has_changed or self._computing.has_changed
+        self._parts.add(np.array([beside, most]))
         self._lengths.add(step.length)
         self._spent.add(step.spent)
         self._sizes.add(np.stack([step.sizes, computing], axis=1))
         if changed:
             for figure in (self._beside, self._computing):
                 figure.begin_anew()
-            for ring in (self._lengths, self._spent, self._sizes):
+            for ring in (self._parts, self._lengths, self._spent, self._sizes):
                 ring.keep_newest(_OF_LAST)
             return None
         return slow
+
+    def _above_level(self, beside: float, computing: float) -> float:
+        """Return what a step has beside its computing above the level, for as much computing.
+
+        Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
+        """
+        if not len(self._parts):
+            return 0.0
+        self._slope_age += 1
+        if self._slope_age >= _SLOPE_STEPS:
+            self._slope_age = 0
+            varies = self._computing.noise.width >= _VARIES_RATIO * computing and len(self._parts) >= LEVEL_STEPS
+            self._slope = max(_line(self._parts.values[:, 1], self._parts.values[:, 0]), 0.0) if varies else 0.0
+        newest = self._parts.newest(LEVEL_STEPS)
+        return beside - self._slope * computing - float(np.median(newest[:, 0] - self._slope * newest[:, 1]))
 
     def _expected(self, step: _Step) -> Floats:
         """Return how long each rank computes in like steps, on a batch of about that size where sizes are known."""
@@ -223,9 +245,10 @@ class _Group:
         usual = np.median(self._spent.values[:, :, _COMPUTE], axis=0)
         if not step.sizes.all() or not self._varies(step.sizes):
             return np.asarray(usual)
-        out = usual.copy()
+        out: Floats = usual.copy()
         for rank, size in enumerate(step.sizes.tolist()):
-            out[rank] = _by_size(*self._sizes.values[:, rank].T, size, float(computing[rank]))
+            sizes, spent = self._sizes.values[:, rank].T
+            out[rank] = _by_size(sizes, spent, size, float(computing[rank]))
         return out
 
     def _varies(self, sizes: Floats) -> bool:
@@ -273,24 +296,18 @@ class _Group:
 
 
 class _Figure:
-    """A figure of like steps: its level, its noise, and whether it lies beyond that again and again."""
+    """What a figure of like steps has above its level: its noise, and whether it is beyond that again and again."""
 
     def __init__(self) -> None:
-        self._values = Ring(LEVEL_STEPS)
         self.noise = Noise()
         self._beyond: deque[bool] = deque(maxlen=_OF_LAST)
 
-    def above(self, value: float) -> float:
-        """Return what a value has above the level; 0 without one."""
-        return value - float(np.median(self._values.values)) if len(self._values) else 0.0
-
     def is_beyond(self, rest: float, worth: float) -> bool:
         """Return whether neither chance nor smallness explains it."""
-        return len(self._values) >= min(LEAST_STEPS, _OF_LAST) and rest > max(self.noise.threshold, worth)
+        return rest > max(self.noise.threshold, worth)
 
-    def add(self, value: float, rest: float, beyond: bool) -> None:
-        """Remember a value."""
-        self._values.add(value)
+    def add(self, rest: float, beyond: bool) -> None:
+        """Remember what a step has above the level."""
         self.noise.add(rest)
         self._beyond.append(beyond)
 
@@ -300,13 +317,12 @@ class _Figure:
         return sum(self._beyond) >= _BEYOND
 
     def begin_anew(self) -> None:
-        """Take the last values for the level."""
-        self._values.keep_newest(_OF_LAST)
+        """Take the last steps for usual ones."""
         self._beyond.clear()
 
 
 def _by_size(sizes: Floats, spent: Floats, size: float, otherwise: float) -> float:
-    """Return the time by that of batches of about the same size: a line through the medians of the smaller and larger.
+    """Return the time by that of batches of about the same size, on a line through them.
 
     ``otherwise``: what to return where too few batches are of about that size.
     """
@@ -315,13 +331,17 @@ def _by_size(sizes: Floats, spent: Floats, size: float, otherwise: float) -> flo
     near = near[off[near] <= _SIZE_RATIO]
     if len(near) < LEAST_STEPS:
         return otherwise
-    near = near[np.argsort(sizes[near], kind="stable")]
-    third = len(near) // 3
+    return float(np.median(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
+
+
+def _line(x: Floats, y: Floats) -> float:
+    """Return the slope of the line through the medians of the smaller and of the larger third (Tukey)."""
+    order = np.argsort(x, kind="stable")
+    third = len(x) // 3
     (low, below), (high, above) = (
-        (float(np.median(sizes[part])), float(np.median(spent[part]))) for part in (near[:third], near[-third:])
+        (float(np.median(x[part])), float(np.median(y[part]))) for part in (order[:third], order[-third:])
     )
-    slope = (above - below) / (high - low) if high > low else 0.0
-    return float(np.median(spent[near] + slope * (size - sizes[near])))
+    return (above - below) / (high - low) if high > low else 0.0
 
 
 def _steps_of(rows: Table, samples: Floats | None) -> list[_Step]:
