@@ -27,13 +27,13 @@ def slow_steps(f: Finding) -> str:
     """Say how many steps are slow, by how much, and whose time grew in them."""
     at = f.evidence[0]
     count, named = at["items_count"], at["name"]
-    part = f"{percent_text(f.row['share_ratio'])} of all time"
-    longer = f"{duration_text(at['amount_ns'])} longer than others like {'it' if count == 1 else 'them'}"
+    part = f"{percent_text(f.row['share_ratio'])} of the time of all steps"
+    longer = f"{duration_text(at['amount_ns'])} longer than others like"
     if count == 1:
-        return f"step {named} takes {longer}, {part}{_whose(f)}"
+        return f"step {named} takes {longer} it, {part}{_whose(f)}"
     more = ", ..." if count > len(named.split(", ")) else ""
     which = f"{count} of {count_noun(at['of_count'], 'step')} ({named}{more})"
-    return f"{which} take {longer} in the median, {part}{_whose(f)}"
+    return f"{which} take {longer} them (median), {part}{_whose(f)}"
 
 
 def _whose(f: Finding) -> str:

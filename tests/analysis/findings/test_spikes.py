@@ -30,8 +30,8 @@ def test_a_slow_read_names_the_rank_the_file_and_the_worker() -> None:
     assert set(table["every_count"].tolist()) == {0}
     (claim,) = claims(trace)
     assert claim["text"] == (
-        "3 of 195 steps (60, 101, 150) take 120 ms longer than others like them in the median, 17 % of all time: rank 1"
-        " waits 120 ms longer for batches, which its storage delays"
+        "3 of 195 steps (60, 101, 150) take 120 ms longer than others like them (median), 17 % of the time of all"
+        " steps: rank 1 waits 120 ms longer for batches, which its storage delays"
     )
     assert claim["evidence_text"] == ["calls on /data/shard-17.tar take all of it"]
     assert (claim["file"], claim["cause_rank"], claim["items_count"]) == ("/data/shard-17.tar", 1, 3)
@@ -44,9 +44,8 @@ def test_one_slow_step_is_a_sentence_of_its_own() -> None:
     assert abs(row["extra_ns"] - 300 * MS) < MS
     (claim,) = claims(trace)
     assert str(claim["text"]).startswith("step 77 takes 300 ms longer than others like it, ")
-    assert str(claim["text"]).endswith(
-        " of all time: rank 0 spends 300 ms more in code of the loop outside forward, backward and optimizer"
-    )
+    whose = "rank 0 spends 300 ms more in code of the loop outside forward, backward and optimizer"
+    assert str(claim["text"]).endswith(f" of the time of all steps: {whose}")
 
 
 @pytest.mark.parametrize("steps", [12, 40, 300])
