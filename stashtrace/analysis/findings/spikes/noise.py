@@ -32,6 +32,12 @@ _WIDTH_SHARE, _WIDTHS = 0.95, 2.75
 _ANEW_RATIO = 1 / 32
 
 
+def middle(values: Floats) -> Floats:
+    """Return the median along the first axis, the upper one of two; several times as fast as numpy's on few values."""
+    half = len(values) // 2
+    return np.asarray(np.partition(values, half, axis=0)[half])
+
+
 class Ring:
     """The newest values of a series, or rows of them."""
 
@@ -104,7 +110,7 @@ class Noise:
         rests = np.sort(self._rests.values)
         low, high = np.quantile(rests, ((1 - _WIDTH_SHARE) / 2, (1 + _WIDTH_SHARE) / 2)).tolist()
         self._width = high - low
-        self._threshold = max(_exponential_tail(rests), float(np.median(rests)) + _WIDTHS * self._width)
+        self._threshold = max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * self._width)
 
 
 def _exponential_tail(rests: Floats) -> float:

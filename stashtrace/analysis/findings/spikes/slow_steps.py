@@ -16,13 +16,13 @@ this step or in the one before.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS, LEVEL_STEPS, NOISE_STEPS, Floats, Noise, Ring
+from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS, LEVEL_STEPS, NOISE_STEPS, Floats, Noise, Ring, middle
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -194,7 +194,7 @@ class _Group:
         computing = step.spent[:, _COMPUTE]
         expected = self._expected(step)
         beside = step.beside
-        worth = self._worth_ratio * float(np.median(self._lengths.values)) if len(self._lengths) else np.inf
+        worth = self._worth_ratio * float(middle(self._lengths.values)) if len(self._lengths) else np.inf
         most = float(computing.max())
         long = self._above_level(beside, most), most - float(expected.max())
         slow = None
@@ -235,14 +235,14 @@ class _Group:
             varies = self._computing.noise.width >= _VARIES_RATIO * computing and len(self._parts) >= LEVEL_STEPS
             self._slope = max(_line(self._parts.values[:, 1], self._parts.values[:, 0]), 0.0) if varies else 0.0
         newest = self._parts.newest(LEVEL_STEPS)
-        return beside - self._slope * computing - float(np.median(newest[:, 0] - self._slope * newest[:, 1]))
+        return beside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
 
     def _expected(self, step: _Step) -> Floats:
         """Return how long each rank computes in like steps, on a batch of about that size where sizes are known."""
         computing = step.spent[:, _COMPUTE]
         if not len(self._spent):
             return computing
-        usual = np.median(self._spent.values[:, :, _COMPUTE], axis=0)
+        usual = middle(self._spent.values[:, :, _COMPUTE])
         if not step.sizes.all() or not self._varies(step.sizes):
             return np.asarray(usual)
         out: Floats = usual.copy()
@@ -263,7 +263,7 @@ class _Group:
 
     def extra(self, step: _Step) -> Floats:
         """Return by how much each kind of time of each rank is longer than in like steps."""
-        return np.asarray(step.spent - np.median(self._spent.values, axis=0))
+        return np.asarray(step.spent - middle(self._spent.values))
 
     def _what_grew(self, step: _Step, before: tuple[_Step, _Group] | None, longer: float) -> _Found:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
@@ -331,7 +331,7 @@ def _by_size(sizes: Floats, spent: Floats, size: float, otherwise: float) -> flo
     near = near[off[near] <= _SIZE_RATIO]
     if len(near) < LEAST_STEPS:
         return otherwise
-    return float(np.median(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
+    return float(middle(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
 
 
 def _line(x: Floats, y: Floats) -> float:
@@ -339,7 +339,7 @@ def _line(x: Floats, y: Floats) -> float:
     order = np.argsort(x, kind="stable")
     third = len(x) // 3
     (low, below), (high, above) = (
-        (float(np.median(x[part])), float(np.median(y[part]))) for part in (order[:third], order[-third:])
+        (float(middle(x[part])), float(middle(y[part]))) for part in (order[:third], order[-third:])
     )
     return (above - below) / (high - low) if high > low else 0.0
 
@@ -355,15 +355,11 @@ def _steps_of(rows: Table, samples: Floats | None) -> list[_Step]:
         own = own[np.argsort(rows["rank"][own], kind="stable")]
         waits, causes = spent[own, _WAITS], rows["cause_rank"][own]
         known = causes >= 0
-        awaited = -1
-        if known.any():
-            by_cause = GroupBy(causes[known])
-            awaited = int(by_cause.values[by_cause.sum(waits[known]).argmax()])
-        kinds, count = np.unique(rows["step_kind"][own], return_counts=True)
+        awaited = int(np.bincount(causes[known], waits[known]).argmax()) if known.any() else -1
         steps.append(
             _Step(
                 int(number),
-                str(kinds[count.argmax()]),
+                Counter(rows["step_kind"][own].tolist()).most_common(1)[0][0],
                 int(rows["begin_ns"][own].min()),
                 int(rows["end_ns"][own].max()),
                 tuple(rows["rank"][own].tolist()),
