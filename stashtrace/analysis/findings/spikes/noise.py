@@ -27,7 +27,7 @@ _CHANCE = 2e-5
 #: The tail begins at this share of the rests; the last share may be slow steps.
 _BODY, _MAYBE_SLOW = 0.75, 0.02
 #: The body's width holds this share of the rests; a threshold is at least so many widths.
-_WIDTH_SHARE, _WIDTHS = 0.95, 2.75
+WIDTH_SHARE, _WIDTHS = 0.95, 2.75
 #: A threshold is made anew once this part of its rests is new.
 _ANEW_RATIO = 1 / 32
 
@@ -108,7 +108,7 @@ class Noise:
             return
         self._stale = 0
         rests = np.sort(self._rests.values)
-        low, high = np.quantile(rests, ((1 - _WIDTH_SHARE) / 2, (1 + _WIDTH_SHARE) / 2)).tolist()
+        low, high = np.quantile(rests, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
         self._width = high - low
         self._threshold = max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * self._width)
 

@@ -16,13 +16,23 @@ this step or in the one before.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS, LEVEL_STEPS, NOISE_STEPS, Floats, Noise, Ring, middle
+from stashtrace.analysis.findings.spikes.noise import (
+    LEAST_STEPS,
+    LEVEL_STEPS,
+    NOISE_STEPS,
+    WIDTH_SHARE,
+    Floats,
+    Noise,
+    Ring,
+    middle,
+)
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -196,19 +206,22 @@ class _Group:
         beside = step.beside
         worth = self._worth_ratio * float(middle(self._lengths.values)) if len(self._lengths) else np.inf
         most = float(computing.max())
-        long = self._above_level(beside, most), most - float(expected.max())
+        known = ~np.isnan(expected)
+        longest = float(computing[known].max() - expected[known].max()) if known.any() else -np.inf
+        long = self._above_level(beside, most), longest
         slow = None
         is_long = self._beside.is_beyond(long[0], worth)
         computes_long = self._computing.is_beyond(long[1], worth) and self._is_no_data(long[1], step, expected)
         if is_long and not (computes_long and long[1] > long[0]):
             slow = self._what_grew(step, before, long[0])
         elif computes_long:
-            longer = computing - expected
+            longer = np.where(known, computing - expected, 0.0)
             rank = int(longer.argmax())
             ranks = self._alike(longer, rank)
             slow = _Found(step, long[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(longer[rank]))
         self._beside.add(long[0], is_long)
-        self._computing.add(long[1], computes_long)
+        if known.any():
+            self._computing.add(long[1], computes_long)
         changed = self._beside.has_changed or self._computing.has_changed
         self._parts.add(np.array([beside, most]))
         self._lengths.add(step.length)
@@ -232,23 +245,27 @@ class _Group:
         self._slope_age += 1
         if self._slope_age >= _SLOPE_STEPS:
             self._slope_age = 0
-            varies = self._computing.noise.width >= _VARIES_RATIO * computing and len(self._parts) >= LEVEL_STEPS
-            self._slope = max(_line(self._parts.values[:, 1], self._parts.values[:, 0]), 0.0) if varies else 0.0
+            other, computed = self._parts.values.T
+            low, high = np.quantile(computed, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
+            varies = len(computed) >= LEVEL_STEPS and high - low >= _VARIES_RATIO * high
+            self._slope = max(_line(computed, other), 0.0) if varies else 0.0
         newest = self._parts.newest(LEVEL_STEPS)
         return beside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
 
     def _expected(self, step: _Step) -> Floats:
-        """Return how long each rank computes in like steps, on a batch of about that size where sizes are known."""
-        computing = step.spent[:, _COMPUTE]
+        """Return how long each rank computes in like steps, on a batch of about that size where sizes are known.
+
+        NaN where no like batch is known.
+        """
         if not len(self._spent):
-            return computing
+            return np.full(len(step.ranks), np.nan)
         usual = middle(self._spent.values[:, :, _COMPUTE])
         if not step.sizes.all() or not self._varies(step.sizes):
             return np.asarray(usual)
         out: Floats = usual.copy()
         for rank, size in enumerate(step.sizes.tolist()):
             sizes, spent = self._sizes.values[:, rank].T
-            out[rank] = _by_size(sizes, spent, size, float(computing[rank]))
+            out[rank] = _by_size(sizes, spent, size)
         return out
 
     def _varies(self, sizes: Floats) -> bool:
@@ -257,7 +274,7 @@ class _Group:
     def _is_no_data(self, longer: float, step: _Step, expected: Floats) -> bool:
         """Return whether long computing is not explained by data that take long."""
         noise = self._computing.noise
-        if step.sizes.all() and noise.width < _VARIES_RATIO * float(expected.max()):
+        if step.sizes.all() and noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
             return True
         return len(noise) >= _SEEN_STEPS and longer > _BEYOND_ALL * noise.largest
 
@@ -321,16 +338,13 @@ class _Figure:
         self._beyond.clear()
 
 
-def _by_size(sizes: Floats, spent: Floats, size: float, otherwise: float) -> float:
-    """Return the time by that of batches of about the same size, on a line through them.
-
-    ``otherwise``: what to return where too few batches are of about that size.
-    """
+def _by_size(sizes: Floats, spent: Floats, size: float) -> float:
+    """Return the time by that of batches of about the same size, on a line through them; NaN if these are too few."""
     off = np.abs(sizes / size - 1.0)
     near = np.argsort(off, kind="stable")[:_OF_SIZE]
     near = near[off[near] <= _SIZE_RATIO]
     if len(near) < LEAST_STEPS:
-        return otherwise
+        return math.nan
     return float(middle(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
 
 
