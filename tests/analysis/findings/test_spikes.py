@@ -8,7 +8,12 @@ import pytest
 from builders import MS, TraceBuilder
 from test_over_time import claims, job
 
+from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps
 from stashtrace.analysis.findings.spikes.spikes import spikes
+from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.live.table import LIVE_STEPS
 from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
 
 SLOW = (60, 101, 150)
@@ -161,3 +166,36 @@ def test_what_was_beside_a_slow_step_is_named() -> None:
     assert abs(first["gc_ns"] - 60 * MS) < MS
     assert (second["step"], second["beside"]) == (131, "background_save")
     assert abs(second["background_save_ns"] - 80 * MS) < MS
+
+
+def test_the_verdict_on_a_step_is_made_of_earlier_ones_alone() -> None:
+    """Steps that come one by one, or are followed by no others, are judged as in one call; live rows are fit for it."""
+    trace = job(160, prep=lambda rank, step: 90 * MS if rank == 1 and step in SLOW else 0).trace()
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    whole = SlowSteps().add(rows)
+    assert [slow.step for slow in whole] == list(SLOW)
+    search = SlowSteps()
+    by_one = [slow for step in range(160) for slow in search.add(rows.take(rows["step"] == step))]
+    assert by_one == whole
+    assert SlowSteps().add(rows.take(rows["step"] <= SLOW[1])) == whole[:2]
+    assert set(STEP_TIMES.names) <= set(LIVE_STEPS.names)
+
+
+def test_sizes_of_batches_tell_long_computing_from_long_data() -> None:
+    """As long a computing as that of a long batch is slow on a short one."""
+    sizes = np.random.default_rng(5).choice([100, 400], 300)
+    slow = 250 + int(np.flatnonzero(sizes[250:] == 100)[0])
+    lengths = np.where(sizes == 400, 40 * MS, 10 * MS)
+    lengths[slow] = 40 * MS
+    trace = job(300, compute=lambda rank, step: int(lengths[step]) if rank == 0 else 0).trace()
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    (found,) = SlowSteps().add(rows, sizes[rows["step"]].astype(np.float64))
+    assert (found.step, found.rank, found.kind) == (slow, 0, "compute")
+    assert abs(found.extra_ns - 30 * MS) < MS
+    assert SlowSteps().add(rows) == []
+
+
+def test_a_new_level_is_told_a_few_times_and_then_usual() -> None:
+    trace = job(300, sleep=lambda rank, step: 100 * MS if rank == 0 and step >= 150 else 0).trace()
+    told = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
+    assert told == [150, 151, 152, 153]
