@@ -31,6 +31,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "shifts, drifts and periods of the step",
     ),
     (
+        "spikes",
+        "stashtrace.analysis.findings.spikes.spikes:spikes",
+        "slow steps: whose time grew, and what was beside it",
+    ),
+    (
         "breakdown",
         "stashtrace.analysis.devices.breakdown:breakdown",
         "what each GPU did: compute, communication, copies",
@@ -146,7 +151,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Where does the time of a step go?",
-        ("steps", "step_kinds", "over_time", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
+        ("steps", "step_kinds", "over_time", "spikes", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
     ),
     ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
     (

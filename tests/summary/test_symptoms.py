@@ -42,6 +42,20 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+def with_slow_reads() -> TraceBuilder:
+    """200 steps of 10 ms, in three of which the loop reads a file for 120 ms."""
+    build, at = TraceBuilder(), 0
+    rank = build.rank(0)
+    for step in range(200):
+        if step in (60, 101, 150):
+            rank.io(at, at + 120 * MS, path="/data/shard-0017.tar", blocked=True, result_bytes=1 << 20)
+            at += 120 * MS
+        rank.phase("forward", at, at + 8 * MS).phase("backward", at + 8 * MS, at + 9 * MS)
+        rank.phase("optimizer", at + 9 * MS, at + 10 * MS)
+        at += 10 * MS
+    return build
+
+
 @pytest.fixture(scope="module")
 def printed() -> str:
     """What summaries say of the recordings of the gallery, of devices and loaders made up, and of a job that hangs."""
@@ -62,6 +76,7 @@ def printed() -> str:
         slower.rank(0).phase("optimizer", end - MS, end)
         at = end
     shown.append(summary(slower.trace("./run")))
+    shown.append(summary(with_slow_reads().trace("./run")))
     loaders = Job(1, 2 * MS, 22 * MS, 58 * MS, steps=90), Job(2, 40 * MS, 10 * MS, steps=90, cpus=2.0)
     shown += [with_first_changes(job.run().trace()) for job in loaders]
     for trace in (device_job(starved=True, sync=True), device_job(copy_ms=20)):

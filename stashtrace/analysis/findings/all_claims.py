@@ -15,6 +15,7 @@ from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.lost_record_claims import loss_claims
 from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, in_steps, made_steps
 from stashtrace.analysis.findings.over_time.change_claims import change_claims, steps_evidence
+from stashtrace.analysis.findings.spikes.spike_claims import spike_claims
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.findings.trust import (
     emulated_claims,
@@ -63,7 +64,9 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         if one_recording(trace):
             whole = Evidence("whole_recording", "steps")
             claims = [replace(c, evidence=(*c.evidence, whole)) if c.section == "verdict" else c for c in claims]
-        claims += change_claims(facts.tables["over_time"], np.unique(trace.batches["rank"]).tolist())
+        loading = np.unique(trace.batches["rank"]).tolist()
+        claims += change_claims(facts.tables["over_time"], loading)
+        claims += spike_claims(facts.tables["spikes"], facts.tables["over_time"], facts.tables["steps"], loading)
     else:
         known = lost or any(claim.kind in ("hung", "awaited") for claim in ending)
         claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.step_changes import changes_of
+from stashtrace.analysis.findings.spikes.spikes import spikes_of
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import TimeSet
@@ -24,7 +25,7 @@ from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.step_kinds import step_kinds
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
-from stashtrace.analysis.steps.steps import in_steps
+from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.file_calls import OnFile
@@ -202,6 +203,7 @@ def gather(trace: Trace) -> RunFacts:
     quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
     counted = tables["steps"] = step_time_steps(steps)
     tables["over_time"] = changes_of(trace, counted, stalls)
+    tables["spikes"] = spikes_of(trace, counted_steps(steps), stalls, tables["hidden"])
     first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     left_out = first["warmup"] if own < len(first) else np.zeros(len(first), dtype=np.int64)

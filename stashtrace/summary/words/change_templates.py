@@ -31,7 +31,7 @@ _VERBS = {
 _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
 
 
-def _whose(f: Finding) -> str:
+def whose_time(f: Finding) -> str:
     """Say whose time it is that changes; empty if no kind of a rank's time explains it."""
     row, absent = f.first("changed_time"), f.first("behind_it")
     if absent is not None and absent["kind"] == "absent":
@@ -65,7 +65,7 @@ def _shift(f: Finding) -> str:
         if f.row["share_ratio"] < 0:
             grows = grows.replace("longer", "less").replace("growing", "shrinking")
         length, before = duration_text(f.row["stall_ns"]), duration_text(at["amount_ns"])
-        return f"from about step {at['items_count']} on, {grows.format(ns=length)}, before {before}{_whose(f)}"
+        return f"from about step {at['items_count']} on, {grows.format(ns=length)}, before {before}{whose_time(f)}"
     when, other = {
         "end": (f"from step {at['items_count']} on", "before"),
         "begin": (f"up to step {at['of_count']}", "afterwards"),
@@ -74,7 +74,7 @@ def _shift(f: Finding) -> str:
     usual = duration_text(at["amount_ns"])
     # Of several changes, the steps before or behind one of them are not all as usual.
     beside = f" instead of the usual {usual}" if f.first("beside_changes") is not None else f", {other} {usual}"
-    return f"{when} a step takes {duration_text(f.row['stall_ns'])}{beside}{_whose(f)}"
+    return f"{when} a step takes {duration_text(f.row['stall_ns'])}{beside}{whose_time(f)}"
 
 
 def _levels(f: Finding) -> str:
@@ -83,7 +83,7 @@ def _levels(f: Finding) -> str:
     said = [f"{duration_text(levels[0]['amount_ns'])} up to step {levels[1]['items_count'] - 1}"]
     said += [f"{duration_text(level['amount_ns'])} from step {level['items_count']} on" for level in levels[1:]]
     grow = "longer" if f.row["share_ratio"] >= 0 else "shorter"
-    whose = _whose(f)
+    whose = whose_time(f)
     last = f": in the last{whose.removeprefix(':')} than in the first" if whose else ""
     return f"steps get {grow} in at least {len(levels)} levels: {', '.join(said)}{last}"
 
@@ -94,7 +94,7 @@ def _drift(f: Finding) -> str:
     steps = count_noun(row["items_count"], "step")
     grow = "longer" if row["share_ratio"] >= 0 else "shorter"
     span = f"from {duration_text(at['amount_ns'])} to {duration_text(row['stall_ns'])} over {steps}"
-    return f"each step takes {each} {grow} than the one before, {span}{_whose(f)}"
+    return f"each step takes {each} {grow} than the one before, {span}{whose_time(f)}"
 
 
 def _period(f: Finding) -> str:
@@ -103,8 +103,8 @@ def _period(f: Finding) -> str:
     usually = " usually" if f.first("beside_changes") is not None else ""
     length, usual = duration_text(f.row["stall_ns"]), duration_text(at["amount_ns"])
     if at["name"]:
-        return f"in {which} a step takes {length}, in the others{usually} {usual}{_whose(f)}"
-    return f"{which} takes {length}, the others{usually} {usual}{_whose(f)}"
+        return f"in {which} a step takes {length}, in the others{usually} {usual}{whose_time(f)}"
+    return f"{which} takes {length}, the others{usually} {usual}{whose_time(f)}"
 
 
 def every_nth(first: int, every: int, together: str = "") -> str:
@@ -184,13 +184,13 @@ _WAITS = {
 }
 
 
-def behind_it(row: Row, f: Finding) -> str:
-    """Say what the longer time goes to."""
+def behind_it(row: Row, f: Finding, whole_ns: float | None = None) -> str:
+    """Say what the longer time goes to; ``whole_ns`` where that is not the one of the claim."""
     if row["kind"] == "absent":
         return ""  # the claim says it
     name = row["name"]
     words = _BEHIND.get(row["kind"]) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
-    whole = (f.first("changed_time") or {"amount_ns": -1})["amount_ns"]
+    whole = (f.first("changed_time") or {"amount_ns": -1})["amount_ns"] if whole_ns is None else whole_ns
     part = "all" if row["amount_ns"] >= whole >= 0 else duration_text(row["amount_ns"])
     return words.format(ns=part, name=shortened(name, _PATH_WIDTH))
 

@@ -10,6 +10,7 @@ from stashtrace.summary.words.change_templates import CHANGES, mean_alone, steps
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_claim
+from stashtrace.summary.words.spikes import slow_steps
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
@@ -584,6 +585,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "not_told": _not_told,
     # time
     **CHANGES,
+    "slow_steps": slow_steps,
     # files
     "files": _filled(""),
     "no_files": _filled("no file was read or written by the recorded processes"),

@@ -11,6 +11,7 @@ from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
 from stashtrace.summary.words.change_templates import behind_it
 from stashtrace.summary.words.end_templates import ENDING_EVIDENCE
 from stashtrace.summary.words.on_file import doing, is_path
+from stashtrace.summary.words.spikes import behind_slow, beside_slow
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
@@ -643,4 +644,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "killed": _killed,
     **ENDING_EVIDENCE,
     "behind_it": behind_it,
+    "behind_slow": behind_slow,
+    "beside_slow": beside_slow,
 }

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ Bools = npt.NDArray[np.bool_]
 _PART = 0.5
 Cause = tuple[str, str, float]
 NOTHING: Cause = ("", "", -1.0)
+#: What a time may go to: its kind, and by name the time of each step.
+Way = tuple[str, list[tuple[str, npt.NDArray[np.float64]]]]
+Ways = Iterator[Way]
 
 
 def behind(trace: Trace, rank: int, kind: str, steps: Table, parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
@@ -33,15 +36,24 @@ def behind(trace: Trace, rank: int, kind: str, steps: Table, parts: tuple[Bools,
     ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order. ``parts``: which of them
     are changed, and which are as usual. ``delta_ns``: by how much longer that time is in a changed step.
     """
+    return most_of(ways(trace, rank, kind, steps), parts, delta_ns)
+
+
+def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
+    """Give what a kind of time of a rank may go to, by step, the most telling first; arguments of :func:`behind`."""
     if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
-        return NOTHING
+        return
     windows = _host_windows(trace, rank, steps)
-    best = NOTHING
     if COLUMN_OF.get(kind) == "data" and (trace.batches["rank"] == rank).any():
-        ways = _of_batches(trace, rank, steps, windows)
+        yield from _of_batches(trace, rank, steps, windows)
     else:
-        ways = _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
-    for name, found in ways:
+        yield from _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
+
+
+def most_of(given: Iterable[Way], parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
+    """Return what of these a change goes to; arguments and result of :func:`behind`."""
+    best = NOTHING
+    for name, found in given:
         for label, spent in found:
             more = float(spent[parts[0]].mean() - spent[parts[1]].mean())
             if more >= _PART * delta_ns and more > best[2]:
@@ -95,9 +107,6 @@ def _by_name(
     for code, own in GroupBy(codes).items():
         found.append((trace.text(int(code)), _per_step(rows["begin_ns"][own], rows["end_ns"][own], windows, time)))
     return found
-
-
-Ways = Iterator[tuple[str, list[tuple[str, npt.NDArray[np.float64]]]]]
 
 
 def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64], time: TimeSet | None) -> Ways:

@@ -1,0 +1,129 @@
+"""What is usual of a figure of steps that are alike: its level of late, and how far noise takes it from there.
+
+    level       the median of the newest values, so that a drift is followed
+    threshold   the rest above the level that noise exceeds in fewer than one of thousands of steps
+
+The threshold is taken from the body of the rests, without the largest of them: a few slow steps among those remembered
+do not hide the next one. From the body, an exponential tail is drawn on to the chance that is asked for, further out
+the fewer values it rests on; for heavier tails, it is never less than a multiple of the width of the body.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+#: Values that the level is the median of, and rests that the threshold is made of.
+LEVEL_STEPS, NOISE_STEPS = 64, 512
+#: With fewer values nothing is said.
+LEAST_STEPS = 24
+#: Chance that noise with an exponential tail takes a step beyond the threshold.
+_CHANCE = 2e-5
+#: The tail begins at this share of the rests; the last share may be slow steps.
+_BODY, _MAYBE_SLOW = 0.75, 0.02
+#: The body's width holds this share of the rests; a threshold is at least so many widths.
+WIDTH_SHARE, _WIDTHS = 0.95, 2.75
+#: A threshold is made anew once this part of its rests is new.
+_ANEW_RATIO = 1 / 32
+
+
+def middle(values: Floats) -> Floats:
+    """Return the median along the first axis, the upper one of two; several times as fast as numpy's on few values."""
+    half = len(values) // 2
+    return np.asarray(np.partition(values, half, axis=0)[half])
+
+
+class Ring:
+    """The newest values of a series, or rows of them."""
+
+    def __init__(self, size: int, shape: tuple[int, ...] = ()) -> None:
+        self._values = np.zeros((size, *shape))
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, len(self._values))
+
+    def add(self, value: float | Floats) -> None:
+        """Take in a value; the oldest one goes where there is no room."""
+        self._values[self._added % len(self._values)] = value
+        self._added += 1
+
+    @property
+    def values(self) -> Floats:
+        """In no order."""
+        return self._values[: len(self)]
+
+    def newest(self, count: int) -> Floats:
+        """Return the newest values, the oldest of them first."""
+        places = np.arange(max(self._added - min(count, len(self)), 0), self._added) % len(self._values)
+        return np.asarray(self._values[places])
+
+    def keep_newest(self, count: int) -> None:
+        """Let go of all but the newest values."""
+        kept = self.newest(count)
+        self._added = len(kept)
+        self._values[: len(kept)] = kept
+
+
+class Noise:
+    """How far a figure lies above its level by chance."""
+
+    def __init__(self) -> None:
+        self._rests = Ring(NOISE_STEPS)
+        self._stale = 0
+        self._threshold = math.inf
+        self._width = math.inf
+        #: The largest rest of all so far.
+        self.largest = 0.0
+
+    def __len__(self) -> int:
+        return len(self._rests)
+
+    def add(self, rest: float) -> None:
+        """Take in what a value has above the level that its predecessors give."""
+        self._rests.add(rest)
+        self._stale += 1
+        self.largest = max(self.largest, rest)
+
+    @property
+    def threshold(self) -> float:
+        """Rest that chance does not explain; infinite while too few are known."""
+        self._refresh()
+        return self._threshold
+
+    @property
+    def width(self) -> float:
+        """Of the rests, without the largest and the smallest of them."""
+        self._refresh()
+        return self._width
+
+    def _refresh(self) -> None:
+        count = len(self._rests)
+        if count < LEAST_STEPS or (math.isfinite(self._threshold) and self._stale < _ANEW_RATIO * count):
+            return
+        self._stale = 0
+        rests = np.sort(self._rests.values)
+        low, high = np.quantile(rests, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
+        self._width = high - low
+        self._threshold = max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * self._width)
+
+
+def _exponential_tail(rests: Floats) -> float:
+    """Return the value that an exponential tail exceeds by the chance that is asked for, given sorted values.
+
+    What is estimated from few values may be wrong: the chance is that of the next value by all of them (a predictive
+    distribution), not that of a tail taken as known.
+    """
+    tail = rests[int(_BODY * len(rests)) :]
+    censored = math.ceil(_MAYBE_SLOW * len(rests))
+    known = tail[: len(tail) - censored]
+    begin = float(known[0])
+    # Those that may be slow steps count as somewhere beyond the largest of the others.
+    mean = (float((known - begin).sum()) + censored * float(known[-1] - begin)) / len(known)
+    odds = len(tail) / len(rests) / _CHANCE
+    return begin + mean * len(known) * (float(odds ** (1 / len(known))) - 1)

@@ -1,0 +1,386 @@
+"""Find slow steps in one pass, as they come: longer than steps that are alike, and by more than these vary.
+
+    length of a step = the longest computing of a rank + all beside it (waits, reads, host Python, transfers, saves)
+                       `--- follows the data --------'   `--- judged by its own noise ----------------------------'
+
+Data of varying length makes computing long, and makes ranks wait for the one with the longest batch. So what a step has
+beside its longest computing is judged apart, by its own noise, and neither varying batches nor waits for them move it.
+Computing itself is compared with batches of about the same size where sizes are known. Where they are not, or do not
+tell how long computing takes, it counts as slow only far beyond anything that was seen before.
+
+Steps are alike that are of one kind, follow a step of the same kind or not, and save a checkpoint or not. The time that
+made a step slow is that of the kind that grew most on one rank; a wait is followed to the rank that was waited for, in
+this step or in the one before.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.findings.spikes.noise import (
+    LEAST_STEPS,
+    LEVEL_STEPS,
+    NOISE_STEPS,
+    WIDTH_SHARE,
+    Floats,
+    Noise,
+    Ring,
+    middle,
+)
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.schema.table import Table
+
+Bools = npt.NDArray[np.bool_]
+
+_KINDS = tuple(KIND_COLUMNS)
+_COMPUTE, _WAITS, _SAVES = (
+    _KINDS.index(kind.name.lower()) for kind in (StallKind.COMPUTE, StallKind.STRAGGLER, StallKind.CHECKPOINT)
+)
+#: Kinds of time in which a rank does something itself, beside computing.
+_BESIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KINDS))])
+#: All ranks have a transfer.
+_SHARED = np.array([COLUMN_OF[kind] == "link" for kind in _KINDS])
+#: Several kinds of time of a rank, where none of them explains the step.
+TOGETHER = "together"
+#: Less than this part of a step is not worth a word, however little such steps vary.
+WORTH_RATIO = 0.02
+#: A kind of time explains a slow step if it makes this part of it; ranks are alike from the same part on.
+_EXPLAINS = _ALIKE = 0.5
+#: Growth on the rank that was waited for longest counts so much more than elsewhere.
+_AWAITED = 2.0
+#: Batches are of about the same size if their sizes differ by less than this part; so many of them are compared.
+_SIZE_RATIO, _OF_SIZE = 0.25, 48
+#: Computing varies with the data if the width of its noise is this part of it. Then it is slow only at so many times
+#: the most that was ever seen above the level, of at least so many steps.
+_VARIES_RATIO, _BEYOND_ALL, _SEEN_STEPS = 0.1, 2.0, 128
+#: The part of other work that follows computing is estimated anew after so many steps.
+_SLOPE_STEPS = 16
+#: The level has changed if so many of the last ones lie beyond the threshold.
+_BEYOND, _OF_LAST = 5, 10
+#: A kind of time comes back after so many steps if that many slow steps lie equally far apart, to a step.
+_TIMES = 4
+#: Groups of like steps that are remembered.
+_GROUPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A step that is longer than its like, and what grew in it."""
+
+    step: int
+    step_kind: str
+    begin_ns: int
+    end_ns: int
+    #: Mean over the ranks, and what a like step with as much computing usually takes.
+    length_ns: float
+    usual_ns: float
+    #: Whose time grew most, all ranks whose time grew alike, and in which step: this one or the one before.
+    rank: int
+    ranks: tuple[int, ...]
+    grew_in_step: int
+    #: Kind of time that grew, and by how much; ``together`` if it is in several kinds, ``straggler`` if nothing else
+    #: grew on the rank that was waited for.
+    kind: str
+    extra_ns: float
+    #: After so many steps the same kind of time makes a step slow again and again; 0 if it does not.
+    every_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step: its ranks, and the time of each by kind."""
+
+    number: int
+    kind: str
+    begin_ns: int
+    end_ns: int
+    ranks: tuple[int, ...]
+    length: float
+    #: By rank and kind.
+    spent: Floats
+    #: Of the batch of each rank, 0 if unknown.
+    sizes: Floats
+    #: Rank that was waited for longest in all, -1 if none.
+    awaited: int
+
+    @property
+    def beside(self) -> float:
+        """What the step has beside the longest computing."""
+        return self.length - float(self.spent[:, _COMPUTE].max())
+
+
+class SlowSteps:
+    """Search for slow steps; remembers a bounded number of steps, however many come."""
+
+    def __init__(self, *, worth_ratio: float = WORTH_RATIO) -> None:
+        self._worth_ratio = worth_ratio
+        self._groups: OrderedDict[tuple[str, bool, bool], _Group] = OrderedDict()
+        self._before: tuple[_Step, _Group] | None = None
+        self._slow_steps: dict[str, deque[int]] = {}
+
+    def add(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
+        """Take in steps and return those of them that are slow; each is judged by itself and by earlier ones alone.
+
+        ``rows``: columns of ``step_times``, all ranks of a step in one call. ``samples``: size of the batch of each
+        row, 0 if unknown: samples, tokens, or whatever computing grows with.
+        """
+        found = []
+        for step in _steps_of(rows, samples):
+            follows = self._before is not None and self._before[0].kind == step.kind
+            group = self._group((step.kind, follows, bool(step.spent[:, _SAVES].any())), step.ranks)
+            slow = group.judge(step, self._before)
+            self._before = step, group
+            if slow is not None:
+                found.append(self._with_period(slow))
+        return found
+
+    def _group(self, key: tuple[str, bool, bool], ranks: tuple[int, ...]) -> _Group:
+        group = self._groups.get(key)
+        if group is None or group.ranks != ranks:
+            group = self._groups[key] = _Group(ranks, self._worth_ratio)
+        self._groups.move_to_end(key)
+        if len(self._groups) > _GROUPS:
+            self._groups.popitem(last=False)
+        return group
+
+    def _with_period(self, slow: _Found) -> SlowStep:
+        steps = self._slow_steps.setdefault(slow.kind, deque(maxlen=_TIMES))
+        steps.append(slow.step.number)
+        apart = np.diff(steps)
+        comes_back = len(steps) == _TIMES and apart.min() > 1 and np.ptp(apart) <= 1
+        step = slow.step
+        return SlowStep(
+            step.number,
+            step.kind,
+            step.begin_ns,
+            step.end_ns,
+            step.length,
+            step.length - slow.longer,
+            slow.rank,
+            slow.ranks,
+            slow.grew_in,
+            slow.kind,
+            slow.extra,
+            round(float(apart.mean())) if comes_back else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A slow step before it is known whether it comes back."""
+
+    step: _Step
+    longer: float
+    rank: int
+    ranks: tuple[int, ...]
+    grew_in: int
+    kind: str
+    extra: float
+
+
+class _Group:
+    """Steps that are alike."""
+
+    def __init__(self, ranks: tuple[int, ...], worth_ratio: float) -> None:
+        self.ranks, self._worth_ratio = ranks, worth_ratio
+        self._beside, self._computing = _Figure(), _Figure()
+        self._parts = Ring(NOISE_STEPS, (2,))
+        self._slope, self._slope_age = 0.0, 0
+        self._lengths = Ring(LEVEL_STEPS)
+        self._spent = Ring(LEVEL_STEPS, (len(ranks), len(_KINDS)))
+        self._sizes = Ring(NOISE_STEPS, (len(ranks), 2))
+
+    def judge(self, step: _Step, before: tuple[_Step, _Group] | None) -> _Found | None:
+        """Return what is slow of a step, None if it is like the others; then remember it."""
+        computing = step.spent[:, _COMPUTE]
+        expected = self._expected(step)
+        beside = step.beside
+        worth = self._worth_ratio * float(middle(self._lengths.values)) if len(self._lengths) else np.inf
+        most = float(computing.max())
+        known = ~np.isnan(expected)
+        longest = float(computing[known].max() - expected[known].max()) if known.any() else -np.inf
+        long = self._above_level(beside, most), longest
+        slow = None
+        is_long = self._beside.is_beyond(long[0], worth)
+        computes_long = self._computing.is_beyond(long[1], worth) and self._is_no_data(long[1], step, expected)
+        if is_long and not (computes_long and long[1] > long[0]):
+            slow = self._what_grew(step, before, long[0])
+        elif computes_long:
+            longer = np.where(known, computing - expected, 0.0)
+            rank = int(longer.argmax())
+            ranks = self._alike(longer, rank)
+            slow = _Found(step, long[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(longer[rank]))
+        self._beside.add(long[0], is_long)
+        if known.any():
+            self._computing.add(long[1], computes_long)
+        changed = self._beside.has_changed or self._computing.has_changed
+        self._parts.add(np.array([beside, most]))
+        self._lengths.add(step.length)
+        self._spent.add(step.spent)
+        self._sizes.add(np.stack([step.sizes, computing], axis=1))
+        if changed:
+            for figure in (self._beside, self._computing):
+                figure.begin_anew()
+            for ring in (self._parts, self._lengths, self._spent, self._sizes):
+                ring.keep_newest(_OF_LAST)
+            return None
+        return slow
+
+    def _above_level(self, beside: float, computing: float) -> float:
+        """Return what a step has beside its computing above the level, for as much computing.
+
+        Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
+        """
+        if not len(self._parts):
+            return 0.0
+        self._slope_age += 1
+        if self._slope_age >= _SLOPE_STEPS:
+            self._slope_age = 0
+            other, computed = self._parts.values.T
+            low, high = np.quantile(computed, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
+            varies = len(computed) >= LEVEL_STEPS and high - low >= _VARIES_RATIO * high
+            self._slope = max(_line(computed, other), 0.0) if varies else 0.0
+        newest = self._parts.newest(LEVEL_STEPS)
+        return beside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
+
+    def _expected(self, step: _Step) -> Floats:
+        """Return how long each rank computes in like steps, on a batch of about that size where sizes are known.
+
+        NaN where no like batch is known.
+        """
+        if not len(self._spent):
+            return np.full(len(step.ranks), np.nan)
+        usual = middle(self._spent.values[:, :, _COMPUTE])
+        if not step.sizes.all() or not self._varies(step.sizes):
+            return np.asarray(usual)
+        out: Floats = usual.copy()
+        for rank, size in enumerate(step.sizes.tolist()):
+            sizes, spent = self._sizes.values[:, rank].T
+            out[rank] = _by_size(sizes, spent, size)
+        return out
+
+    def _varies(self, sizes: Floats) -> bool:
+        return bool((self._sizes.values[:, :, 0] != sizes).any())
+
+    def _is_no_data(self, longer: float, step: _Step, expected: Floats) -> bool:
+        """Return whether long computing is not explained by data that take long."""
+        noise = self._computing.noise
+        if step.sizes.all() and noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
+            return True
+        return len(noise) >= _SEEN_STEPS and longer > _BEYOND_ALL * noise.largest
+
+    def extra(self, step: _Step) -> Floats:
+        """Return by how much each kind of time of each rank is longer than in like steps."""
+        return np.asarray(step.spent - middle(self._spent.values))
+
+    def _what_grew(self, step: _Step, before: tuple[_Step, _Group] | None, longer: float) -> _Found:
+        """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
+        extra = self.extra(step)
+        weight = np.where(np.array(step.ranks) == step.awaited, _AWAITED, 1.0)[:, None]
+        own = np.where(_BESIDE, extra * np.where(_SHARED, 1.0, weight), -np.inf)
+        rank, kind = (int(at) for at in np.unravel_index(int(own.argmax()), own.shape))
+        if extra[rank, kind] >= _EXPLAINS * longer:
+            ranks = self._alike(extra[:, kind], rank)
+            return _Found(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
+        whole = np.where(_BESIDE, extra, 0.0).sum(axis=1)
+        worker = int((whole * weight[:, 0]).argmax())
+        if whole[worker] >= _EXPLAINS * longer:
+            ranks = self._alike(whole, worker)
+            return _Found(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
+        if before is not None and before[0].ranks == step.ranks and step.awaited in step.ranks:
+            # Work behind the last meeting of a step is waited for in the next one.
+            late, previous = step.ranks.index(step.awaited), before[1].extra(before[0])
+            place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, previous[late]).argmax())
+            if previous[late, place] >= _EXPLAINS * longer:
+                grown = float(previous[late, place])
+                return _Found(step, longer, step.awaited, (step.awaited,), before[0].number, _KINDS[place], grown)
+        waits = extra[:, _WAITS]
+        return _Found(
+            step, longer, step.awaited, self._alike(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
+        )
+
+    def _alike(self, extra: Floats, most: int) -> tuple[int, ...]:
+        return tuple(rank for rank, ns in zip(self.ranks, extra.tolist(), strict=True) if ns >= _ALIKE * extra[most])
+
+
+class _Figure:
+    """What a figure of like steps has above its level: its noise, and whether it is beyond that again and again."""
+
+    def __init__(self) -> None:
+        self.noise = Noise()
+        self._beyond: deque[bool] = deque(maxlen=_OF_LAST)
+
+    def is_beyond(self, rest: float, worth: float) -> bool:
+        """Return whether neither chance nor smallness explains it."""
+        return rest > max(self.noise.threshold, worth)
+
+    def add(self, rest: float, beyond: bool) -> None:
+        """Remember what a step has above the level."""
+        self.noise.add(rest)
+        self._beyond.append(beyond)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether so many of the last values are beyond that these are the usual ones now."""
+        return sum(self._beyond) >= _BEYOND
+
+    def begin_anew(self) -> None:
+        """Take the last steps for usual ones."""
+        self._beyond.clear()
+
+
+def _by_size(sizes: Floats, spent: Floats, size: float) -> float:
+    """Return the time by that of batches of about the same size, on a line through them; NaN if these are too few."""
+    off = np.abs(sizes / size - 1.0)
+    near = np.argsort(off, kind="stable")[:_OF_SIZE]
+    near = near[off[near] <= _SIZE_RATIO]
+    if len(near) < LEAST_STEPS:
+        return math.nan
+    return float(middle(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
+
+
+def _line(x: Floats, y: Floats) -> float:
+    """Return the slope of the line through the medians of the smaller and of the larger third (Tukey)."""
+    order = np.argsort(x, kind="stable")
+    third = len(x) // 3
+    (low, below), (high, above) = (
+        (float(middle(x[part])), float(middle(y[part]))) for part in (order[:third], order[-third:])
+    )
+    return (above - below) / (high - low) if high > low else 0.0
+
+
+def _steps_of(rows: Table, samples: Floats | None) -> list[_Step]:
+    """Return the steps of some rows, in the order in which they begin."""
+    groups = GroupBy(rows["step"])
+    spent = np.stack([rows[name] for name in KIND_COLUMNS.values()], axis=1).astype(np.float64)
+    length = (rows["end_ns"] - rows["begin_ns"]).astype(np.float64)
+    sizes = np.zeros(len(rows)) if samples is None else np.asarray(samples, dtype=np.float64)
+    steps = []
+    for number, own in groups.items():
+        own = own[np.argsort(rows["rank"][own], kind="stable")]
+        waits, causes = spent[own, _WAITS], rows["cause_rank"][own]
+        known = causes >= 0
+        awaited = int(np.bincount(causes[known], waits[known]).argmax()) if known.any() else -1
+        steps.append(
+            _Step(
+                int(number),
+                Counter(rows["step_kind"][own].tolist()).most_common(1)[0][0],
+                int(rows["begin_ns"][own].min()),
+                int(rows["end_ns"][own].max()),
+                tuple(rows["rank"][own].tolist()),
+                float(length[own].mean()),
+                spent[own],
+                sizes[own],
+                awaited,
+            )
+        )
+    return sorted(steps, key=lambda step: step.begin_ns)

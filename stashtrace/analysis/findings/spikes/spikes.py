@@ -1,0 +1,238 @@
+"""spikes: the slow steps of a run, whose time grew in each, what that time went to, and what happened beside it.
+
+``slow_steps`` finds them, as it does while a job runs; here the whole recording tells more about each.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.findings.over_time.changed_work import NOTHING, Cause, Way, most_of, ways
+from stashtrace.analysis.findings.spikes.beside import Beside
+from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
+from stashtrace.analysis.findings.spikes.step_times import step_times
+from stashtrace.analysis.intervals import window_at
+from stashtrace.analysis.stalls.budget import stalls as find_stalls
+from stashtrace.analysis.stalls.hidden import hidden as find_hidden
+from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
+from stashtrace.analysis.steps.steps import counted_steps, host_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text
+
+Floats = npt.NDArray[np.float64]
+
+SPIKES = schema(
+    "spikes",
+    "Slow steps: longer than steps that are alike, by more than these vary; whose time grew, and what was beside it",
+    col.number("step", "ordinal"),
+    col.word("step_kind", "steps.kind", detail=3),
+    col.ns("length_ns", "length of the step, the mean over its ranks"),
+    col.ns("usual_ns", "what a step with as much computing usually takes"),
+    col.rank("rank", "rank whose time grew most, and made the others wait; -1 if unknown", missing=-1),
+    col.word("ranks", "ranks whose time grew alike, runs folded", detail=2),
+    col.word(
+        "kind",
+        "kind of time that grew, as in stalls; together: several kinds of that rank; straggler: it was waited for and"
+        " nothing is seen to have grown there",
+    ),
+    col.ns("extra_ns", "by how much it grew on that rank"),
+    col.number("grew_in_step", "step in which it grew: this one, or the one before if only this one waited", detail=4),
+    col.number("every_count", "after so many steps that kind makes a step slow again and again; else 0", detail=2),
+    col.word(
+        "cause_kind",
+        "what the extra time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; else empty",
+    ),
+    col.word("cause_name", "file, annotation, phase, wait or number of the worker"),
+    col.ns("cause_ns", "how much more of it there is, -1 if unknown", missing=-1, detail=2),
+    col.identity("worker_id", "of a wait for a batch: worker that made it, -1 if none", missing=-1, detail=2),
+    col.word("beside", "what of the columns behind it was clearly more than usual in the step, or slower"),
+    col.ns("gc_ns", "garbage collection on the step thread of that rank, -1 if unknown", missing=-1, detail=5),
+    col.ns("background_save_ns", "a checkpoint was written by another thread, -1 if unknown", missing=-1, detail=5),
+    col.ns("cpu_contention_ns", "the step thread had no CPU, -1 if unknown", missing=-1, detail=5),
+    col.ns("evaluation_ns", "another rank was in validation or inference", missing=-1, detail=5),
+    col.ns("epoch_begin_ns", "a loader ended or began anew", missing=-1, detail=5),
+    col.real("steal_ratio", "CPU time of the host that its hypervisor took, -1 if unknown", missing=-1, detail=5),
+    col.real("other_cpus", "CPUs that programs outside the job used, -1 if unknown", missing=-1, detail=5),
+    col.real(
+        "io_pressure_ratio", "time in which a task of the host waited for I/O, -1 if unknown", missing=-1, detail=5
+    ),
+    col.real(
+        "memory_pressure_ratio",
+        "time in which a task of the host waited for memory, as for its page cache, -1 if unknown",
+        missing=-1,
+        detail=5,
+    ),
+    col.real(
+        "sm_clock_hz", "mean clock of the rank's device, the slowest of several, -1 if unknown", missing=-1, detail=5
+    ),
+)
+_BESIDE = SPIKES.names[SPIKES.names.index("gc_ns") :]
+#: A time beside a slow step is named if there is this part of what made it longer more of it than usual.
+_PART = 0.1
+#: Shares of CPU and of time, CPUs, and the part of the usual clock, from which on they are named.
+_MORE = {"steal_ratio": 0.05, "other_cpus": 0.5, "io_pressure_ratio": 0.1, "memory_pressure_ratio": 0.1}
+_SLOWER = {"sm_clock_hz": 0.9}
+#: Steps that a slow one is compared with to find what its time went to.
+_COMPARED = 64
+
+
+def spikes(trace: Trace) -> Table:
+    """Find the slow steps of a run, and what made them slow.
+
+    A step is slow if it is longer than steps that are alike (of one kind, with or without a checkpoint, and with as
+    much computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is
+    compared with earlier ones alone, as while the job runs; the warm-up, and the first two dozen of each kind, are not
+    judged. Computing that takes longer on its own is slow only where batches of about the same size tell how long it
+    takes, or far beyond anything seen before: else it may be the data.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps.
+
+    Columns
+    -------
+    step, step_kind, length_ns, usual_ns, rank, ranks, kind, extra_ns, grew_in_step, every_count, cause_kind,
+    cause_name, cause_ns, worker_id, beside, gc_ns, background_save_ns, cpu_contention_ns, evaluation_ns,
+    epoch_begin_ns, steal_ratio, other_cpus, io_pressure_ratio, memory_pressure_ratio, sm_clock_hz
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    table = find_steps(trace)
+    if not len(table):
+        raise MissingDataError("no rank has a step")
+    return spikes_of(trace, counted_steps(table), find_stalls(trace, warmup=True), find_hidden(trace))
+
+
+def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Table:
+    """Make the table ``spikes`` of counted steps of any kinds, and the stalls and hidden work of all steps."""
+    found = SlowSteps().add(step_times(counted, stalls), _samples(trace, counted))
+    if not found:
+        return Table.empty(SPIKES)
+    slow = np.array([step.step for step in found])
+    causes, beside = _causes(trace, counted, found), _beside(trace, counted, hidden, found, slow)
+    rows = [
+        (
+            step.step,
+            step.step_kind,
+            round(step.length_ns),
+            round(step.usual_ns),
+            step.rank,
+            ranks_text(list(step.ranks)),
+            step.kind,
+            round(step.extra_ns),
+            step.grew_in_step,
+            step.every_count,
+            *causes[place][:2],
+            round(causes[place][2]),
+            _worker(trace, counted, step),
+            _named(beside[place], step),
+            *(round(figure) if name.endswith("_ns") else figure for name, (figure, _) in beside[place].items()),
+        )
+        for place, step in enumerate(found)
+    ]
+    return Table.from_rows(SPIKES, rows)
+
+
+def _samples(trace: Trace, counted: Table) -> Floats:
+    """Return the samples of the batches of each row of ``steps``, 0 where its loaders do not say."""
+    told, out = told_samples(trace), np.zeros(len(counted))
+    if not told:
+        return out
+    waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
+    for rank, own in GroupBy(counted["rank"]).items():
+        samples, _ = step_samples(counted.take(own), waits.take(waits["rank"] == rank), told)
+        if len(samples):
+            out[own] = samples
+    return out
+
+
+def _causes(trace: Trace, counted: Table, found: Sequence[SlowStep]) -> list[Cause]:
+    """Return what the extra time of each slow step goes to."""
+    causes, known = [NOTHING] * len(found), [place for place, step in enumerate(found) if step.rank >= 0]
+    slow = np.array([number for step in found for number in (step.step, step.grew_in_step)])
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for place in known:
+        groups.setdefault((found[place].rank, found[place].kind, found[place].step_kind), []).append(place)
+    for (rank, kind, step_kind), places in groups.items():
+        own = counted.take((counted["rank"] == rank) & (counted["kind"] == step_kind)).sort_by("step")
+        grew = np.array([found[place].grew_in_step for place in places])
+        usual = np.flatnonzero(~np.isin(own["step"], slow))
+        usual = usual[np.unique(np.linspace(0, len(usual) - 1, min(len(usual), _COMPARED)).astype(int))]
+        kept = np.union1d(usual, np.flatnonzero(np.isin(own["step"], grew)))
+        others, own = np.isin(kept, usual), own.take(kept)
+        given: list[Way] = list(ways(trace, rank, kind, own)) if others.any() else []
+        for place in places:
+            this = own["step"] == found[place].grew_in_step
+            if this.any():
+                causes[place] = most_of(given, (this, others), found[place].extra_ns)
+    return causes
+
+
+def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
+    """Return the worker that made the batch for which a slow step waited longest; -1 if that is not what grew."""
+    if COLUMN_OF.get(step.kind) != "data":
+        return -1
+    own = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_in_step))
+    batches = trace.batches.take(trace.batches["rank"] == step.rank)
+    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits.take(window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0)
+    if not len(waits):
+        return -1
+    longest = int((waits["end_ns"] - waits["begin_ns"]).argmax())
+    made = batches["phase_code"] == BatchPhase.FETCH
+    for name in ("loader_id", "batch_index"):
+        made &= batches[name] == waits[name][longest]
+    return int(batches["worker_id"][made][0]) if made.any() else -1
+
+
+def _beside(
+    trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
+) -> list[dict[str, tuple[float, float]]]:
+    """Return the figures beside each slow step, and what they usually are in steps of its kind on that rank."""
+    beside, host = Beside(trace, host_steps(trace), hidden), host_steps(trace)
+    out: list[dict[str, tuple[float, float]]] = []
+    of_rank: dict[tuple[int, str], tuple[Table, dict[str, Floats]]] = {}
+    for step in found:
+        rank = step.rank if step.rank >= 0 else step.ranks[0]
+        if (rank, step.step_kind) not in of_rank:
+            alike = (host["rank"] == rank) & (host["kind"] == step.step_kind)
+            own = host.take(alike & np.isin(host["step"], counted["step"])).sort_by("step")
+            of_rank[rank, step.step_kind] = own, beside.figures(rank, own)
+        own, figures = of_rank[rank, step.step_kind]
+        at, others = int(np.searchsorted(own["step"], step.step)), ~np.isin(own["step"], slow)
+        out.append({name: (float(figures[name][at]), _usual(figures[name][others])) for name in _BESIDE})
+    return out
+
+
+def _usual(figure: Floats) -> float:
+    known = figure[figure >= 0]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+def _named(beside: dict[str, tuple[float, float]], step: SlowStep) -> str:
+    """Name what is clearly more than usual in a slow step, or slower."""
+    longer, names = step.length_ns - step.usual_ns, []
+    for name, (figure, usual) in beside.items():
+        if name in _SLOWER:
+            stands_out = 0 <= figure < _SLOWER[name] * usual
+        else:
+            stands_out = figure - usual >= _MORE.get(name, _PART * longer)
+        if stands_out:
+            names.append(name.rpartition("_")[0] if name != "other_cpus" else name)
+    return ", ".join(names)

@@ -1,0 +1,65 @@
+"""Templates of the claim about slow steps."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.summary.words.change_templates import behind_it, whose_time
+from stashtrace.summary.words.template_parts import Finding, Row
+from stashtrace.text import count_noun
+from stashtrace.units import duration_text, percent_text
+
+#: Name in ``spikes.beside`` -> what was so in those steps.
+_BESIDE = {
+    "gc": "garbage was collected",
+    "background_save": "a checkpoint was written in the background",
+    "cpu_contention": "the step thread waited for a CPU",
+    "evaluation": "another rank evaluated",
+    "epoch_begin": "a loader ended or began anew",
+    "steal": "the hypervisor took CPU time",
+    "other_cpus": "programs outside the job used CPUs",
+    "io_pressure": "tasks of the host waited for I/O",
+    "memory_pressure": "tasks of the host waited for memory",
+    "sm_clock": "the GPU's clock was lower",
+}
+
+
+def slow_steps(f: Finding) -> str:
+    """Say how many steps are slow, by how much, and whose time grew in them."""
+    at = f.evidence[0]
+    count, named = at["items_count"], at["name"]
+    part = f"{percent_text(f.row['share_ratio'])} of the time of all steps"
+    longer = f"{duration_text(at['amount_ns'])} longer than others like"
+    if count == 1:
+        return f"step {named} takes {longer} it, {part}{_whose(f)}"
+    more = ", ..." if count > len(named.split(", ")) else ""
+    which = f"{count} of {count_noun(at['of_count'], 'step')} ({named}{more})"
+    return f"{which} take {longer} them (median), {part}{_whose(f)}"
+
+
+def _whose(f: Finding) -> str:
+    waits = f.first("awaited_slowly")
+    if waits is not None:
+        rank = f"rank {waits['rank']}" if waits["rank"] >= 0 else "a rank"
+        return f":{_in_some(waits)} others wait for {rank}, of which nothing recorded takes longer"
+    grew = f.first("grew_in")
+    if grew is None:
+        return "; no kind of time of one rank grows in most of them"
+    return f":{_in_some(grew)}{whose_time(f).removeprefix(':')}"
+
+
+def _in_some(row: Row) -> str:
+    return "" if row["items_count"] == row["of_count"] else f" in {row['items_count']} of them"
+
+
+def behind_slow(row: Row, f: Finding) -> str:
+    """Say what the extra time of slow steps goes to."""
+    some = "" if row["items_count"] == row["of_count"] else f", in {row['items_count']} of {row['of_count']}"
+    return behind_it(row, f, whole_ns=row["high_ns"]) + some
+
+
+def beside_slow(row: Row, f: Finding) -> str:
+    """Say what was beside slow steps."""
+    if row["of_count"] == 1:
+        return f"meanwhile {_BESIDE[row['kind']]}"
+    some = "all" if row["items_count"] == row["of_count"] else str(row["items_count"])
+    return f"in {some} of these {row['of_count']} steps {_BESIDE[row['kind']]}"

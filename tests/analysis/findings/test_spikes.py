@@ -1,0 +1,201 @@
+"""Slow steps: found where they were planted, with rank, kind, amount, file and worker, and nowhere else."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import MS, TraceBuilder
+from test_over_time import claims, job
+
+from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps
+from stashtrace.analysis.findings.spikes.spikes import spikes
+from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.live.table import LIVE_STEPS
+from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
+
+SLOW = (60, 101, 150)
+
+
+def test_a_slow_read_names_the_rank_the_file_and_the_worker() -> None:
+    trace = job(
+        200, prep=lambda rank, step: 120 * MS if rank == 1 and step in SLOW else 0, file="/data/shard-17.tar"
+    ).trace()
+    table = spikes(trace)
+    assert table["step"].tolist() == list(SLOW)
+    assert set(table["rank"].tolist()) == {1}
+    assert set(table["kind"].tolist()) == {"fetch"}
+    assert np.abs(table["extra_ns"] - 120 * MS).max() < MS
+    assert np.abs(table["length_ns"] - table["usual_ns"] - 120 * MS).max() < MS
+    assert set(table["cause_kind"].tolist()) == {"file"}
+    assert set(table["cause_name"].tolist()) == {"/data/shard-17.tar"}
+    assert set(table["worker_id"].tolist()) == {0}
+    assert set(table["every_count"].tolist()) == {0}
+    (claim,) = claims(trace)
+    assert claim["text"] == (
+        "3 of 195 steps (60, 101, 150) take 120 ms longer than others like them (median), 17 % of the time of all"
+        " steps: rank 1 waits 120 ms longer for batches, which its storage delays"
+    )
+    assert claim["evidence_text"] == ["calls on /data/shard-17.tar take all of it"]
+    assert (claim["file"], claim["cause_rank"], claim["items_count"]) == ("/data/shard-17.tar", 1, 3)
+
+
+def test_one_slow_step_is_a_sentence_of_its_own() -> None:
+    trace = job(200, sleep=lambda rank, step: 300 * MS if (rank, step) == (0, 77) else 0).trace()
+    (row,) = spikes(trace).rows()
+    assert (row["step"], row["rank"], row["kind"]) == (77, 0, "python")
+    assert abs(row["extra_ns"] - 300 * MS) < MS
+    (claim,) = claims(trace)
+    assert str(claim["text"]).startswith("step 77 takes 300 ms longer than others like it, ")
+    whose = "rank 0 spends 300 ms more in code of the loop outside forward, backward and optimizer"
+    assert str(claim["text"]).endswith(f" of the time of all steps: {whose}")
+
+
+@pytest.mark.parametrize("steps", [12, 40, 300])
+def test_a_balanced_job_has_no_slow_step(steps: int) -> None:
+    trace = job(steps).trace()
+    assert len(spikes(trace)) == 0
+    assert claims(trace) == []
+
+
+def test_a_slow_transfer_is_of_all_ranks() -> None:
+    trace = job(120, transfer=lambda step: 60 * MS if step in (50, 91) else 0).trace()
+    table = spikes(trace)
+    assert table["step"].tolist() == [50, 91]
+    assert set(table["ranks"].tolist()) == {"0-1"} or set(table["ranks"].tolist()) == {"0,1"}
+    assert set(table["kind"].tolist()) <= {"network", "interconnect"}
+    assert np.abs(table["extra_ns"] - 60 * MS).max() < MS
+
+
+def test_steps_that_come_back_are_known_as_such_and_told_once() -> None:
+    trace = job(240, save=lambda rank, step: 200 * MS if rank == 0 and step % 20 == 19 else 0).trace()
+    assert len(spikes(trace)) == 0, "steps with a checkpoint are compared with each other"
+    trace = job(400, sleep=lambda rank, step: 200 * MS if rank == 0 and step % 50 == 49 else 0).trace()
+    table = spikes(trace)
+    assert table["step"].tolist() == list(range(49, 400, 50))
+    assert table["every_count"].tolist() == [0, 0, 0, 50, 50, 50, 50, 50]
+    (claim,) = claims(trace)
+    assert claim["kind"] == "period"
+
+
+def test_a_longer_checkpoint_is_slow_among_checkpoints() -> None:
+    long = 20 * 30 + 19
+    trace = job(
+        900, save=lambda rank, step: (500 if step == long else 50) * MS if rank == 0 and step % 20 == 19 else 0
+    ).trace()
+    (row,) = spikes(trace).rows()
+    assert (row["step"], row["rank"], row["kind"]) == (long, 0, "checkpoint")
+    assert abs(row["extra_ns"] - 450 * MS) < MS
+
+
+def test_computing_that_grows_on_its_own_may_be_the_data() -> None:
+    """Without sizes of batches, it is slow only far beyond what was seen."""
+    varied = np.random.default_rng(3).lognormal(0, 0.5, (2, 400))
+
+    def lengths(rank: int, step: int) -> int:
+        return int(20 * MS * varied[rank, step])
+
+    assert len(spikes(job(400, compute=lengths).trace())) == 0
+    beyond = job(400, compute=lambda rank, step: lengths(rank, step) + (2000 * MS if (rank, step) == (1, 300) else 0))
+    (row,) = spikes(beyond.trace()).rows()
+    assert (row["step"], row["rank"], row["kind"]) == (300, 1, "compute")
+    assert abs(row["extra_ns"] - 2000 * MS) < 0.05 * 2000 * MS
+
+
+def test_a_wait_for_data_is_found_among_batches_of_any_length() -> None:
+    """What data makes longer, and waits for it, do not hide what they have no part in."""
+    varied = np.random.default_rng(3).lognormal(0, 0.5, (2, 400))
+    last = varied.argmax(axis=0)
+    trace = job(
+        400,
+        compute=lambda rank, step: int(20 * MS * varied[rank, step]),
+        prep=lambda rank, step: 40 * MS if step in (200, 333) and rank == last[step] else 0,
+    ).trace()
+    table = spikes(trace)
+    assert table["step"].tolist() == [200, 333]
+    assert table["rank"].tolist() == last[[200, 333]].tolist()
+    assert set(table["kind"].tolist()) == {"prep"}
+
+
+def test_work_behind_the_last_meeting_is_followed_from_the_step_that_waited_for_it() -> None:
+    """Rank 1 sleeps 90 ms at the end of step 49; rank 0 waits for it in step 50."""
+    build, clock = TraceBuilder(), [0, 0]
+    for step in range(80):
+        entered = {rank: clock[rank] + 8 * MS + rank * (step % 7) * MS // 100 for rank in (0, 1)}
+        end = max(entered.values()) + MS
+        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
+        for rank, at in entered.items():
+            begin = clock[rank]
+            build.rank(rank).phase("forward", begin, begin + 3 * MS).phase("backward", begin + 3 * MS, at)
+            build.rank(rank).collective_wait(keys[rank], at, end)
+            late = 90 * MS if (rank, step) == (1, 49) else 0
+            build.rank(rank).phase("optimizer", end + late, end + late + MS)
+            clock[rank] = end + late + MS
+    table = spikes(build.trace())
+    rows = {row["step"]: row for row in table.rows()}
+    assert set(rows) <= {49, 50}
+    assert {row["rank"] for row in rows.values()} == {1}
+    assert {row["grew_in_step"] for row in rows.values()} == {49}
+    assert all(abs(row["extra_ns"] - 90 * MS) < 2 * MS for row in rows.values())
+
+
+def test_what_was_beside_a_slow_step_is_named() -> None:
+    """Garbage collection inside, and a checkpoint in the background of one of two slow steps."""
+    build = job(200, sleep=lambda rank, step: 100 * MS if rank == 1 and step in (70, 131) else 0)
+    process = build.rank(1)
+    phases = [row for row in build.rows["phases"] if row["process_id"] == process.process_id]
+    optimizers = [row for row in phases if row["phase_code"] == int(Phase.OPTIMIZER)]
+    for step, kind in ((70, "gc"), (131, "save")):
+        begin = optimizers[step - 1]["end_ns"] + 20 * MS
+        if kind == "gc":
+            build.add(
+                "spans",
+                span_id=len(build.rows["spans"]),
+                begin_ns=begin,
+                end_ns=begin + 60 * MS,
+                track_id=process.track_id,
+                kind_code=int(SpanKind.GC),
+                name_code=build.strings.code("gc"),
+            )
+        else:
+            process.phase("checkpoint", begin, begin + 80 * MS, flags=PhaseFlag.BACKGROUND)
+    first, second = spikes(build.trace()).rows()
+    assert (first["step"], first["beside"], first["cause_kind"]) == (70, "gc", "gc")
+    assert abs(first["gc_ns"] - 60 * MS) < MS
+    assert (second["step"], second["beside"]) == (131, "background_save")
+    assert abs(second["background_save_ns"] - 80 * MS) < MS
+
+
+def test_the_verdict_on_a_step_is_made_of_earlier_ones_alone() -> None:
+    """Steps that come one by one, or are followed by no others, are judged as in one call; live rows are fit for it."""
+    trace = job(160, prep=lambda rank, step: 90 * MS if rank == 1 and step in SLOW else 0).trace()
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    whole = SlowSteps().add(rows)
+    assert [slow.step for slow in whole] == list(SLOW)
+    search = SlowSteps()
+    by_one = [slow for step in range(160) for slow in search.add(rows.take(rows["step"] == step))]
+    assert by_one == whole
+    assert SlowSteps().add(rows.take(rows["step"] <= SLOW[1])) == whole[:2]
+    assert set(STEP_TIMES.names) <= set(LIVE_STEPS.names)
+
+
+def test_sizes_of_batches_tell_long_computing_from_long_data() -> None:
+    """As long a computing as that of a long batch is slow on a short one."""
+    sizes = np.random.default_rng(5).choice([100, 400], 300)
+    slow = 250 + int(np.flatnonzero(sizes[250:] == 100)[0])
+    lengths = np.where(sizes == 400, 40 * MS, 10 * MS)
+    lengths[slow] = 40 * MS
+    trace = job(300, compute=lambda rank, step: int(lengths[step]) if rank == 0 else 0).trace()
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    (found,) = SlowSteps().add(rows, sizes[rows["step"]].astype(np.float64))
+    assert (found.step, found.rank, found.kind) == (slow, 0, "compute")
+    assert abs(found.extra_ns - 30 * MS) < MS
+    assert SlowSteps().add(rows) == []
+
+
+def test_a_new_level_is_told_a_few_times_and_then_usual() -> None:
+    trace = job(300, sleep=lambda rank, step: 100 * MS if rank == 0 and step >= 150 else 0).trace()
+    told = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
+    assert told == [150, 151, 152, 153]
