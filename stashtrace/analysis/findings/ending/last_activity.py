@@ -23,7 +23,7 @@ from stashtrace.schema.trace import Trace
 
 #: Less than this after the last record is nothing to speak of.
 _LEAST_NS = 500_000_000
-#: Metadata key; the same in ``csrc/collectors/proc/proc.cpp``.
+#: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
 #: What comes next is said if it did so at least this often, in at least this share of the steps before.
 _SEEN, _MOSTLY = 3, 0.8
