@@ -194,7 +194,7 @@ class GrowingFile(StashFile):
         if not ready:
             return 0
         freed = 0
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             for one in ready:
                 freed += punch_hole(descriptor, one.begin + SEGMENT_HEADER.size, one.end)

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from stashtrace.errors import FormatError
 from stashtrace.live.state import Event
+from stashtrace.live.table import open_own
 from stashtrace.visible import visible_line
 
 EVENTS_FILE = "events-{host}.jsonl"
@@ -35,7 +36,7 @@ class EventLog:
                 self._stream.write(f"stashtrace: {visible_line(event.text)}\n")
                 self._stream.flush()
         try:
-            with open(self._path, "a", encoding="utf-8") as file:
+            with open(self._path, "a", encoding="utf-8", opener=open_own) as file:
                 file.write(json.dumps(dataclasses.asdict(event)) + "\n")
         except OSError:
             self.unwritten_count += 1

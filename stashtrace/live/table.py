@@ -29,6 +29,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import STALL_KINDS
 from stashtrace.schema.table import Table
+from stashtrace.whole_files import whole_file
 
 LIVE_STEPS = schema(
     "live_steps",
@@ -92,8 +93,8 @@ class LiveFile:
             "row_bytes": self._dtype.itemsize,
             "fields": fields,
         }
-        with open(self.path, "wb") as file:
-            file.write(pack_head([record], {**metadata, "host": host, "step_kinds": list(KINDS)}))
+        with whole_file(self.path) as partial:
+            partial.write_bytes(pack_head([record], {**metadata, "host": host, "step_kinds": list(KINDS)}))
 
     def append(self, rows: Table) -> None:
         """Append rows of ``live_steps``.
@@ -115,9 +116,17 @@ class LiveFile:
             row_count=len(packed),
             first_sequence=self._rows_count,
         )
-        with open(self.path, "ab") as file:
+        with open(self.path, "ab", opener=open_own) as file:
             file.write(segment)
         self._rows_count += len(packed)
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file of ours in a run directory: a link that somebody else put there is not followed.
+
+    Raises OSError as ``os.open`` does.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _kind_codes(words: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:

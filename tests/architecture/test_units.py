@@ -34,6 +34,9 @@ SUFFIXES = (
 )
 # Ordinals, plain identities and texts, which have no unit.
 UNITLESS = {
+    "complete",
+    "grew_in_step",
+    "start",
     "ticks",
     "tid",
     "pid",

@@ -29,6 +29,8 @@ OWN_FILES = {
     "stashtrace/lab/characterize/network.py": "/etc/netns, where root alone may write",
     "stashtrace/lab/page_cache.py": "a switch of the kernel",
     "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
+    "stashtrace/live/events.py": "appends to a log of its own, and follows no link",
+    "stashtrace/live/table.py": "appends to a file that it has made, and follows no link",
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
     "stashtrace/timeline/trace_processor.py": "a folder that tempfile made",
 }

@@ -45,6 +45,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "report": (("report", "{run}", "-o", "{tmp}/report.html"), ("report", "{run}", "--format", "markdown")),
     "info": (("info", "{run}"),),
     "status": (("status", "{run}"),),
+    "capture": (("capture", "{run}"),),
     "analyze": (("analyze", "stalls", "{run}"), ("analyze", "io", "{run}", "--format", "json")),
     "sql": (("sql", "{run}", "select count(*) from steps"),),
     "export": (("export", "perfetto", "{run}", "-o", "{tmp}/t.pftrace"),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -190,7 +191,7 @@ def put(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stacks_and_the_holder_of_the_gil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, FAKE.format(python=sys.executable), monkeypatch)
+    put(tmp_path, FAKE.format(python=shlex.quote(sys.executable)), monkeypatch)
     found = stacks.read_stacks(7)
     assert found.by_thread[7].frames == ("fetch at /job/train.py:41",)
     holder = found.holder()
