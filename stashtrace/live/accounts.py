@@ -75,6 +75,8 @@ class LiveAccounts:
     context_steps: int = CONTEXT_STEPS
     #: Whether rows must stay as they are, because a window of them is to be sealed.
     held: bool = False
+    #: What the last round found: only in the next one are rows let go of, so that what it found can still be sealed.
+    _before: tuple[Trace, OpenedRun] | None = None
     #: Rows before this were let go for want of memory.
     _cut_ns: int = -1
 
@@ -84,6 +86,9 @@ class LiveAccounts:
         ``at_ns``: CLOCK_MONOTONIC now. ``ended``: whether the job has ended, so that nothing more will come. Raises
         FormatError if the run directory cannot be read.
         """
+        if self._before is not None and not self.held:
+            self._move_on(*self._before)
+            self._before = None
         raw = self.run.look(at_ns)
         nothing = Table.empty(LIVE_STEPS)
         if not raw.processes:
@@ -95,7 +100,7 @@ class LiveAccounts:
         self.origin_ns = opened.clocks.origin_monotonic_ns
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
-            self.closed, self.window = {}, None
+            self.closed, self.window, self._before = {}, None, None
             self.windows.clear()
         trace = whole if self.window is None else with_window(whole, self.window, self.origin_ns)
         try:
@@ -110,7 +115,7 @@ class LiveAccounts:
             rows = wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
             for rank, step in zip(closed["rank"].tolist(), closed["step"].tolist(), strict=True):
                 self.closed[rank] = max(step, self.closed.get(rank, -1))
-            self._move_on(trace, opened)
+            self._before = trace, opened
         self._bound_memory()
         return Round(rows, trace)
 
@@ -155,8 +160,6 @@ class LiveAccounts:
 
     def _move_on(self, trace: Trace, opened: OpenedRun) -> None:
         """Let the window begin at a later step, and let go of the rows that only earlier ones need."""
-        if self.held:
-            return
         table = host_steps(trace)
         last = min(self.closed.values())
         by_step = GroupBy(table["step"])

@@ -22,6 +22,7 @@ from stashtrace.live.keeping import Keeper
 from stashtrace.live.state import EVENTS_KEPT, Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import LiveTotals
+from stashtrace.live.triggers import SlowStepTrigger, StuckTrigger
 from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import Trace
@@ -65,6 +66,8 @@ class FollowedRun:
         self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
             self.keeper.error = f"all steps are kept: several hosts record into {directory}"
+        self.slow_steps = SlowStepTrigger()
+        self.stuck = StuckTrigger(str(directory))
         self.options = options
         self.totals = LiveTotals()
         host = os.uname().nodename
@@ -73,8 +76,8 @@ class FollowedRun:
         self._file = LiveFile(directory, host, {"run_id": self.state.run_id})
         self._verdicts_at_s = time.monotonic()
 
-    def round(self, *, ended: bool = False, interval_s: float = 0.0) -> None:
-        """Take in what was written since the last round, and write what follows from it.
+    def round(self, *, ended: bool = False, interval_s: float = 0.0) -> bool:
+        """Take in what was written since the last round, and write what follows from it; return whether steps closed.
 
         ``ended``: whether the job has ended. ``interval_s``: seconds since the last round. What cannot be read or
         written is a note of the state: the next round tries again.
@@ -90,11 +93,32 @@ class FollowedRun:
                 self._file.append(found.closed)
                 self.totals.add(found.closed)
                 self._look_at(found, ended)
+                self._triggers(found, ended)
                 self._windows(ended)
             self._write_state(notes, ended, interval_s)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
             self.state.notes = notes
+        return found is not None and len(found.closed) > 0
+
+    def _triggers(self, found: Round, ended: bool) -> None:
+        """Say what is slow or stuck, and ask for a window of it."""
+        if found.window is None:
+            return
+        at_ns = time.monotonic_ns()
+        for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
+            self.captures.ask(f"step-{slow.step:06}-slow", slow.step, self.options.after_steps, at_ns)
+            self.log.add(Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns))
+        last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
+        if not ended and self.stuck.look(found.window, at_ns, last_ns):
+            if self.stuck.sentences:
+                newest = max(self.accounts.closed.values(), default=-1)
+                text = "; ".join(self.stuck.sentences)
+                self.log.add(Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1)))
+                self.captures.ask(f"step-{max(newest, 0):06}-stuck", newest, 0, at_ns, by_hand=True)
+            else:
+                self.log.add(Event("moves_again", "the job moves again", time.time_ns()))
+        self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
     def _windows(self, ended: bool) -> None:
         """Open the windows that are asked for, seal those that are ready, and drop what need not stay."""

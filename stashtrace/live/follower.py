@@ -23,6 +23,8 @@ from stashtrace.live.followed import FollowedRun, FollowOptions
 
 #: Seconds between two rounds, and the share of one core that all rounds may take.
 _LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
+#: Where no step has closed, something may be wrong: the next round comes sooner.
+_QUIET_S = 4.0
 _NICE = 10
 
 
@@ -46,10 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     while True:
         ended = _is_closed(sys.stdin.fileno(), interval_s)
         before_s = time.process_time()
-        run.round(ended=ended, interval_s=interval_s)
+        closed = run.round(ended=ended, interval_s=interval_s)
         if ended:
             return 0
-        interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), _MOST_S)
+        most_s = _MOST_S if closed else _QUIET_S
+        interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
 
 
 def _is_closed(descriptor: int, timeout_s: float) -> bool:

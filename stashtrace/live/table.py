@@ -18,34 +18,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
 from stashtrace.analysis.steps.step_kinds import KINDS
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import ByteFile, pack_head, pack_segment, read_head, scan_segments
 from stashtrace.format.project import FIELD_DTYPES, layouts
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, RANK, schema
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.stall_kinds import STALL_KINDS
 from stashtrace.schema.table import Table
 from stashtrace.whole_files import whole_file
 
 LIVE_STEPS = schema(
     "live_steps",
     "Where the time of each step went, as it was known when the step closed; the kinds of a step sum to its length",
-    RANK,
-    col.number("step", "ordinal"),
+    *STEP_TIMES.columns,
     col.number("start", "start of an elastic job that made the step, 0 otherwise"),
-    col.word("step_kind", "steps.kind"),
-    *INTERVAL,
-    *(col.ns(f"{kind.name}_ns", kind.label) for kind in STALL_KINDS),
-    col.rank("cause_rank", "rank that was waited for longest, -1 if none or unknown", missing=-1),
     col.ns("cause_ns", "part of straggler_ns that waited for it"),
     col.number("complete", "0 if memory did not suffice for the rows of the step: its times are too small"),
 )
-#: Columns with the time of each kind.
-KIND_COLUMNS = {kind.name: f"{kind.name}_ns" for kind in STALL_KINDS}
 _RECORD_ID, _VERSION = 1, 1
 _NAME = "live-{host}.rows"
 
@@ -55,21 +48,15 @@ def wide_rows(stalls: Table, steps: Table, *, start: int, complete: npt.NDArray[
 
     ``stalls``: rows of ``stalls`` by step of these steps, maybe among others. ``complete``: of each row of ``steps``.
     """
-    keys = GroupBy(steps["rank"], steps["step"])
-    row = keys.row_of(stalls["rank"], stalls["step"])
-    columns: dict[str, npt.NDArray[Any]] = {name: steps[name] for name in ("rank", "step", "begin_ns", "end_ns")}
-    columns["step_kind"] = steps["kind"]
+    times = step_times(steps, stalls)
+    columns: dict[str, npt.NDArray[Any]] = {name: times[name] for name in times.schema.names}
     columns["start"] = np.full(len(steps), start)
     columns["complete"] = complete.astype(np.int64)
-    columns["cause_rank"], columns["cause_ns"] = np.full(len(steps), -1), np.zeros(len(steps), dtype=np.int64)
-    for kind, name in KIND_COLUMNS.items():
-        chosen = np.flatnonzero((stalls["kind"] == kind) & (row >= 0))
-        columns[name] = np.zeros(len(steps), dtype=np.int64)
-        columns[name][row[chosen]] = stalls["stall_ns"][chosen]
-        if kind == StallKind.STRAGGLER.name.lower():
-            columns["cause_rank"][row[chosen]] = stalls["cause_rank"][chosen]
-            share = np.maximum(stalls["cause_share_ratio"][chosen], 0.0)
-            columns["cause_ns"][row[chosen]] = np.rint(share * stalls["stall_ns"][chosen])
+    columns["cause_ns"] = np.zeros(len(steps), dtype=np.int64)
+    waits = stalls.take((stalls["kind"] == StallKind.STRAGGLER.name.lower()) & (stalls["cause_rank"] >= 0))
+    row = GroupBy(steps["rank"], steps["step"]).row_of(waits["rank"], waits["step"])
+    part = np.rint(waits["cause_share_ratio"] * waits["stall_ns"]).astype(np.int64)
+    columns["cause_ns"][row[row >= 0]] = part[row >= 0]
     return Table(LIVE_STEPS, columns)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.live.table import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 

@@ -12,12 +12,13 @@ import pytest
 from growing_files import grow
 from made_job import MS, write_job
 
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live import accounts as live_accounts
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.table import KIND_COLUMNS, LIVE_STEPS, wide_rows
+from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table

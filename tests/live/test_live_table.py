@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.live.state import Event, LiveState, read_states
-from stashtrace.live.table import KIND_COLUMNS, LIVE_STEPS, LiveFile, read_live
+from stashtrace.live.table import LIVE_STEPS, LiveFile, read_live
 from stashtrace.live.totals import STEP_BOUNDS_S, LiveTotals
 from stashtrace.schema.table import Table
 

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from stashtrace.analysis.findings.spikes.spike_claims import AS_IT_RUNS
 from stashtrace.summary.words.change_templates import behind_it, whose_time
 from stashtrace.summary.words.template_parts import Finding, Row
 from stashtrace.text import count_noun
@@ -29,6 +30,8 @@ def slow_steps(f: Finding) -> str:
     count, named = at["items_count"], at["name"]
     part = f"{percent_text(f.row['share_ratio'])} of the time of all steps"
     longer = f"{duration_text(at['amount_ns'])} longer than others like"
+    if f.row["name"] == AS_IT_RUNS:
+        return f"step {named} took {duration_text(f.row['stall_ns'])}, {longer} it{_whose(f)}"
     if count == 1:
         return f"step {named} takes {longer} it, {part}{_whose(f)}"
     more = ", ..." if count > len(named.split(", ")) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -23,6 +24,8 @@ _WORTH_RATIO = 0.01
 _NAMED = 3
 #: What holds for fewer than this part of them is not said of them.
 _MOST_RATIO = 0.5
+#: Name of the claim about one step of a job that runs.
+AS_IT_RUNS = "as_it_runs"
 _TABLE = "spikes"
 _WAITED = StallKind.STRAGGLER.name.lower()
 
@@ -45,6 +48,20 @@ def spike_claims(slow: Table, changes: Table, counted: Table, loading: Collectio
     share = sum(longer) / max(float(step_lengths(counted).sum()), 1.0)
     if not rows or share < _WORTH_RATIO:
         return []
+    return [_claim(rows, len(numbers), share, loading)]
+
+
+def claim_of_step(slow: Table, loading: Collection[int]) -> Claim:
+    """Return the claim about one slow step of a job that runs: of which part of the run it is, nobody knows yet.
+
+    ``slow``: one row of ``spikes``.
+    """
+    row = next(iter(slow.rows()))
+    return replace(_claim([(0, row)], 1, 0.0, loading), name=AS_IT_RUNS)
+
+
+def _claim(rows: Sequence[_Row], steps_count: int, share: float, loading: Collection[int]) -> Claim:
+    longer = [row["length_ns"] - row["usual_ns"] for _, row in rows]
     alike = _most_alike(rows)
     named = ", ".join(str(row["step"]) for _, row in rows[:_NAMED])
     evidence = [
@@ -53,7 +70,7 @@ def spike_claims(slow: Table, changes: Table, counted: Table, loading: Collectio
             _TABLE,
             rows[0][0],
             items_count=len(rows),
-            of_count=len(numbers),
+            of_count=steps_count,
             amount_ns=median(longer),
             name=named,
         ),
@@ -62,23 +79,21 @@ def spike_claims(slow: Table, changes: Table, counted: Table, loading: Collectio
     ]
     first = alike[0][1] if alike else None
     cause = _cause(alike)
-    return [
-        Claim(
-            "time",
-            "slow_steps",
-            ranks=_ranks_of(alike),
-            rank=first["rank"] if first else -1,
-            items_count=len(rows),
-            share_ratio=share,
-            stall_ns=median(row["length_ns"] for _, row in rows),
-            cause_kind=first["kind"] if first else "",
-            cause_rank=first["rank"] if first else -1,
-            worker_id=int(cause[1]) if cause[0] == "worker" else -1,
-            file=cause[1] if cause[0] == "file" else "",
-            call=cause[1] if cause[0] in ("annotation", "phase") else "",
-            evidence=tuple(evidence),
-        )
-    ]
+    return Claim(
+        "time",
+        "slow_steps",
+        ranks=_ranks_of(alike),
+        rank=first["rank"] if first else -1,
+        items_count=len(rows),
+        share_ratio=share,
+        stall_ns=median(row["length_ns"] for _, row in rows),
+        cause_kind=first["kind"] if first else "",
+        cause_rank=first["rank"] if first else -1,
+        worker_id=int(cause[1]) if cause[0] == "worker" else -1,
+        file=cause[1] if cause[0] == "file" else "",
+        call=cause[1] if cause[0] in ("annotation", "phase") else "",
+        evidence=tuple(evidence),
+    )
 
 
 def _most_alike(rows: Sequence[_Row]) -> list[_Row]:

@@ -121,7 +121,15 @@ def spikes(trace: Trace) -> Table:
 
 def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Table:
     """Make the table ``spikes`` of counted steps of any kinds, and the stalls and hidden work of all steps."""
-    found = SlowSteps().add(step_times(counted, stalls), _samples(trace, counted))
+    found = SlowSteps().add(step_times(counted, stalls), samples_of(trace, counted))
+    return described(trace, counted, hidden, found)
+
+
+def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep]) -> Table:
+    """Make a row of ``spikes`` for each slow step: what its time went to, and what was beside it.
+
+    ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps.
+    """
     if not found:
         return Table.empty(SPIKES)
     slow = np.array([step.step for step in found])
@@ -149,7 +157,7 @@ def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Tab
     return Table.from_rows(SPIKES, rows)
 
 
-def _samples(trace: Trace, counted: Table) -> Floats:
+def samples_of(trace: Trace, counted: Table) -> Floats:
     """Return the samples of the batches of each row of ``steps``, 0 where its loaders do not say."""
     told, out = told_samples(trace), np.zeros(len(counted))
     if not told:

@@ -1,0 +1,117 @@
+"""What is worth a line while a job runs: a slow step with its cause, and a job that stands still.
+
+A job stands still if a rank has not entered what others wait in, and its processes get on in nothing: no records, no
+I/O, no CPU, no other work (``record.look.progress``). One of the two alone is no alarm: long checkpoints, evaluations
+and compilations are neither.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stashtrace.analysis.findings.claim_rows import Claim, tables_of
+from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.ending.hang import ranks_to_look_at, threads_to_look_at
+from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
+from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
+from stashtrace.analysis.findings.spikes.spikes import described, samples_of
+from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
+from stashtrace.errors import StashtraceError
+from stashtrace.loading.looks import look_at
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.units import ranks_in
+
+#: No step has ended for so long before the ranks are looked at, and so long between two looks.
+_QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStepSeen:
+    """A slow step: its number, rank and cost, and the sentence about it."""
+
+    step: int
+    rank: int
+    cost_ns: int
+    text: str
+
+
+@dataclass(slots=True)
+class SlowStepTrigger:
+    """Finds slow steps among those that close; each is judged by earlier ones alone."""
+
+    _search: SlowSteps = field(default_factory=SlowSteps)
+
+    def look(self, closed: Table, window: Trace) -> list[SlowStepSeen]:
+        """Take in the steps that closed in a round, and return those that are slow."""
+        closed = closed.take(closed["step"] >= WARMUP_STEPS)
+        if not len(closed):
+            return []
+        table = steps(window)
+        row = GroupBy(table["rank"], table["step"]).row_of(closed["rank"], closed["step"])
+        closed, row = closed.take(row >= 0), row[row >= 0]
+        samples = samples_of(window, table)[row]
+        return [_seen(step, table, window) for step in self._search.add(closed, samples)]
+
+
+def _seen(step: SlowStep, table: Table, window: Trace) -> SlowStepSeen:
+    longer = round(step.length_ns - step.usual_ns)
+    rows = described(window, table, hidden(window), [step])
+    loading = np.unique(window.batches["rank"]).tolist()
+    return SlowStepSeen(step.step, step.rank, longer, "; ".join(_sentences([claim_of_step(rows, loading)])))
+
+
+@dataclass(slots=True)
+class StuckTrigger:
+    """Tells whether a job stands still, and which ranks it waits for."""
+
+    directory: str
+    #: The sentences about it, empty while the job moves; and the ranks that it waits for.
+    sentences: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    _looked_ns: int = -_PAUSE_NS
+
+    def look(self, window: Trace, at_ns: int, last_end_ns: int) -> bool:
+        """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
+
+        ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
+        """
+        if at_ns - last_end_ns < _QUIET_NS:
+            return self._become([], [])
+        if at_ns - self._looked_ns < _PAUSE_NS:
+            return False
+        self._looked_ns = at_ns
+        with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
+            return self._become(*self._stands_still(window))
+        return False
+
+    def _stands_still(self, window: Trace) -> tuple[list[str], list[int]]:
+        ranks = ranks_to_look_at(window)
+        if not ranks:
+            return [], []
+        wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
+        seen = look_at(window, self.directory, wanted)
+        claims = [claim for claim in ending_claims(seen, lives=True) if claim.kind in ("hung", "mismatch")]
+        return _sentences(claims), sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
+
+    def _become(self, sentences: list[str], ranks: list[int]) -> bool:
+        changed = bool(sentences) != bool(self.sentences)
+        self.sentences, self.ranks = sentences, ranks
+        return changed
+
+
+def _sentences(claims: Sequence[Claim]) -> list[str]:
+    """Return each claim in words, followed by its evidence."""
+    lines = []
+    for found in findings_of(*tables_of(list(claims))):
+        lines += [claim_text(found), *evidence_texts(found)]
+    return lines
