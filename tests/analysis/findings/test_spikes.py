@@ -137,7 +137,7 @@ def test_work_behind_the_last_meeting_is_followed_from_the_step_that_waited_for_
     rows = {row["step"]: row for row in table.rows()}
     assert set(rows) <= {49, 50}
     assert {row["rank"] for row in rows.values()} == {1}
-    assert {row["grew_in_step"] for row in rows.values()} == {49}
+    assert {row["grew_step_index"] for row in rows.values()} == {49}
     assert all(abs(row["extra_ns"] - 90 * MS) < 2 * MS for row in rows.values())
 
 

@@ -64,7 +64,7 @@ class Beside:
             "evaluation_ns": TimeSet.of_rows(others).within(begin, end).astype(np.float64),
             "epoch_begin_ns": self._epochs(rank).within(begin, end).astype(np.float64),
             "steal_ratio": of_step("steal_ratio"),
-            "other_cpus": use.other_cpus(begin, end),
+            "other_cpus_count": use.other_cpus(begin, end),
             "io_pressure_ratio": use.growth_ratio("host_psi_io_some_ns_total", begin, end),
             "memory_pressure_ratio": use.growth_ratio("host_psi_memory_some_ns_total", begin, end),
             "sm_clock_hz": self._clock(process, begin, end),

@@ -86,7 +86,7 @@ class SlowStep:
     #: Whose time grew most, all ranks whose time grew alike, and in which step: this one or the one before.
     rank: int
     ranks: tuple[int, ...]
-    grew_in_step: int
+    grew_step_index: int
     #: Kind of time that grew, and by how much; ``together`` if it is in several kinds, ``straggler`` if nothing else
     #: grew on the rank that was waited for.
     kind: str

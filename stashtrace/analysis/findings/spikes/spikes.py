@@ -48,7 +48,9 @@ SPIKES = schema(
         " nothing is seen to have grown there",
     ),
     col.ns("extra_ns", "by how much it grew on that rank"),
-    col.number("grew_in_step", "step in which it grew: this one, or the one before if only this one waited", detail=4),
+    col.number(
+        "grew_step_index", "step in which it grew: this one, or the one before if only this one waited", detail=4
+    ),
     col.number("every_count", "after so many steps that kind makes a step slow again and again; else 0", detail=2),
     col.word(
         "cause_kind",
@@ -61,10 +63,10 @@ SPIKES = schema(
     col.ns("gc_ns", "garbage collection on the step thread of that rank, -1 if unknown", missing=-1, detail=5),
     col.ns("background_save_ns", "a checkpoint was written by another thread, -1 if unknown", missing=-1, detail=5),
     col.ns("cpu_contention_ns", "the step thread had no CPU, -1 if unknown", missing=-1, detail=5),
-    col.ns("evaluation_ns", "another rank was in validation or inference", missing=-1, detail=5),
-    col.ns("epoch_begin_ns", "a loader ended or began anew", missing=-1, detail=5),
+    col.ns("evaluation_ns", "another rank was in validation or inference", detail=5),
+    col.ns("epoch_begin_ns", "a loader ended or began anew", detail=5),
     col.real("steal_ratio", "CPU time of the host that its hypervisor took, -1 if unknown", missing=-1, detail=5),
-    col.real("other_cpus", "CPUs that programs outside the job used, -1 if unknown", missing=-1, detail=5),
+    col.real("other_cpus_count", "CPUs that programs outside the job used, -1 if unknown", missing=-1, detail=5),
     col.real(
         "io_pressure_ratio", "time in which a task of the host waited for I/O, -1 if unknown", missing=-1, detail=5
     ),
@@ -82,7 +84,7 @@ _BESIDE = SPIKES.names[SPIKES.names.index("gc_ns") :]
 #: A time beside a slow step is named if there is this part of what made it longer more of it than usual.
 _PART = 0.1
 #: Shares of CPU and of time, CPUs, and the part of the usual clock, from which on they are named.
-_MORE = {"steal_ratio": 0.05, "other_cpus": 0.5, "io_pressure_ratio": 0.1, "memory_pressure_ratio": 0.1}
+_MORE = {"steal_ratio": 0.05, "other_cpus_count": 0.5, "io_pressure_ratio": 0.1, "memory_pressure_ratio": 0.1}
 _SLOWER = {"sm_clock_hz": 0.9}
 #: Steps that a slow one is compared with to find what its time went to.
 _COMPARED = 64
@@ -104,9 +106,9 @@ def spikes(trace: Trace) -> Table:
 
     Columns
     -------
-    step, step_kind, length_ns, usual_ns, rank, ranks, kind, extra_ns, grew_in_step, every_count, cause_kind,
+    step, step_kind, length_ns, usual_ns, rank, ranks, kind, extra_ns, grew_step_index, every_count, cause_kind,
     cause_name, cause_ns, worker_id, beside, gc_ns, background_save_ns, cpu_contention_ns, evaluation_ns,
-    epoch_begin_ns, steal_ratio, other_cpus, io_pressure_ratio, memory_pressure_ratio, sm_clock_hz
+    epoch_begin_ns, steal_ratio, other_cpus_count, io_pressure_ratio, memory_pressure_ratio, sm_clock_hz
 
     Raises
     ------
@@ -144,7 +146,7 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
             ranks_text(list(step.ranks)),
             step.kind,
             round(step.extra_ns),
-            step.grew_in_step,
+            step.grew_step_index,
             step.every_count,
             *causes[place][:2],
             round(causes[place][2]),
@@ -173,20 +175,20 @@ def samples_of(trace: Trace, counted: Table) -> Floats:
 def _causes(trace: Trace, counted: Table, found: Sequence[SlowStep]) -> list[Cause]:
     """Return what the extra time of each slow step goes to."""
     causes, known = [NOTHING] * len(found), [place for place, step in enumerate(found) if step.rank >= 0]
-    slow = np.array([number for step in found for number in (step.step, step.grew_in_step)])
+    slow = np.array([number for step in found for number in (step.step, step.grew_step_index)])
     groups: dict[tuple[int, str, str], list[int]] = {}
     for place in known:
         groups.setdefault((found[place].rank, found[place].kind, found[place].step_kind), []).append(place)
     for (rank, kind, step_kind), places in groups.items():
         own = counted.take((counted["rank"] == rank) & (counted["kind"] == step_kind)).sort_by("step")
-        grew = np.array([found[place].grew_in_step for place in places])
+        grew = np.array([found[place].grew_step_index for place in places])
         usual = np.flatnonzero(~np.isin(own["step"], slow))
         usual = usual[np.unique(np.linspace(0, len(usual) - 1, min(len(usual), _COMPARED)).astype(int))]
         kept = np.union1d(usual, np.flatnonzero(np.isin(own["step"], grew)))
         others, own = np.isin(kept, usual), own.take(kept)
         given: list[Way] = list(ways(trace, rank, kind, own)) if others.any() else []
         for place in places:
-            this = own["step"] == found[place].grew_in_step
+            this = own["step"] == found[place].grew_step_index
             if this.any():
                 causes[place] = most_of(given, (this, others), found[place].extra_ns)
     return causes
@@ -196,7 +198,7 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
     """Return the worker that made the batch for which a slow step waited longest; -1 if that is not what grew."""
     if COLUMN_OF.get(step.kind) != "data":
         return -1
-    own = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_in_step))
+    own = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_step_index))
     batches = trace.batches.take(trace.batches["rank"] == step.rank)
     waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
     waits = waits.take(window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0)
@@ -242,5 +244,5 @@ def _named(beside: dict[str, tuple[float, float]], step: SlowStep) -> str:
         else:
             stands_out = figure - usual >= _MORE.get(name, _PART * longer)
         if stands_out:
-            names.append(name.rpartition("_")[0] if name != "other_cpus" else name)
+            names.append(name.rpartition("_")[0])
     return ", ".join(names)
