@@ -111,14 +111,14 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
 
     Raises UsageError if an option has no possible value.
     """
-    words = metrics.arguments if arguments.live or metrics.arguments else ["--quiet"]
+    words = [*metrics.arguments] if arguments.live or metrics.arguments else ["--quiet"]
     if arguments.keep_last is not None:
         if arguments.keep_last < 1:
             raise UsageError(f"--keep-last {arguments.keep_last} keeps nothing", hint="for example --keep-last 500")
         words += ["--keep-steps", str(arguments.keep_last)]
     if arguments.keep_bytes is not None:
         words += ["--keep-bytes", str(read_size(arguments.keep_bytes, "--keep-bytes"))]
-    return words if words != ["--quiet"] and (words or arguments.live) else None
+    return None if words == ["--quiet"] else words
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str]]:

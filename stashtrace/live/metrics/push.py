@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,9 @@ _QUEUE_COUNT, _PATIENCE_S = 4, 5.0
 #: Seconds between two pushes, where OTEL_METRIC_EXPORT_INTERVAL (in milliseconds) does not say it.
 _INTERVAL_S = 15.0
 _LOGGER = "opentelemetry"
+_REASON_CHARACTERS = 250
+#: What the system said, in a line of the libraries that the exporter uses.
+_ERRNO = re.compile(r"\[Errno \d+\] ([A-Z][A-Za-z ,-]+)")
 
 
 class OtlpPush:
@@ -42,7 +46,8 @@ class OtlpPush:
         self._queue: queue.Queue[tuple[int, Sequence[Family]] | None] = queue.Queue(_QUEUE_COUNT)
         self._reasons = _Reasons()
         self.made_count = self.dropped_count = self.failed_count = 0
-        self._exporter: Any = None
+        #: Whether the last push reached the collector.
+        self._reaches = True
         self._thread = threading.Thread(target=self._push_all, daemon=True)
         self._thread.start()
 
@@ -58,7 +63,8 @@ class OtlpPush:
         lost = self.dropped_count + self.failed_count
         if not lost:
             return ""
-        reason = f": {self._reasons.last}" if self._reasons.last else ""
+        known = self._reasons.last or self._reasons.of_push
+        reason = f": {known}" if known else ""
         return f"{lost} of {self.made_count} pushes of metrics did not reach the OTLP collector{reason}"
 
     def _put(self, item: tuple[int, Sequence[Family]] | None) -> None:
@@ -75,35 +81,32 @@ class OtlpPush:
     def _end(self) -> None:
         """Wait a little for the last push; what is left then is dropped."""
         self._put(None)
-        self._thread.join(_PATIENCE_S)
+        patience_s = _PATIENCE_S if self._reaches else _PATIENCE_S / 5
+        self._thread.join(patience_s)
         if self._thread.is_alive():
-            reached = self.made_count - self.dropped_count - self.failed_count
-            unfinished = min(self._queue.qsize(), reached)  # with the sign of the end in place of the one under way
-            self.dropped_count += unfinished
+            self._reasons.take(f"no answer within {patience_s:.0f} s of the end of the job")
+            self.dropped_count += self._queue.qsize()  # the sign of the end stands for the push under way
 
     def _push_all(self) -> None:
         """Push what comes, until the end; what goes wrong is counted."""
         logger = logging.getLogger(_LOGGER)
         logger.addHandler(self._reasons)
         logger.propagate = False  # the terminal is the job's
+        exporter = None
         while (item := self._queue.get()) is not None:
+            self._reasons.of_push = ""
             try:
-                reached = self._push(*item)
+                exporter = exporter or _new_exporter()
+                result = exporter.export(metrics_data(item[1], self._begin_ns, item[0]))
+                self._reaches = result.name == "SUCCESS"
             except Exception as error:  # whatever a wrong variable or a broken installation raises
                 self._reasons.take(f"{type(error).__name__}: {error}")
-                reached = False
-            self.failed_count += not reached
-        if self._exporter is not None:
-            self._exporter.shutdown()
-
-    def _push(self, at_ns: int, families: Sequence[Family]) -> bool:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics.export import MetricExportResult
-
-        if self._exporter is None:
-            self._exporter = OTLPMetricExporter()
-        result = self._exporter.export(metrics_data(families, self._begin_ns, at_ns))
-        return bool(result is MetricExportResult.SUCCESS)
+                self._reaches = False
+            if not self._reaches:
+                self.failed_count += 1
+                self._reasons.last = self._reasons.of_push
+        if exporter is not None:
+            exporter.shutdown()
 
 
 def metrics_data(families: Sequence[Family], begin_ns: int, at_ns: int) -> MetricsData:
@@ -149,20 +152,29 @@ def metrics_data(families: Sequence[Family], begin_ns: int, at_ns: int) -> Metri
     return otel.MetricsData([otel.ResourceMetrics(resource.merge(OTELResourceDetector().detect()), [scope], "")])
 
 
+def _new_exporter() -> Any:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+    return OTLPMetricExporter()
+
+
 class _Reasons(logging.Handler):
-    """Keeps the last line that the exporter logged: it says why a push failed, and its result does not."""
+    """Keeps the first line that the exporter logs of a push: it says why it failed, and the result does not."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = ""
+        #: Of the push under way, and of the last one that failed.
+        self.of_push = self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a line."""
         self.take(record.getMessage())
 
     def take(self, text: str) -> None:
-        """Keep the first line of a text, without what addresses may hold of secrets."""
-        self.last = scrub_urls(text.splitlines()[0] if text else "")[:200]
+        """Keep what the system said in a text, or its first line, without what addresses may hold of secrets."""
+        line = scrub_urls(text.splitlines()[0] if text else "")
+        system = _ERRNO.search(line)
+        self.of_push = self.of_push or (system[1].lower() if system else line[:_REASON_CHARACTERS])
 
 
 def _interval_s(environment: Mapping[str, str]) -> float:
