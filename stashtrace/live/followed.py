@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.stalls.cpus import last_values
+from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.answers import print_answer
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag
+from stashtrace.cli.print_results import print_answer
 from stashtrace.text import wrap
 
 
