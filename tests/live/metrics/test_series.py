@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from live_states import ZERO_NS, S, made_up_state, made_up_totals
 
@@ -10,8 +11,10 @@ from stashtrace.live.metrics.exposition import NewestFamilies
 from stashtrace.live.metrics.place import job_of, pod_of
 from stashtrace.live.metrics.series import SERIES, families_of
 from stashtrace.live.state import LiveState
-from stashtrace.live.totals import GrowingSum
+from stashtrace.live.table import KIND_COLUMNS, LIVE_STEPS
+from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.schema.stall_kinds import KIND_NAMES
+from stashtrace.schema.table import Table
 
 prometheus_client = pytest.importorskip("prometheus_client")
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -134,3 +137,23 @@ def test_job_and_pod() -> None:
     assert pod_of({"HOSTNAME": "node07"}) == ""
     assert pod_of({"HOSTNAME": "train-0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "train-0"
     assert pod_of({"HOSTNAME": "x", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAME": "train-0"}) == "train-0"
+
+
+def test_counters_go_on_when_the_ranks_of_an_elastic_job_start_again() -> None:
+    """The steps of a new start begin with 0 again; what was counted before stays."""
+    totals, sums = LiveTotals(), []
+    for start, steps_count in ((0, 3), (1, 2)):
+        for step in range(steps_count):
+            columns = {name: np.zeros(1, dtype=np.int64) for name in LIVE_STEPS.names}
+            columns |= {"step": np.array([step]), "start": np.array([start]), "end_ns": np.array([2 * S])}
+            columns |= {"step_kind": np.array(["train"]), KIND_COLUMNS["compute"]: np.array([2 * S])}
+            totals.add(Table(LIVE_STEPS, columns))
+            state = LiveState("node07", run_id="ab")
+            state.take_totals(totals, ZERO_NS)
+            samples = read_samples(state)
+            sums.append((samples["stashtrace_steps_total", (("rank", "0"),)], sum_of(samples, "compute")))
+    assert sums == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10)]
+
+
+def sum_of(samples: dict[tuple[str, tuple[tuple[str, str], ...]], float], kind: str) -> float:
+    return samples["stashtrace_stall_seconds_total", (("kind", kind), ("rank", "0"))]
