@@ -40,7 +40,7 @@ _MUST_RUN = {
     "torch": r"could not import 'torch'|torch is not installed",
     "compiler": r"no C(\+\+)? compiler|cmake and ninja are needed|no nm on this machine|readelf",
     "packages": r"could not import '(pyarrow|pandas|matplotlib|dask|distributed|fsspec|viztracer|wasmtime)"
-    r"|could not import '(elftools|cyclonedx|scikit_build_core|pybind11)"
+    r"|could not import '(elftools|cyclonedx|scikit_build_core|pybind11|prometheus_client|opentelemetry)"
     r"|stores are Parquet files|Dask|fsspec|viztracer|wasmtime|no CUDA headers|no nvml.h|stashtrace\[remote\]"
     r"|clang-format|towncrier|mkdocs|markdown-it",
     "chromium": r"no chromium is installed",

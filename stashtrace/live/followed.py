@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
@@ -19,12 +21,13 @@ from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.capture import Captures, Sealed, take_requests
 from stashtrace.live.events import EventLog
 from stashtrace.live.keeping import Keeper
+from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
 from stashtrace.live.state import EVENTS_KEPT, Event, LiveState
 from stashtrace.live.table import LiveFile
-from stashtrace.live.totals import LiveTotals
+from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers import SlowStepTrigger, StuckTrigger
 from stashtrace.record.directory import read_run_file
-from stashtrace.schema.kinds import Severity
+from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
@@ -73,8 +76,12 @@ class FollowedRun:
         host = os.uname().nodename
         self.state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])))
         self.state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
+        self.state.job, self.state.pod = job_of(os.environ, facts), pod_of(os.environ)
+        #: Called with the state of each round; returns what becomes notes of it.
+        self.publish: Callable[[LiveState], list[str]] = lambda state: []
         self._file = LiveFile(directory, host, {"run_id": self.state.run_id})
         self._verdicts_at_s = time.monotonic()
+        self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
 
     def round(self, *, ended: bool = False, interval_s: float = 0.0) -> bool:
         """Take in what was written since the last round, and write what follows from it; return whether steps closed.
@@ -90,15 +97,18 @@ class FollowedRun:
             found = None
         try:
             if found is not None:
-                self._file.append(found.closed)
                 self.totals.add(found.closed)
+                self._file.append(found.closed)
                 self._look_at(found, ended)
                 self._triggers(found, ended)
                 self._windows(ended)
-            self._write_state(notes, ended, interval_s)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
-            self.state.notes = notes
+        self._update_state(notes, ended, interval_s)
+        try:
+            self.state.write(self.directory)
+        except OSError as error:
+            self.state.notes.append(f"cannot write to {self.directory}: {error.strerror}")
         return found is not None and len(found.closed) > 0
 
     def _triggers(self, found: Round, ended: bool) -> None:
@@ -139,12 +149,14 @@ class FollowedRun:
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:
             return
-        self.state.lost_records_count = _lost_count(found.window)
+        self.state.lost_records_count = self._lost.update(_losses(found.window))
+        self.state.recorder_cpu_ns = self._recorder_cpu.update(_recorder_cpu_ns(found.window))
+        self.state.gpus |= gpus_of(found.window)
         if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= _VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
             self.state.verdicts = verdicts_of(found.window)
 
-    def _write_state(self, notes: list[str], ended: bool, interval_s: float) -> None:
+    def _update_state(self, notes: list[str], ended: bool, interval_s: float) -> None:
         state = self.state
         state.updated_realtime_ns = time.time_ns()
         zero_ns = time.time_ns() - time.monotonic_ns() + self.accounts.origin_ns
@@ -153,8 +165,8 @@ class FollowedRun:
         state.rounds_count += 1
         notes += [self.keeper.error] if self.keeper.error else []
         state.interval_s, state.ended, state.notes = interval_s, ended, notes
+        state.notes += self.publish(state)
         state.events = self.log.events[-EVENTS_KEPT:]
-        state.write(self.directory)
 
 
 def _event_of(sealed: Sealed) -> Event:
@@ -176,6 +188,28 @@ def verdicts_of(window: Trace) -> list[str]:
     return []
 
 
-def _lost_count(window: Trace) -> int:
-    losses = window.losses
-    return int(losses["lost_count"][losses["severity_code"] == int(Severity.DATA_LOSS)].sum())
+def _losses(window: Trace) -> dict[Hashable, int]:
+    """Return the records that are missing, by process and reason; numbers of processes change from round to round."""
+    losses, found = window.losses, Counter[Hashable]()
+    for row in losses.take(losses["severity_code"] == int(Severity.DATA_LOSS)).rows():
+        reason = (_process_key(window, row["process_id"]), window.text(row["collector_code"]))
+        found[reason, window.text(row["name_code"])] += row["lost_count"]
+    return found
+
+
+def _recorder_cpu_ns(window: Trace) -> dict[Hashable, int]:
+    """Return the CPU time of each thread of the recorder."""
+    tracks = window.tracks
+    own = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
+    threads = set(zip(own["process_id"].tolist(), own["native_id"].tolist(), strict=True))
+    run_ns = last_values(window, "thread_run_ns_total")
+    return {(_process_key(window, key[0]), key[1]): int(value) for key, value in run_ns.items() if key in threads}
+
+
+def _process_key(window: Trace, process_id: int) -> Hashable:
+    """Return what a process image is known by in every round."""
+    if process_id < 0:
+        return ""
+    processes = window.processes
+    host, pid, name = (processes[column][process_id] for column in ("host_code", "pid", "name_code"))
+    return window.text(host), int(pid), window.text(name)

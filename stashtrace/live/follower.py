@@ -20,6 +20,8 @@ from pathlib import Path
 
 from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
+from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
+from stashtrace.live.state import Event
 
 #: Seconds between two rounds, and the share of one core that all rounds may take.
 _LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
@@ -35,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="write no line when something happens")
     parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
     parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
+    add_outlet_arguments(parser)
     arguments = parser.parse_args(argv)
     # What the terminal sends is meant for the job; we end with it.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
@@ -44,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
     options = FollowOptions(keep_steps=arguments.keep_steps, keep_bytes=arguments.keep_bytes)
     run = FollowedRun(arguments.directory, log, options)
+    outlets = outlets_of(arguments, run.state)
+    run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
     interval_s = _LEAST_S
     while True:
         ended = _is_closed(sys.stdin.fileno(), interval_s)

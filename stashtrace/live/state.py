@@ -27,7 +27,7 @@ EVENTS_KEPT = 20
 class Event:
     """Something that happened: a slow step, a stuck job, a lost rank."""
 
-    #: ``slow_step``, ``stuck``, ``moves_again``, ``rank_lost`` or ``capture``.
+    #: ``slow_step``, ``stuck``, ``moves_again``, ``rank_lost``, ``capture`` or ``metrics``.
     kind: str
     #: A sentence.
     text: str
@@ -54,6 +54,8 @@ class LiveState:
     #: Seconds between two rounds, and the CPU time of all so far.
     interval_s: float = 0.0
     own_cpu_ns: int = 0
+    #: CPU time of the recorder's threads in the job.
+    recorder_cpu_ns: int = 0
     rounds_count: int = 0
     #: Whether the job has ended.
     ended: bool = False
@@ -68,6 +70,10 @@ class LiveState:
     stuck_ranks: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     lost_records_count: int = 0
+    #: What the site calls the job, the pod that it runs in, and the GPU of each rank; empty where unknown.
+    job: str = ""
+    pod: str = ""
+    gpus: dict[str, str] = field(default_factory=dict)
     #: What this host cannot know, and why rows are missing.
     notes: list[str] = field(default_factory=list)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,3 +67,18 @@ class LiveTotals:
 
     def _of(self, rank: int) -> RankTotals:
         return self.ranks.setdefault(rank, RankTotals())
+
+
+class GrowingSum:
+    """The sum of counters of which some go away, because the rows of a process that has ended were let go."""
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, int] = {}
+        #: Of counters that have gone; a process that was let go does not come back.
+        self._gone = 0
+
+    def update(self, values: Mapping[Hashable, int]) -> int:
+        """Take the counters that are there now, each by its key; return the sum over all that ever were."""
+        self._gone += sum(value for key, value in self._values.items() if key not in values)
+        self._values = {key: max(value, self._values.get(key, 0)) for key, value in values.items()}
+        return self._gone + sum(self._values.values())

@@ -7,6 +7,7 @@ nothing here.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,17 @@ class Follower:
     """The process that follows a run.
 
     ``directory``: where the processes of this host write. ``arguments``: of the program. ``environment``: of the
-    process, without our variables. ``error``: why it could not be started, empty if it was.
+    process, without our variables. ``sockets``: that it takes over, under the same numbers. ``error``: why it
+    could not be started, empty if it was.
     """
 
-    def __init__(self, directory: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
         self.error = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -34,9 +42,12 @@ class Follower:
                 env=quiet_environment(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                pass_fds=[one.fileno() for one in sockets],
             )
         except OSError as error:
             self.error = error.strerror or str(error)
+        for one in sockets:
+            one.close()
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ def run_command(
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
     follow: Sequence[str] | None = None,
+    follow_sockets: Sequence[socket.socket] = (),
 ) -> Outcome:
     """Run ``command`` with tracing on; wait for it and for the processes that it leaves behind.
 
@@ -124,8 +126,9 @@ def run_command(
     package's own. ``on_wait``: called once with the processes that are waited for after the command has ended.
     ``on_changed``: called with the number of staged files whose copies are used, and the names of those that changed
     since they were copied. ``follow``: arguments of the process that follows the run while it records
-    (``record.follower``); None for no such process. Raises UsageError if there is no such command, or an option or the
-    URL cannot be used. Raises CaptureError if the command cannot be started, or the directory cannot be used.
+    (``record.follower``); None for no such process. ``follow_sockets``: that it takes over. Raises UsageError if
+    there is no such command, or an option or the URL cannot be used. Raises CaptureError if the command cannot be
+    started, or the directory cannot be used.
     """
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
@@ -164,7 +167,7 @@ def run_command(
     follower = None
     if follow is not None:
         with file_rights(options.share):
-            follower = Follower(records, follow, os.environ)
+            follower = Follower(records, follow, os.environ, follow_sockets)
     try:
         with _Watch(goal) as watch:
             try:

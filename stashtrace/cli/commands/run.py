@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 
 from stashtrace.cli.merging import conclude, processes_text, shown_directory
+from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments, open_outlets
 from stashtrace.cli.option_values import read_size
 from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
@@ -53,6 +54,7 @@ def parser() -> Parser:
         "--live",
         "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live DIR` shows more",
     )
+    add_metrics_arguments(parser)
     parser.add_argument(
         "--keep-last",
         metavar="STEPS",
@@ -81,6 +83,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
         raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
     screen = Screen()
+    metrics = open_outlets(arguments)
+    if metrics.url:
+        screen.say(f"stashtrace: metrics at {metrics.url}")
     outcome = run_command(
         command,
         RecordOptions.from_arguments(arguments),
@@ -91,7 +96,8 @@ def main(argv: Sequence[str]) -> int:
         overwrite=arguments.overwrite,
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
-        follow=_follower_words(arguments),
+        follow=_follower_words(arguments, metrics),
+        follow_sockets=metrics.sockets,
     )
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2
@@ -100,12 +106,12 @@ def main(argv: Sequence[str]) -> int:
     return outcome.exit_code
 
 
-def _follower_words(arguments: argparse.Namespace) -> list[str] | None:
+def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> list[str] | None:
     """Return the arguments of the process that follows the run; None if nothing asks for it.
 
     Raises UsageError if an option has no possible value.
     """
-    words = [] if arguments.live else ["--quiet"]
+    words = [*metrics.arguments] if arguments.live or metrics.arguments else ["--quiet"]
     if arguments.keep_last is not None:
         if arguments.keep_last < 1:
             raise UsageError(f"--keep-last {arguments.keep_last} keeps nothing", hint="for example --keep-last 500")

@@ -1,0 +1,3 @@
+"""What is known of a job, as series for monitoring systems: one list of them, and three ways out."""
+
+# SPDX-License-Identifier: Apache-2.0
