@@ -139,7 +139,7 @@ class FollowedRun:
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:
             return
-        self.state.lost_records_count = _lost_count(found.window)
+        self.state.lost_records_count = lost_count(found.window)
         if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= _VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
             self.state.verdicts = verdicts_of(found.window)
@@ -176,6 +176,7 @@ def verdicts_of(window: Trace) -> list[str]:
     return []
 
 
-def _lost_count(window: Trace) -> int:
+def lost_count(window: Trace) -> int:
+    """Return how many records are lost."""
     losses = window.losses
     return int(losses["lost_count"][losses["severity_code"] == int(Severity.DATA_LOSS)].sum())
