@@ -25,8 +25,9 @@ from stashtrace.visible import visible_line
 
 _INDENT = "  "
 _DAY_NS = 86_400_000_000_000
-#: Events that are shown where the height does not matter.
+#: Events that are shown at most, and lines where the height does not matter.
 _EVENTS_AT_MOST = 10
+_ANY = 1 << 30
 #: Ranks that are named as those that others waited for.
 _CAUSES_AT_MOST = 3
 _CONDITION_WORDS = {
@@ -47,15 +48,12 @@ def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -
     verdicts = _verdict_items(view, look)
     events = _event_items(view, look)
     foot = ["", *_foot(view, look, keys)]
-    if height <= 0:
-        middle = _middle(view, look, verdicts, events, max(len(events) - _EVENTS_AT_MOST, 0))
-    else:
-        middle = _fitting(view, look, verdicts, events, height - len(top) - len(bars) - len(foot))
-    lines = [*top, *bars, *middle, *foot]
+    room = height - len(top) - len(bars) - len(foot) if height > 0 else _ANY
+    lines = [*top, *bars, *_middle(view, look, verdicts, events, room), *foot]
     return [look.plain(line.rstrip()) for line in lines]
 
 
-def _fitting(
+def _middle(
     view: LiveView, look: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
 ) -> list[str]:
     """Return the verdicts and the newest events that fit into so many lines, those that are lost least first.
@@ -63,27 +61,26 @@ def _fitting(
     In turn: all verdicts with as many events as possible, at least one; then fewer verdicts; in the end the verdicts
     alone, and nothing.
     """
-    oldest = max(len(events) - _EVENTS_AT_MOST, 0)
-    choices = [(shown, first) for shown in range(len(verdicts), -1, -1) for first in range(oldest, len(events))]
-    choices += [(shown, len(events)) for shown in range(len(verdicts), 0, -1)]
-    tried = (_middle(view, look, verdicts[:shown], events, first) for shown, first in choices)
-    return next((lines for lines in tried if len(lines) <= room), [])
+    about = "about the run, its first steps left out" if view.origin == "recording" else "about the newest steps"
+    most = min(len(events), _EVENTS_AT_MOST)
+    choices = [(said, shown) for said in range(len(verdicts), -1, -1) for shown in range(most, 0, -1)]
+    choices += [(said, 0) for said in range(len(verdicts), 0, -1)]
+    for said, shown in choices:
+        lines = [
+            *_block(about, "", verdicts[:said], len(verdicts), look),
+            *_block("what happened", ", newest last", events[len(events) - shown :], len(events), look),
+        ]
+        if len(lines) <= room:
+            return lines
+    return []
 
 
-def _middle(
-    view: LiveView, look: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], first: int
-) -> list[str]:
-    """Return verdicts and the events from the first that is shown on."""
-    about = "the run, its first steps left out" if view.origin == "recording" else "the newest steps"
-    left_out = f", the newest {len(events) - first} of {len(events)}" if first else ""
-    return [*_block(verdicts, look, f"about {about}:"), *_block(events[first:], look, f"what happened{left_out}:")]
-
-
-def _block(items: Sequence[list[str]], look: Look, title: str) -> list[str]:
-    """Return the lines of items below each other, after an empty one and a title."""
+def _block(title: str, which: str, items: Sequence[list[str]], known: int, look: Look) -> list[str]:
+    """Return the lines of items below each other, after an empty one and a title; ``known``: items that there are."""
     if not items:
         return []
-    return ["", look.paint(_INDENT + title, "faint"), *(line for item in items for line in item)]
+    which = f"{which}, {len(items)} of {known}" if len(items) < known else ""
+    return ["", look.paint(f"{_INDENT}{title}{which}:", "faint"), *(line for item in items for line in item)]
 
 
 def _title(view: LiveView, look: Look) -> list[str]:
