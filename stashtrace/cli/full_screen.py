@@ -111,8 +111,9 @@ def open_full_screen(screen: Screen) -> Iterator[FullScreen]:
             hint="`pip install 'stashtrace[live]'`; `--once` needs none",
         ) from error
 
+    stream: Any = _AsIs(screen.stream)
     console = Console(
-        file=_AsIs(screen.stream),  # type: ignore[arg-type]
+        file=stream,
         force_terminal=True,
         color_system="standard" if screen.colour else None,
         highlight=False,

@@ -11,11 +11,13 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
-from stashtrace.live.totals import LiveTotals
 from stashtrace.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from stashtrace.live.totals import LiveTotals
 
 _NAME = "live-{host}.json"
 _FORMAT = 1

@@ -74,7 +74,7 @@ GROUND_ONLY = {"record"}
 GUEST = "probes"
 HEAVY = {
     *("torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "duckdb"),
-    *("perfetto", "viztracer", "wasmtime", "google", "pynvml"),
+    *("perfetto", "viztracer", "wasmtime", "google", "pynvml", "rich"),
 }
 PACKAGE = ROOT / "stashtrace"
 

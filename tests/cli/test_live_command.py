@@ -191,7 +191,7 @@ def test_two_viewers_at_once(job: Path, terminal: Callable[..., Terminal]) -> No
 def test_a_pipe_gets_it_once(job: Path, run: Callable[..., Answer]) -> None:
     answer = run("live", job)
     assert answer.code == 0
-    assert answer.out == run("live", job, "--once").out.replace("seen", "seen")[: len(answer.out)] or answer.out
+    assert answer.out.splitlines()[0] == run("live", job, "--once").out.splitlines()[0]
     assert "running, no step has ended yet: 1 host" in answer.out
     assert "! as a test says" in answer.out
     assert "\x1b" not in answer.out

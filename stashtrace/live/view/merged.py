@@ -15,8 +15,7 @@ from typing import Any
 
 from stashtrace.errors import FormatError
 from stashtrace.live.state import Event, LiveState
-from stashtrace.live.table import KIND_COLUMNS
-from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 
 #: Format of the JSON; it grows where a field changes its meaning or goes.
 FORMAT = 1
@@ -222,7 +221,7 @@ def _rank(rank: int, host: str, own: Mapping[str, Any]) -> RankView:
 
 
 def _spent(steps_count: int, wall_ns: int, stall_ns: Mapping[str, Any]) -> Spent:
-    times = {kind: int(stall_ns.get(kind, 0)) for kind in KIND_COLUMNS}
+    times = {kind: int(stall_ns.get(kind, 0)) for kind in COLUMN_OF}
     shares = {column: sum(times[kind] for kind in kinds) / max(wall_ns, 1) for column, kinds in COLUMNS.items()}
     return Spent(int(steps_count), int(wall_ns), times, shares)
 
