@@ -19,11 +19,10 @@ EVENTS_FILE = "events-{host}.jsonl"
 
 
 class EventLog:
-    """Takes events, each once. ``directory``: of the run. ``stream``: where people read. Either may be None."""
+    """Takes events, each once. ``directory``: of the run. ``stream``: where people read; None for nowhere."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None, stream: TextIO | None) -> None:
-        name = EVENTS_FILE.format(host=os.uname().nodename)
-        self._path = None if directory is None else Path(directory) / name
+    def __init__(self, directory: str | os.PathLike[str], stream: TextIO | None) -> None:
+        self._path = Path(directory) / EVENTS_FILE.format(host=os.uname().nodename)
         self._stream = stream
         self.events: list[Event] = []
         #: Events that could not be written.
@@ -36,8 +35,6 @@ class EventLog:
             with contextlib.suppress(OSError, ValueError):  # the terminal was closed
                 self._stream.write(f"stashtrace: {visible_line(event.text)}\n")
                 self._stream.flush()
-        if self._path is None:
-            return
         try:
             with open(self._path, "a", encoding="utf-8", opener=open_own) as file:
                 file.write(json.dumps(dataclasses.asdict(event)) + "\n")

@@ -31,7 +31,7 @@ from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
-_VERDICTS_S = 15.0
+VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
 
 
@@ -140,7 +140,7 @@ class FollowedRun:
         if found.window is None:
             return
         self.state.lost_records_count = lost_count(found.window)
-        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= _VERDICTS_S):
+        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
             self.state.verdicts = verdicts_of(found.window)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.answers import print_json, print_lines
+from stashtrace.cli.print_results import print_json, print_lines
 from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 import os
 import time
 import warnings
@@ -16,12 +16,13 @@ import numpy as np
 
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.errors import DataLossWarning, MissingDataError
+from stashtrace.errors import DataLossWarning, MissingDataError, StashtraceError
+from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.live.events import EventLog
-from stashtrace.live.followed import FollowedRun, lost_count, verdicts_of
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.followed import VERDICTS_S, lost_count, verdicts_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import wide_rows
 from stashtrace.live.totals import LiveTotals
@@ -38,31 +39,57 @@ _NICE = 10
 
 
 class FollowedHere:
-    """A run that this process follows in memory, at low priority; ``notes``: what to say of that."""
+    """A run that this process follows in memory, at low priority; ``notes``: what to say of that.
 
-    def __init__(self, directory: Path, run_id: str, notes: Sequence[str]) -> None:
+    Only the accounting is done: nothing is written, and no window is sealed.
+    """
+
+    def __init__(self, directory: Path, run_id: str, facts: Mapping[str, Any], notes: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             os.nice(_NICE)
-        self._run = FollowedRun(directory, EventLog(None, None), run_id=run_id, read_only=True)
-        self._notes = list(notes)
-        self._last_s, self._wait_s = -1.0, 0.0
+        boot_id = own_boot_id()
+
+        def is_ours(metadata: Mapping[str, Any]) -> bool:
+            return metadata.get("boot_id") == boot_id and metadata.get("run_id") == run_id
+
+        self._accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
+        self._totals, self._notes = LiveTotals(), list(notes)
+        self._state = LiveState(os.uname().nodename, run_id, list(facts.get("command", [])))
+        self._state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
+        self._next_s = self._verdicts_s = -math.inf
 
     def has_ended(self, facts: Mapping[str, Any]) -> bool:
         """Return whether the run has ended; ``facts``: of its ``run.json``."""
-        return _has_ended(facts, self._run.accounts.run.files)
+        return _has_ended(facts, self._accounts.run.files)
 
     def state(self) -> LiveState:
         """Take in what was written, unless that was done just now, and return what is known."""
-        now_s = time.monotonic()
-        if self._last_s < 0 or now_s - self._last_s >= self._wait_s:
+        if time.monotonic() >= self._next_s:
             before_s = time.process_time()
-            interval_s = now_s - self._last_s if self._last_s >= 0 else 1.0
-            with _ignore_losses():
-                self._run.round(interval_s=interval_s)
-            self._last_s = now_s
-            self._wait_s = (time.process_time() - before_s) / _CPU_RATIO
-        state = self._run.state
-        return dataclasses.replace(state, notes=[*self._notes, *state.notes])
+            self._round()
+            self._state.interval_s = max(1.0, (time.process_time() - before_s) / _CPU_RATIO)
+            self._next_s = time.monotonic() + self._state.interval_s
+        return self._state
+
+    def _round(self) -> None:
+        state = self._state
+        with _ignore_losses():
+            try:
+                found = self._accounts.round(time.monotonic_ns())
+            except StashtraceError as error:
+                state.notes = [*self._notes, str(error)]
+                return
+            self._totals.add(found.closed)
+            if found.window is not None:
+                state.lost_records_count = lost_count(found.window)
+                if self._accounts.closed and time.monotonic() >= self._verdicts_s:
+                    state.verdicts = verdicts_of(found.window)
+                    self._verdicts_s = time.monotonic() + VERDICTS_S
+        state.updated_realtime_ns = time.time_ns()
+        state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
+        state.own_cpu_ns, state.notes = time.process_time_ns(), self._notes
+        state.start = self._accounts.start
+        state.rounds_count += 1
 
 
 def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[FollowedHere | None, list[LiveState]]:
@@ -75,7 +102,7 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     if is_folder and facts and not trace_files(path):
         if _has_ended(facts, ()):
             raise MissingDataError(f"nothing was recorded in {path}")
-        return FollowedHere(path, str(facts.get("run_id", "")), ["nothing was recorded yet"]), []
+        return FollowedHere(path, str(facts.get("run_id", "")), facts, ["nothing was recorded yet"]), []
     if is_foreign(str(path)):
         raise MissingDataError(
             f"{path} holds no run of stashtrace",
@@ -95,7 +122,7 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
         )
     notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
     notes += [f"processes on {list_some(hosts, 3)} are not seen from here"] if hosts else []
-    return FollowedHere(path, raw.run_id, notes), []
+    return FollowedHere(path, raw.run_id, facts, notes), []
 
 
 def _has_ended(facts: Mapping[str, Any], files: Iterable[StashFile]) -> bool:
