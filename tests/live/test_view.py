@@ -177,7 +177,7 @@ def test_an_ended_job_shows_all_of_its_steps() -> None:
         r"^ended \d\d:\d\d:\d\d with exit code 3 after 1 min 40 s: 2 ranks on 1 host, 90 steps$", text, re.M
     )
     assert "all 90 steps, the first ones too:" in text
-    assert "`stashtrace summary run` is about the whole run" in text
+    assert "more: `stashtrace summary run`" in text
     assert "old" not in text
 
 

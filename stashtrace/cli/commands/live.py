@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.print_results import print_json, print_lines
 from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, existing_run, runs_or_newest
+from stashtrace.cli.print_results import print_json, print_lines
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 #: The lines are made for no less.
 _LEAST_WIDTH = 40
-_KEYS = "q quits"
+#: What the foot of the screen says of keys.
+KEYS = "q quits"
 
 
 def parser() -> Parser:
@@ -87,7 +88,7 @@ def _follow(watched: Watched, view: LiveView, screen: Screen, interval_s: float)
         while view.condition != "ended":
             width, height = full.size
             look = Look(max(width, _LEAST_WIDTH), screen.utf8, screen.colour)
-            full.draw(live_lines(view, look, height=height, keys=_KEYS))
+            full.draw(live_lines(view, look, height=height, keys=KEYS))
             why = full.wait(interval_s)
             if why == "quit":
                 break

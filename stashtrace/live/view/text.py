@@ -222,7 +222,7 @@ def _foot(view: LiveView, look: Look, keys: str) -> list[str]:
     elif view.origin == "viewer":
         parts.append(f"this command has taken {duration_text(view.hosts[0].own_cpu_ns)} of CPU time")
     if view.condition == "ended":
-        parts.append(f"`stashtrace summary {shlex.quote(view.path)}` is about the whole run")
+        parts.append(f"more: `stashtrace summary {shlex.quote(view.path)}`")
     return _flow([*parts, *([keys] if keys else [])], look, _INDENT)
 
 
