@@ -210,7 +210,8 @@ def _event_lines(event: Event, view: LiveView, look: Look) -> list[str]:
     first = f"{_INDENT}{_clock(event.realtime_ns, view.now_realtime_ns)}  "
     rest = " " * len(first)
     lines = look.wrap(event.text, first, rest)
-    return lines + (look.wrap(f"window {event.window}", rest, rest + _INDENT) if event.window else [])
+    named = not event.window or event.window in event.text
+    return lines if named else lines + look.wrap(f"window {event.window}", rest, rest + _INDENT)
 
 
 def _foot(view: LiveView, look: Look, keys: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_job import write_job
-from test_table import made_steps
+from test_live_table import made_steps
 
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
@@ -122,6 +122,8 @@ def test_what_fits_are_the_verdicts_and_the_newest_events() -> None:
 def test_events_come_with_time_and_window() -> None:
     text = text_of(view_of(state(events=[Event("slow_step", "step 7 was slow", BEGIN, window="run/windows/7")])))
     assert re.search(r"^  \d\d:\d\d:\d\d  step 7 was slow\n {12}window run/windows/7$", text, re.M)
+    named = Event("capture", "steps 5 to 9 are kept in run/windows/7", BEGIN, window="run/windows/7")
+    assert text_of(view_of(state(events=[named]))).count("windows/7") == 1
 
 
 def test_many_ranks_are_the_different_ones_and_the_others() -> None:
