@@ -87,7 +87,8 @@ class FollowedHere:
                     self._verdicts_s = time.monotonic() + VERDICTS_S
         state.updated_realtime_ns = time.time_ns()
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
-        state.own_cpu_ns, state.notes = time.process_time_ns(), self._notes
+        state.own_cpu_ns = time.process_time_ns()
+        state.notes = self._notes if self._accounts.run.files else ["nothing was recorded yet"]
         state.start = self._accounts.start
         state.rounds_count += 1
 
@@ -98,11 +99,12 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     ``facts``: of its ``run.json``. Raises MissingDataError if it is no run, or one that cannot be followed from this
     host.
     """
+    notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
     is_folder = path.is_dir()
     if is_folder and facts and not trace_files(path):
         if _has_ended(facts, ()):
             raise MissingDataError(f"nothing was recorded in {path}")
-        return FollowedHere(path, str(facts.get("run_id", "")), facts, ["nothing was recorded yet"]), []
+        return FollowedHere(path, str(facts.get("run_id", "")), facts, notes), []
     if is_foreign(str(path)):
         raise MissingDataError(
             f"{path} holds no run of stashtrace",
@@ -120,7 +122,6 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
             f"{path} is recorded on {list_some(hosts, 3)}, and nobody follows it there",
             hint="`stashtrace live` on that host shows it; `stashtrace run --live` shows it on every host",
         )
-    notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
     notes += [f"processes on {list_some(hosts, 3)} are not seen from here"] if hosts else []
     return FollowedHere(path, raw.run_id, facts, notes), []
 
