@@ -27,6 +27,25 @@ def duration_text(ns: float) -> str:
     return f"{round(ns)} ns"
 
 
+def span_text(ns: float) -> str:
+    """Time of a job: days, hours, minutes and seconds, the two largest.
+
+    Examples
+    --------
+    >>> span_text(48.2e9), span_text(136e9), span_text(3 * 3600e9 + 62e9), span_text(51 * 3600e9), span_text(400e6)
+    ('48 s', '2 min 16 s', '3 h 1 min', '2 d 3 h', '0.4 s')
+    """
+    seconds = max(ns, 0) / 1e9
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    left, parts = round(seconds), []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, size)
+        parts.append((count, unit))
+    first = next(at for at, (count, _) in enumerate(parts) if count)
+    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count)
+
+
 def bytes_text(count: float) -> str:
     """Bytes in powers of ten, three digits at most.
 

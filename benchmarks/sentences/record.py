@@ -25,7 +25,8 @@ from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.summary_text import Look, render
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = Path(__file__).with_name("jobs.py")

@@ -27,7 +27,8 @@ from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.claim_rows import BUDGETS, Claim, Evidence, tables_of
 from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
 from stashtrace.schema.table import Table
-from stashtrace.summary.summary_text import Look, render
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACTS, PAGE, TUTORIAL = DOCS / "gallery", DOCS / "gallery.md", DOCS / "tutorial.md"

@@ -29,6 +29,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("whatif", "Predict the step time with something changed"),
     ("info", "Show what a run holds: ranks, steps, devices, records, losses"),
     ("status", "Show where a run is that is still going, or hanging"),
+    ("live", "Follow a job on the screen: speed, budget, stragglers, events"),
     ("metrics", "List what a run says to Prometheus; a dashboard for Grafana"),
     ("capture", "Keep the newest steps of a run that is followed, in a folder of their own"),
     ("analyze", "Print one analysis as table, JSON or CSV"),

@@ -48,7 +48,8 @@ def merge_and_report(
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.summary_text import Look, render
+    from stashtrace.summary.look import Look
+    from stashtrace.summary.summary_text import render
 
     with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
         progress.stage(0.0, 0.4)

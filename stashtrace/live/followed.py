@@ -34,7 +34,7 @@ from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
-_VERDICTS_S = 15.0
+VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
 
 
@@ -152,7 +152,7 @@ class FollowedRun:
         self.state.lost_records_count = self._lost.update(_losses(found.window))
         self.state.recorder_cpu_ns = self._recorder_cpu.update(_recorder_cpu_ns(found.window))
         self.state.gpus |= gpus_of(found.window)
-        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= _VERDICTS_S):
+        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
             self.state.verdicts = verdicts_of(found.window)
 
@@ -213,3 +213,9 @@ def _process_key(window: Trace, process_id: int) -> Hashable:
     processes = window.processes
     host, pid, name = (processes[column][process_id] for column in ("host_code", "pid", "name_code"))
     return window.text(host), int(pid), window.text(name)
+
+
+def lost_count(window: Trace) -> int:
+    """Return how many records are lost."""
+    losses = window.losses
+    return int(losses["lost_count"][losses["severity_code"] == int(Severity.DATA_LOSS)].sum())

@@ -11,11 +11,13 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
-from stashtrace.live.totals import LiveTotals
 from stashtrace.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from stashtrace.live.totals import LiveTotals
 
 _NAME = "live-{host}.json"
 _FORMAT = 1
@@ -82,9 +84,11 @@ class LiveState:
         self.ranks = {}
         for rank, own in sorted(totals.ranks.items()):
             facts = dataclasses.asdict(own)
-            newest = facts.pop("newest")
+            newest, _ = facts.pop("newest"), facts.pop("lengths_ns")
             facts["newest_count"] = len(newest)
             facts["newest_ns"] = sum(length for length, _ in newest)
+            earlier = own.earlier_ns()
+            facts["earlier_count"], facts["earlier_ns"] = len(earlier), sum(earlier)
             facts["newest_stall_ns"] = {kind: sum(spent[kind] for _, spent in newest) for kind in own.stall_ns}
             facts["last_end_realtime_ns"] = own.last_end_ns + realtime_of_zero_ns if own.last_end_ns >= 0 else 0
             self.ranks[str(rank)] = facts

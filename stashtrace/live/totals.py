@@ -17,6 +17,8 @@ from stashtrace.schema.table import Table
 STEP_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: So many steps of each rank are the newest ones.
 NEWEST_STEPS = 30
+#: They are compared with so many steps before them.
+EARLIER_STEPS = 300
 
 
 @dataclass(slots=True)
@@ -36,6 +38,12 @@ class RankTotals:
     last_end_ns: int = -1
     #: Length and time of each kind of the newest steps, the last one at the end.
     newest: deque[tuple[int, dict[str, int]]] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS))
+    #: Lengths of the newest steps and of those before them.
+    lengths_ns: deque[int] = field(default_factory=lambda: deque(maxlen=NEWEST_STEPS + EARLIER_STEPS))
+
+    def earlier_ns(self) -> list[int]:
+        """Return the lengths of the steps before the newest ones."""
+        return list(self.lengths_ns)[: -len(self.newest) or None]
 
 
 @dataclass(slots=True)
@@ -53,6 +61,7 @@ class LiveTotals:
             lengths = part["end_ns"] - part["begin_ns"]
             totals.steps_count += len(part)
             totals.wall_ns += int(lengths.sum())
+            totals.lengths_ns.extend(lengths.tolist())
             for at in np.searchsorted(bounds_ns, lengths).tolist():
                 totals.lengths_count[at] += 1
             for kind, column in KIND_COLUMNS.items():

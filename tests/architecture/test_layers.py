@@ -74,7 +74,7 @@ GROUND_ONLY = {"record"}
 GUEST = "probes"
 HEAVY = {
     *("torch", "cupy", "dask", "matplotlib", "pandas", "pyarrow", "duckdb"),
-    *("perfetto", "viztracer", "wasmtime", "google", "pynvml", "prometheus_client", "opentelemetry"),
+    *("perfetto", "viztracer", "wasmtime", "google", "pynvml", "prometheus_client", "opentelemetry", "rich"),
 }
 PACKAGE = ROOT / "stashtrace"
 

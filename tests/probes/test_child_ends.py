@@ -13,7 +13,8 @@ from stashtrace import analyze
 from stashtrace.analysis.findings import summarize
 from stashtrace.probes import native, recorder
 from stashtrace.probes.ends import child_ends
-from stashtrace.summary.summary_text import Look, render
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render
 
 V2 = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.events": "low 0\noom 3\noom_kill {}\n"}
 V1 = {

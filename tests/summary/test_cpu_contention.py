@@ -15,7 +15,8 @@ from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.cpu_claims import contention_claims
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.kinds import TrackKind
-from stashtrace.summary.summary_text import Look, render
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render
 
 WHOLE = (0, 1000 * MS)
 

@@ -26,7 +26,8 @@ from stashtrace.schema.kinds import (
     DeviceWork,
 )
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.summary_text import Look, summary
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import summary
 
 STEPS, STEP = 12, 100 * MS
 

@@ -16,7 +16,8 @@ from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ThreadRole
-from stashtrace.summary.summary_text import Look, render
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render
 
 USED_NS = 1_000_000_000
 

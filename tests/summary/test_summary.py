@@ -17,7 +17,9 @@ from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.steps.step_kinds import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.schema.table import Table
-from stashtrace.summary.summary_text import Look, _percents, render, summary
+from stashtrace.summary.bars import _percents
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_text import render, summary
 from stashtrace.summary.words.template_parts import amount
 
 SCENES: dict[str, dict[str, Any]] = {

@@ -40,7 +40,8 @@ def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: 
 def _text(trace: Trace, shown: str) -> str:
     """Return the summary in the characters and colours that the screen can show."""
     from stashtrace.replay.advice.first_changes import what_to_do_first
-    from stashtrace.summary.summary_text import Look, summary
+    from stashtrace.summary.look import Look
+    from stashtrace.summary.summary_text import summary
 
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from live_states import ZERO_NS, S, made_up_state, made_up_totals
 
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.live.metrics.exposition import NewestFamilies
 from stashtrace.live.metrics.place import job_of, pod_of
 from stashtrace.live.metrics.series import SERIES, families_of
 from stashtrace.live.state import LiveState
-from stashtrace.live.table import KIND_COLUMNS, LIVE_STEPS
+from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table

@@ -1,0 +1,3 @@
+"""What ``stashtrace live`` shows: where it comes from, all hosts together, and its text."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,248 @@
+"""The view of a run as lines: what the screen of ``stashtrace live`` shows, cut to its height, and ``--once`` prints.
+
+what the job does, how fast, since when           always there
+that it is stuck, what is old or missing          always there
+the budget of each rank as bars, who is late      always there
+the verdicts about the newest steps               as many as fit
+what happened: slow steps and other events        as many as fit, the newest
+lost records, own cost                            always there
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+
+from stashtrace.live.state import Event
+from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
+from stashtrace.summary.bars import Budget, budget_lines
+from stashtrace.summary.look import Look
+from stashtrace.text import count_noun
+from stashtrace.units import duration_text, percent_text, ranks_text, shortened, span_text
+from stashtrace.visible import visible_line
+
+_INDENT = "  "
+_DAY_NS = 86_400_000_000_000
+#: Events that are shown at most, and lines where the height does not matter.
+_EVENTS_AT_MOST = 10
+_ANY = 1 << 30
+#: Ranks that are named as those that others waited for.
+_CAUSES_AT_MOST = 3
+_CONDITION_WORDS = {
+    "begins": "running, no step has ended yet",
+    "moves": "running",
+    "stuck": "STUCK",
+    "unknown": "unknown: nobody has written what the job does",
+}
+
+
+def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -> list[str]:
+    """Return the lines of a view.
+
+    ``height``: lines that there is room for; 0 for any number. ``keys``: what the keys of the screen do.
+    """
+    top = [*_title(view, look), *_condition(view, look), *_warnings(view, look)]
+    bars = _bars(view, look)
+    verdicts = _verdict_items(view, look)
+    events = _event_items(view, look)
+    foot = ["", *_foot(view, look, keys)]
+    room = height - len(top) - len(bars) - len(foot) if height > 0 else _ANY
+    lines = [*top, *bars, *_middle(view, look, verdicts, events, room), *foot]
+    return [look.plain(line.rstrip()) for line in lines]
+
+
+def _middle(
+    view: LiveView, look: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
+) -> list[str]:
+    """Return the verdicts and the newest events that fit into so many lines, those that are lost least first.
+
+    In turn: all verdicts with as many events as possible, at least one; then fewer verdicts; in the end the verdicts
+    alone, and nothing.
+    """
+    about = "about the run, its first steps left out" if view.origin == "recording" else "about the newest steps"
+    most = min(len(events), _EVENTS_AT_MOST)
+    choices = [(said, shown) for said in range(len(verdicts), -1, -1) for shown in range(most, 0, -1)]
+    choices += [(said, 0) for said in range(len(verdicts), 0, -1)]
+    for said, shown in choices:
+        lines = [
+            *_block(about, "", verdicts[:said], len(verdicts), look),
+            *_block("what happened", ", newest last", events[len(events) - shown :], len(events), look),
+        ]
+        if len(lines) <= room:
+            return lines
+    return []
+
+
+def _block(title: str, which: str, items: Sequence[list[str]], known: int, look: Look) -> list[str]:
+    """Return the lines of items below each other, after an empty one and a title; ``known``: items that there are."""
+    if not items:
+        return []
+    which = f"{which}, {len(items)} of {known}" if len(items) < known else ""
+    return ["", look.paint(f"{_INDENT}{title}{which}:", "faint"), *(line for item in items for line in item)]
+
+
+def _title(view: LiveView, look: Look) -> list[str]:
+    line = f"stashtrace live  {view.path}  {shlex.join(view.command)}".rstrip()
+    return [look.paint(shortened(visible_line(line), look.width), "strong")]
+
+
+def _condition(view: LiveView, look: Look) -> list[str]:
+    """Return what the job does, how fast its steps are, and since when it runs."""
+    style = "warn" if view.condition in ("stuck", "unknown", "quiet") else "strong"
+    lines = [look.paint(line, style) for line in look.wrap(f"{_condition_text(view)}: {_size_text(view)}")]
+    rate = _rate_text(view)
+    times = [rate] if rate else []
+    since = _clock(view.begin_realtime_ns, view.now_realtime_ns) if view.begin_realtime_ns else ""
+    if since and view.condition != "ended":
+        times.append(f"begun {since}, {span_text(view.now_realtime_ns - view.begin_realtime_ns)} ago")
+    last = max((rank.last_end_realtime_ns for rank in view.ranks), default=0)
+    if last and view.condition != "ended":
+        times.append(f"last step ended {_clock(last, view.now_realtime_ns)}")
+    if view.condition != "ended":
+        times.append(f"seen {span_text(min(host.age_s for host in view.hosts) * 1e9)} ago")
+    return [*lines, *_flow(times, look, "")]
+
+
+def _condition_text(view: LiveView) -> str:
+    if view.condition == "quiet":
+        return f"running, but no step has ended for {span_text(view.quiet_ns)}"
+    if view.condition != "ended":
+        return _CONDITION_WORDS[view.condition]
+    if not view.end_realtime_ns:
+        return "ended, no end is recorded"
+    lasted = span_text(view.end_realtime_ns - view.begin_realtime_ns)
+    code = f" with exit code {view.exit_code}" if view.exit_code >= 0 else ""
+    return f"ended {_clock(view.end_realtime_ns, view.now_realtime_ns)}{code} after {lasted}"
+
+
+def _size_text(view: LiveView) -> str:
+    steps = count_noun(view.steps_count, "step")
+    if view.least_steps_count != view.steps_count:
+        steps = f"{view.least_steps_count:,} to {steps}"
+    ranks = f"{count_noun(len(view.ranks), 'rank')} on " if view.ranks else ""
+    return f"{ranks}{count_noun(len(view.hosts), 'host')}" + (f", {steps}" if view.ranks else "")
+
+
+def _rate_text(view: LiveView) -> str:
+    """Return how fast the newest steps are, and those before them."""
+    counts = [rank.newest.steps_count for rank in view.ranks]
+    if not counts or not view.steps_per_s:
+        return ""
+    newest = f"the newest {max(counts)} steps" if max(counts) > 1 else "the newest step"
+    text = f"{_number(view.steps_per_s)} steps/s ({duration_text(view.step_ns)} each) in {newest}"
+    if view.earlier_steps_per_s:
+        before = max(rank.earlier_count for rank in view.ranks)
+        text += f", {_number(view.earlier_steps_per_s)} in the {before} before"
+    return text
+
+
+def _warnings(view: LiveView, look: Look) -> list[str]:
+    """Return that the job is stuck, and what is old or missing."""
+    lines = []
+    if view.stuck and view.condition != "ended":
+        lines += [look.paint(line, "warn") for line in look.wrap(view.stuck, f"{_INDENT}▶ ", _INDENT * 2)]
+    if view.condition != "ended":
+        for host in view.hosts:
+            lines += look.wrap(_old_text(host), f"{_INDENT}! ", _INDENT * 2) if host.is_old else []
+    for host in view.hosts:
+        for note in host.notes:
+            text = f"{host.host}: {note}" if len(view.hosts) > 1 else note
+            lines += look.wrap(text, f"{_INDENT}! ", _INDENT * 2)
+    return lines
+
+
+def _old_text(host: HostView) -> str:
+    ranks = f"the figures of rank{'s' if len(host.ranks) > 1 else ''} {ranks_text(host.ranks)} are as old; "
+    return (
+        f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {OLD_ROUNDS} rounds; "
+        f"{ranks if host.ranks else ''}the host or the process that follows the run there may be gone"
+    )
+
+
+def _bars(view: LiveView, look: Look) -> list[str]:
+    """Return the budget of each rank: of its newest steps, or of all once the job has ended."""
+    if not view.ranks:
+        return []
+    ended = view.condition == "ended"
+    parts = [(own.rank, own.whole if ended else own.newest) for own in view.ranks]
+    budgets = [
+        Budget(rank, "", spent.wall_ns / spent.steps_count, spent.share_ratio)
+        for rank, spent in parts
+        if spent.steps_count
+    ]
+    count = max(spent.steps_count for _, spent in parts)
+    which = f"all {count:,} steps, the first ones too" if ended else f"newest {count} steps"
+    table = budget_lines(budgets, look, ("data", "link"))
+    if len(table) - 1 < len(budgets):
+        which += f"; {len(budgets)} ranks, those that are alike as their median in one row"
+    lines = ["", *(look.paint(line, "faint") for line in look.wrap(f"{which}:", _INDENT, _INDENT)), *table]
+    return lines + look.wrap(_causes_text(view.ranks), _INDENT, _INDENT * 2)
+
+
+def _causes_text(ranks: Sequence[RankView]) -> str:
+    """Return who was waited for since the begin, most first; empty if nobody was."""
+    causes = sorted((own for own in ranks if own.caused_wait_ns > 0), key=lambda own: -own.caused_wait_ns)
+    if not causes:
+        return ""
+    named = [f"{duration_text(own.caused_wait_ns)} for rank {own.rank}" for own in causes[:_CAUSES_AT_MOST]]
+    more = len(causes) - len(named)
+    named += [f"less for {count_noun(more, 'other rank')}"] if more else []
+    return f"waits since the begin, summed over the ranks that waited: {', '.join(named)}"
+
+
+def _verdict_items(view: LiveView, look: Look) -> list[list[str]]:
+    items = []
+    for host in view.hosts:
+        for text in host.verdicts:
+            said = f"{host.host}: {text}" if len(view.hosts) > 1 else text
+            lines = look.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)
+            items.append([look.paint(line, "strong") for line in lines])
+    return items
+
+
+def _event_items(view: LiveView, look: Look) -> list[list[str]]:
+    return [_event_lines(event, view, look) for event in view.events]
+
+
+def _event_lines(event: Event, view: LiveView, look: Look) -> list[str]:
+    first = f"{_INDENT}{_clock(event.realtime_ns, view.now_realtime_ns)}  "
+    rest = " " * len(first)
+    lines = look.wrap(event.text, first, rest)
+    named = not event.window or event.window in event.text
+    return lines if named else lines + look.wrap(f"window {event.window}", rest, rest + _INDENT)
+
+
+def _foot(view: LiveView, look: Look, keys: str) -> list[str]:
+    parts = [f"lost records {view.lost_records_count:,}"]
+    ratios = [host.own_cpu_ratio for host in view.hosts if host.own_cpu_ratio >= 0]
+    if view.origin == "follower" and ratios:
+        where = " on each host at most" if len(view.hosts) > 1 else ""
+        parts.append(f"following the run takes {percent_text(max(ratios))} of one core{where}")
+    elif view.origin == "viewer":
+        parts.append(f"this command has taken {duration_text(view.hosts[0].own_cpu_ns)} of CPU time")
+    if view.condition == "ended":
+        parts.append(f"more: `stashtrace summary {shlex.quote(view.path)}`")
+    return _flow([*parts, *([keys] if keys else [])], look, _INDENT)
+
+
+def _flow(parts: Sequence[str], look: Look, indent: str) -> list[str]:
+    """Return phrases side by side, as many as fit a line; one that is longer than a line is wrapped."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 4 + len(part) <= look.width:
+            lines[-1] += "    " + part
+        else:
+            lines += look.wrap(part, indent, indent + _INDENT)
+    return lines
+
+
+def _clock(realtime_ns: int, now_ns: int) -> str:
+    """Return the local time of an event, with its date unless it was within a day."""
+    form = "%H:%M:%S" if abs(now_ns - realtime_ns) < _DAY_NS else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(form, time.localtime(realtime_ns / 1e9))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

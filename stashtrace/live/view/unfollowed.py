@@ -1,0 +1,184 @@
+"""The state of a run that nobody follows: followed in memory while it runs, or made of its recording."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import DataLossWarning, MissingDataError, StashtraceError
+from stashtrace.format.growing import GrowingRun
+from stashtrace.format.liveness import LiveRings, own_boot_id
+from stashtrace.format.reader import open_run
+from stashtrace.format.stash_file import StashFile
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.followed import VERDICTS_S, lost_count, verdicts_of
+from stashtrace.live.state import LiveState
+from stashtrace.live.table import wide_rows
+from stashtrace.live.totals import LiveTotals
+from stashtrace.loading.load import is_foreign, load_trace
+from stashtrace.record.directory import trace_files
+from stashtrace.record.launchers import own_place
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import Trace
+from stashtrace.text import list_some
+
+#: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.
+_CPU_RATIO = 0.1
+_NICE = 10
+
+
+class FollowedHere:
+    """A run that this process follows in memory, at low priority; ``notes``: what to say of that.
+
+    Only the accounting is done: nothing is written, and no window is sealed.
+    """
+
+    def __init__(self, directory: Path, run_id: str, facts: Mapping[str, Any], notes: Sequence[str]) -> None:
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
+        boot_id = own_boot_id()
+
+        def is_ours(metadata: Mapping[str, Any]) -> bool:
+            return metadata.get("boot_id") == boot_id and metadata.get("run_id") == run_id
+
+        self._accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
+        self._totals, self._notes = LiveTotals(), list(notes)
+        self._state = LiveState(os.uname().nodename, run_id, list(facts.get("command", [])))
+        self._state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
+        self._next_s = self._verdicts_s = -math.inf
+
+    def has_ended(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether the run has ended; ``facts``: of its ``run.json``."""
+        return _has_ended(facts, self._accounts.run.files)
+
+    def state(self) -> LiveState:
+        """Take in what was written, unless that was done just now, and return what is known."""
+        if time.monotonic() >= self._next_s:
+            before_s = time.process_time()
+            self._round()
+            self._state.interval_s = max(1.0, (time.process_time() - before_s) / _CPU_RATIO)
+            self._next_s = time.monotonic() + self._state.interval_s
+        return self._state
+
+    def _round(self) -> None:
+        state = self._state
+        with _ignore_losses():
+            try:
+                found = self._accounts.round(time.monotonic_ns())
+            except StashtraceError as error:
+                state.notes = [*self._notes, str(error)]
+                return
+            self._totals.add(found.closed)
+            if found.window is not None:
+                state.lost_records_count = lost_count(found.window)
+                if self._accounts.closed and time.monotonic() >= self._verdicts_s:
+                    state.verdicts = verdicts_of(found.window)
+                    self._verdicts_s = time.monotonic() + VERDICTS_S
+        state.updated_realtime_ns = time.time_ns()
+        state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
+        state.own_cpu_ns = time.process_time_ns()
+        state.notes = self._notes if self._accounts.run.files else ["nothing was recorded yet"]
+        state.start = self._accounts.start
+        state.rounds_count += 1
+
+
+def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[FollowedHere | None, list[LiveState]]:
+    """Return a run that still records as one to follow in memory, else the states of its recording.
+
+    ``facts``: of its ``run.json``. Raises MissingDataError if it is no run, or one that cannot be followed from this
+    host.
+    """
+    notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
+    is_folder = path.is_dir()
+    if is_folder and facts and not trace_files(path):
+        if _has_ended(facts, ()):
+            raise MissingDataError(f"nothing was recorded in {path}")
+        return FollowedHere(path, str(facts.get("run_id", "")), facts, notes), []
+    if is_foreign(str(path)):
+        raise MissingDataError(
+            f"{path} holds no run of stashtrace",
+            hint=f"`stashtrace summary {path}` reads files of other tools as well",
+        )
+    if not is_folder or not trace_files(path):  # a file of a run, or a store
+        return None, _states_of_recording(path, run_id, facts)
+    raw = open_run(path, run_id=run_id or None)
+    if _has_ended(facts, raw.processes):
+        return None, _states_of_recording(path, run_id, facts)
+    here = [file for file in raw.processes if file.metadata.get("boot_id") == own_boot_id()]
+    hosts = sorted({str(file.metadata.get("host", "")) for file in raw.processes if file not in here})
+    if not here:
+        raise MissingDataError(
+            f"{path} is recorded on {list_some(hosts, 3)}, and nobody follows it there",
+            hint="`stashtrace live` on that host shows it; `stashtrace run --live` shows it on every host",
+        )
+    notes += [f"processes on {list_some(hosts, 3)} are not seen from here"] if hosts else []
+    return FollowedHere(path, raw.run_id, facts, notes), []
+
+
+def _has_ended(facts: Mapping[str, Any], files: Iterable[StashFile]) -> bool:
+    """Return whether a run has ended; ``facts``: of its ``run.json``, ``files``: of its processes."""
+    if "end_realtime_ns" in facts:
+        return True
+    rings = LiveRings.look()
+    if any(rings.holds(file) for file in files):
+        return False
+    launcher = facts.get("launcher_pid")
+    is_ours = launcher is not None and facts.get("place", own_place()) == own_place()
+    return not (is_ours and os.path.exists(f"/proc/{launcher}"))
+
+
+def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any]) -> list[LiveState]:
+    """Return the state that each host of a run would have written last."""
+    with _ignore_losses():
+        trace = load_trace(path, run_id=run_id or None)
+    totals, notes = LiveTotals(), ["nobody followed this run: the figures are made of its recording"]
+    try:
+        table = steps(trace)
+        complete = np.ones(len(table), dtype=np.bool_)
+        totals.add(wide_rows(stalls(trace, by="step", warmup=True), table, start=0, complete=complete))
+    except MissingDataError as error:
+        notes.append(str(error))
+    host_of = {
+        row["rank"]: trace.text(row["host_code"])
+        for row in trace.processes.rows()
+        if row["role_code"] == ProcessRole.RANK
+    }
+    own, states = str(facts.get("host", "")), list[LiveState]()
+    zero_ns = _realtime_of_zero(trace)
+    for host in sorted(set(host_of.values())) or [own]:
+        ranks = {rank: sums for rank, sums in totals.ranks.items() if host_of.get(rank, own) == host}
+        state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])), ended=True)
+        state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
+        state.updated_realtime_ns = int(facts.get("end_realtime_ns", 0))
+        state.take_totals(LiveTotals(ranks), zero_ns)
+        states.append(state)
+    states[0].notes = notes
+    states[0].verdicts = verdicts_of(trace)
+    states[0].lost_records_count = lost_count(trace)
+    return states
+
+
+def _realtime_of_zero(trace: Trace) -> int:
+    for row in trace.metadata.rows():
+        if row["process_id"] == -1 and trace.text(row["key_code"]) == "origin_realtime_ns":
+            return int(trace.text(row["value_code"]))
+    return 0
+
+
+@contextlib.contextmanager
+def _ignore_losses() -> Iterator[None]:
+    """Show no warning of losses: the view counts them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        yield
