@@ -46,6 +46,8 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "info": (("info", "{run}"),),
     "status": (("status", "{run}"),),
     "capture": (("capture", "{run}"),),
+    "live": (("live", "{run}", "--once"),),
+    "metrics": (("metrics", "--format", "json"),),
     "analyze": (("analyze", "stalls", "{run}"), ("analyze", "io", "{run}", "--format", "json")),
     "sql": (("sql", "{run}", "select count(*) from steps"),),
     "export": (("export", "perfetto", "{run}", "-o", "{tmp}/t.pftrace"),),
