@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import TraceBuilder
 from live_states import ZERO_NS, S, made_up_state, made_up_totals
 
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.live.metrics.exposition import NewestFamilies
-from stashtrace.live.metrics.place import job_of, pod_of
+from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
 from stashtrace.live.metrics.series import SERIES, families_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import LIVE_STEPS
@@ -158,3 +159,12 @@ def test_counters_go_on_when_the_ranks_of_an_elastic_job_start_again() -> None:
 
 def sum_of(samples: dict[tuple[str, tuple[tuple[str, str], ...]], float], kind: str) -> float:
     return samples["stashtrace_stall_seconds_total", (("kind", kind), ("rank", "0"))]
+
+
+def test_gpus_of_ranks() -> None:
+    build = TraceBuilder()
+    build.rank(0).gpu(0, uuid="GPU-a")
+    build.rank(1).gpu(1, uuid="GPU-c")
+    build.rank(1).gpu(0, uuid="GPU-b")
+    build.rank(2)
+    assert gpus_of(build.trace()) == {"0": "GPU-a", "1": "GPU-b,GPU-c"}
