@@ -76,7 +76,12 @@ CAUSED = Series(
     "Time that other ranks waited in collectives of which this rank was the longest cause",
 )
 LAST_STEP = Series("stashtrace_last_step_timestamp_seconds", "gauge", ("rank",), "When the last closed step ended")
-STUCK = Series("stashtrace_stuck", "gauge", ("rank",), "1 while the job stands still and waits for this rank, else 0")
+STUCK = Series(
+    "stashtrace_stuck",
+    "gauge",
+    ("rank",),
+    "1 while the job stands still and waits for this rank, or for one that is not known; else 0",
+)
 LOST = Series("stashtrace_lost_records", "counter", (), "Records that are missing from the recording")
 OWN_CPU = Series(
     "stashtrace_own_cpu_seconds",
@@ -100,13 +105,15 @@ def families_of(state: LiveState) -> list[Family]:
     Of a job that has ended the sums stay; what is true only while it runs is left out, so that no alert waits for its
     next step, and no GPU is said to be in its use.
     """
+    # Where no rank can be named, an alert has to fire all the same.
+    stuck = set(state.stuck_ranks or (map(int, _ranks(state)) if state.stuck else ()))
     samples = {
         STALL: _stalls(state),
         STEPS: _sums(state, "steps_count", 1),
         STEP: _lengths(state),
         CAUSED: _sums(state, "caused_wait_ns", _NS_PER_S),
         LAST_STEP: _last_ends(state),
-        STUCK: (((rank,), float(int(rank) in state.stuck_ranks)) for rank in _ranks(state)),
+        STUCK: (((rank,), float(int(rank) in stuck)) for rank in _ranks(state)),
         LOST: iter([((), float(state.lost_records_count))]),
         OWN_CPU: iter(
             [(("follower",), state.own_cpu_ns / _NS_PER_S), (("recorder",), state.recorder_cpu_ns / _NS_PER_S)]

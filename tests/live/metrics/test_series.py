@@ -105,6 +105,14 @@ def test_a_rank_without_a_step_is_there() -> None:
     assert not [name for name, _ in samples if name.startswith(("stashtrace_steps", "stashtrace_last"))]
 
 
+def test_a_job_that_is_stuck_on_an_unknown_rank_sets_all() -> None:
+    state = made_up_state()
+    state.stuck_ranks = []
+    assert {read_samples(state)["stashtrace_stuck", (("rank", rank),)] for rank in "01"} == {1}
+    state.stuck = ""
+    assert {read_samples(state)["stashtrace_stuck", (("rank", rank),)] for rank in "01"} == {0}
+
+
 def test_sums_of_an_ended_job_stay_and_what_is_true_now_goes() -> None:
     state = made_up_state()
     state.ended = True
