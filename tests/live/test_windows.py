@@ -28,6 +28,7 @@ from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.table import Table
+from stashtrace.summary.summary_text import summary
 
 
 def whole_steps(path: Path) -> Table:
@@ -68,6 +69,8 @@ def test_a_window_has_the_steps_of_the_whole_run(tmp_path: Path) -> None:
     assert differences(window, whole_steps(tmp_path / "job")) == []
     slow = window.take((window["step"] == 195) & (window["rank"] == 0))
     assert slow["straggler_ns"][0] >= 50_000_000
+    said = summary(load_trace(sealed.path))
+    assert f"a window of a run: steps {sealed.first_step} to {sealed.last_step} of the job" in " ".join(said.split())
     assert sealed.size_bytes < sum(path.stat().st_size for path in target.glob("*.stash"))
     assert not load_trace(sealed.path).losses["severity_code"].tolist().count(int(Severity.DATA_LOSS))
 
@@ -92,6 +95,8 @@ def test_only_the_last_steps_stay_on_disk(tmp_path: Path) -> None:
     assert left["step"].max() == 1999
     assert differences(left, whole_steps(tmp_path / "job")) == []
     assert dropped_rows(target) > 0
+    said = " ".join(summary(load_trace(target)).split())
+    assert f"steps {left['step'].min()} to 1999 of the job: the records of earlier ones were dropped, as asked" in said
     half = len(taken) // 2
     assert max(taken[half:]) < 1.6 * max(taken[: half // 2]), "space on disk is to stay bounded"
 

@@ -19,7 +19,10 @@ from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, los
 from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.analysis.steps.window import window_of
+from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
@@ -232,7 +235,20 @@ def left_out_claims(trace: Trace) -> list[Claim]:
     """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
     steps = run_facts(trace).get("steps", "")
     claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
-    return claims + _other_trainers(trace)
+    return claims + _begins_later(trace) + _other_trainers(trace)
+
+
+def _begins_later(trace: Trace) -> list[Claim]:
+    """Return a claim about a recording of which only some steps in the middle or at the end are kept."""
+    window = window_of(trace)
+    if window is None or (window.first_step == 0 and window.last_step is None):
+        return []
+    try:
+        numbers = steps(trace)["step"]
+    except MissingDataError:
+        return []
+    kind = "window_steps" if run_facts(trace).get("window_of") else "steps_kept"
+    return [Claim("machine", kind, name=f"{numbers.min()} to {numbers.max()}")] if len(numbers) else []
 
 
 def _other_trainers(trace: Trace) -> list[Claim]:

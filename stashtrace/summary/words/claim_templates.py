@@ -603,6 +603,8 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
         " the shares are of these"
     ),
+    "steps_kept": _filled("steps {name} of the job: the records of earlier ones were dropped, as asked"),
+    "window_steps": _filled("a window of a run: steps {name} of the job"),
     "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
     "other_trainers": _other_trainers,
     "unordered": _unordered,
