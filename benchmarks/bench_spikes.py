@@ -330,6 +330,13 @@ less than {worth:g} % of a step. Bars: at most 1 false alarm in 10,000 steps, an
 """
 
 
+COMPUTE = """\
+Plants in compute. Where the size of each batch is known (`lengths told`), each of them is to be found. Where it is not,
+long computing may be the data: only the first one is told, as the same length again is no longer beyond all that was
+seen.\
+"""
+
+
 def page(rows: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
     """The page of results."""
     head = "| job | | noise, ms | false alarms in 10,000 | " + " | ".join(f"{w:g}" for w in WIDTHS) + " | us a step |"
@@ -344,7 +351,7 @@ def page(rows: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {row['about']} | {row['noise_width_ms']:.2f} | {false} | {shares} | {row['us_per_step']:.0f} |"
         )
-    lines += ["", "Plants in compute, where batches are alike or their size is known:", ""]
+    lines += ["", COMPUTE, ""]
     lines += ["| job | " + " | ".join(f"{w:g}" for w in WIDTHS) + " |", "|---" * (1 + len(WIDTHS)) + "|"]
     for name, row in rows.items():
         if "planted_compute" in row:
