@@ -26,7 +26,8 @@ from stashtrace.live.state import EVENTS_KEPT, Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers import SlowStepTrigger, StuckTrigger
-from stashtrace.record.directory import read_run_file
+from stashtrace.record.directory import read_run_file, write_run_file
+from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
@@ -124,6 +125,7 @@ class FollowedRun:
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
+                write_run_file(self.directory, {**read_run_file(self.directory), LOOKS: self.stuck.looks})
                 self.log.add(Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1)))
                 self.captures.ask(f"step-{max(newest, 0):06}-stuck", newest, 0, at_ns, by_hand=True)
             else:

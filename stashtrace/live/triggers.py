@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from stashtrace.analysis.findings.spikes.spikes import described, samples_of
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
 from stashtrace.errors import StashtraceError
-from stashtrace.loading.looks import look_at
+from stashtrace.loading.looks import facts_of_looks, look_at
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -78,6 +79,8 @@ class StuckTrigger:
     #: The sentences about it, empty while the job moves; and the ranks that it waits for.
     sentences: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    #: What was seen of the processes, as a run keeps it (``run_facts.LOOKS``): they may be gone when somebody asks.
+    looks: list[dict[str, Any]] = field(default_factory=list)
     _looked_ns: int = -_PAUSE_NS
 
     def look(self, window: Trace, at_ns: int, last_end_ns: int) -> bool:
@@ -91,7 +94,9 @@ class StuckTrigger:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
-            return self._become(*self._stands_still(window))
+            sentences, ranks = self._stands_still(window)
+            # Only a step that ends shows that the job moves again: its processes may end instead.
+            return self._become(sentences, ranks) if sentences else False
         return False
 
     def _stands_still(self, window: Trace) -> tuple[list[str], list[int]]:
@@ -100,6 +105,7 @@ class StuckTrigger:
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
+        self.looks = facts_of_looks(seen)
         claims = [claim for claim in ending_claims(seen, lives=True) if claim.kind in ("hung", "mismatch")]
         return _sentences(claims), sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import filecmp
+import fnmatch
 import itertools
 import json
 import os
@@ -38,6 +39,8 @@ TRACE_SUFFIXES = (".stash", ".ring")
 _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
+#: What the process that follows a run writes beside its windows; these are never removed with it.
+_OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request")
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
@@ -131,7 +134,8 @@ def is_part_of_run(name: str) -> bool:
     is_launch = name.startswith("launch.") and name.endswith(".json")
     is_list = name.startswith("staged.") and name.endswith(".list")
     is_left = name.endswith((*TRACE_SUFFIXES, *_LEFT_SUFFIXES))
-    return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list
+    is_of_follower = any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_FOLLOWER)
+    return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list or is_of_follower
 
 
 def _remove_run(path: Path) -> None:

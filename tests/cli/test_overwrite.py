@@ -90,6 +90,19 @@ def test_a_run_is_replaced(run: Run, job: Path) -> None:
     assert json.loads(run("info", "out", "--format", "json").out)["run_id"] == second["run_id"]
 
 
+def test_overwrite_replaces_what_a_follower_wrote_but_no_windows(run: Run, job: Path) -> None:
+    """A window is evidence that somebody asked for."""
+    assert run("run", "--live", "--out", "mine", "--", sys.executable, "job.py").code == 0
+    assert list((job / "mine").glob("live-*.json")), "the follower is to have left its state"
+    again = run("run", "--overwrite", "--out", "mine", "--", sys.executable, "job.py")
+    assert again.code == 0, again.err
+    assert not list((job / "mine").glob("live-*"))
+    (job / "mine" / "windows").mkdir()
+    refused = run("run", "--overwrite", "--out", "mine", "--", sys.executable, "job.py")
+    assert refused.code == CaptureError.exit_code
+    assert "is not overwritten: it also holds windows" in refused.err
+
+
 def test_overwrite_of_what_is_not_there_is_a_run_as_any(run: Run, job: Path) -> None:
     assert run("run", "--overwrite", "--out", "out", "--", sys.executable, "job.py").code == 0
     assert (job / "out/run.json").exists()

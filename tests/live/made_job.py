@@ -26,6 +26,7 @@ def write_job(
     steps_count: int = 200,
     step_ms: float = 100.0,
     late_ms: Mapping[tuple[int, int], float] | None = None,
+    slow_read_ms: Mapping[tuple[int, int], float] | None = None,
     dead: Collection[tuple[int, int]] = (),
     restart: str = "",
     begin_ms: float = 100.0,
@@ -34,7 +35,8 @@ def write_job(
 ) -> None:
     """Write the files of a job.
 
-    ``late_ms``: (rank, step) -> how much longer its forward takes. ``dead``: (rank, step) at which a rank's files end.
+    ``late_ms``: (rank, step) -> how much longer its forward takes.
+    ``slow_read_ms``: the same of the read of its batch. ``dead``: (rank, step) at which a rank's files end.
     ``restart``: TORCHELASTIC_RESTART_COUNT; empty for a job that is not elastic. ``begin_ms``: of the first step; the
     processes begin 100 ms before it. ``lockstep``: whether all ranks end where one does; else the others go on.
     """
@@ -51,6 +53,7 @@ def write_job(
                 entered[rank] = -1
                 continue
             fetch, prep = (round(step_ms * share * MS * random.uniform(0.8, 1.2)) for share in (0.25, 0.3))
+            fetch += round((slow_read_ms or {}).get((rank, step), 0.0) * MS)
             ready = worker.batch(step, int(made[rank]), fetch, prep)
             made[rank] = ready
             got = max(int(starts[rank]) + 200_000, ready + 50_000)

@@ -1,0 +1,67 @@
+"""Lines about a job that runs: a slow step with its cause, once; a job that stands still, once, until a step ends."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from growing_files import grow
+from made_job import write_job
+
+from stashtrace.format.growing import GrowingRun
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.schema.trace import Trace
+
+SECOND = 1_000_000_000
+
+
+def slow_steps(job: Path, target: Path) -> list[SlowStepSeen]:
+    """What the trigger says of a job while it grows."""
+    accounts, trigger = LiveAccounts(GrowingRun(str(target))), SlowStepTrigger()
+    found = []
+    for now_ns in grow(job, target, 2 * SECOND):
+        closed = accounts.round(now_ns)
+        if closed.window is not None and len(closed.closed):
+            found += trigger.look(closed.closed, closed.window)
+    return found
+
+
+def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
+    """The batch of step 200 of rank 1 is read 300 ms longer; rank 0 waits for it in the all-reduce."""
+    write_job(tmp_path / "job", steps_count=400, slow_read_ms={(1, 200): 300.0})
+    (slow,) = slow_steps(tmp_path / "job", tmp_path / "grown")
+    assert (slow.step, slow.rank) == (200, 1)
+    assert slow.cost_ns == pytest.approx(300e6, rel=0.15)
+    assert slow.text.startswith("step 200 took 3")
+    assert "rank 1" in slow.text
+    assert "of the time of all steps" not in slow.text  # nobody knows yet how many there will be
+
+
+def test_a_balanced_job_has_no_line(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", steps_count=500, ranks_count=3)
+    assert slow_steps(tmp_path / "job", tmp_path / "grown") == []
+
+
+def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = (["rank 1 has not entered all-reduce 7"], [1])
+    looks: list[int] = []
+
+    def stands_still(trigger: StuckTrigger, window: Trace) -> tuple[list[str], list[int]]:
+        looks.append(1)
+        return seen
+
+    monkeypatch.setattr(StuckTrigger, "_stands_still", stands_still)
+    trigger, window = StuckTrigger(str(tmp_path)), Trace.__new__(Trace)
+    assert not trigger.look(window, 3 * SECOND, last_end_ns=0), "too early"
+    assert looks == []
+    assert trigger.look(window, 5 * SECOND, last_end_ns=0)
+    assert (trigger.sentences, trigger.ranks) == seen
+    assert not trigger.look(window, 9 * SECOND, last_end_ns=0), "said already, and looked at a moment ago"
+    seen = ([], [])  # its processes end: that is no step
+    assert not trigger.look(window, 30 * SECOND, last_end_ns=0)
+    assert trigger.sentences
+    assert trigger.look(window, 40 * SECOND, last_end_ns=39 * SECOND)
+    assert trigger.sentences == trigger.ranks == []
+    assert len(looks) == 2
