@@ -139,11 +139,23 @@ def test_many_ranks_are_the_different_ones_and_the_others() -> None:
 
 def test_a_stuck_job_says_so_first() -> None:
     sentence = "ranks 0,2,3 wait in all-reduce 87 since 41 s; rank 1 never entered it"
-    view = view_of(state(stuck=sentence, stuck_ranks=[1]))
+    made = state(stuck=sentence, stuck_ranks=[1], events=[Event("stuck", sentence, BEGIN), Event("stuck", "x", BEGIN)])
+    made.updated_realtime_ns += 41 * S
+    view = view_of(made, after_s=42)
     assert (view.condition, view.stuck_ranks) == ("stuck", [1])
     lines = text_of(view).splitlines()
-    assert lines[1] == "STUCK: 2 ranks on 1 host, 40 steps"
-    assert f"  ▶ {sentence}" in lines
+    assert lines[1] == "STUCK, no step has ended for 41 s: 2 ranks on 1 host, 40 steps"
+    at = lines.index("  ▶ ranks 0,2,3 wait in all-reduce 87 since 41 s")
+    assert lines[at + 1] == "    rank 1 never entered it"
+    assert [line[12:] for line in lines[-4:-2]] == ["stuck, as above", "x"]
+
+
+def test_a_long_sentence_leaves_room_for_the_foot() -> None:
+    made = state(ranks=tuple(range(8)), stuck="; ".join(f"rank {rank} waits for something" for rank in range(14)))
+    lines = live_lines(view_of(made), Look(), height=24, keys="q quits")
+    assert len(lines) == 24
+    assert lines[-1].endswith("q quits")
+    assert "    rank 13 waits for something" in lines
 
 
 def test_no_step_for_a_while_is_said_and_is_not_stuck() -> None:

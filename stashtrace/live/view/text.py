@@ -48,7 +48,9 @@ def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -
     verdicts = _verdict_items(view, look)
     events = _event_items(view, look)
     foot = ["", *_foot(view, look, keys)]
-    room = height - len(top) - len(bars) - len(foot) if height > 0 else _ANY
+    room = height - len(top) - len(foot) if height > 0 else _ANY
+    bars = bars[: max(room, 0)]
+    room -= len(bars)
     lines = [*top, *bars, *_middle(view, look, verdicts, events, room), *foot]
     return [look.plain(line.rstrip()) for line in lines]
 
@@ -108,6 +110,8 @@ def _condition(view: LiveView, look: Look) -> list[str]:
 def _condition_text(view: LiveView) -> str:
     if view.condition == "quiet":
         return f"running, but no step has ended for {span_text(view.quiet_ns)}"
+    if view.condition == "stuck" and view.quiet_ns >= 0:
+        return f"STUCK, no step has ended for {span_text(view.quiet_ns)}"
     if view.condition != "ended":
         return _CONDITION_WORDS[view.condition]
     if not view.end_realtime_ns:
@@ -142,7 +146,9 @@ def _warnings(view: LiveView, look: Look) -> list[str]:
     """Return that the job is stuck, and what is old or missing."""
     lines = []
     if view.stuck and view.condition != "ended":
-        lines += [look.paint(line, "warn") for line in look.wrap(view.stuck, f"{_INDENT}▶ ", _INDENT * 2)]
+        said, *more = view.stuck.split("; ")
+        lines += [look.paint(line, "warn") for line in look.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)]
+        lines += [line for part in more for line in look.wrap(part, _INDENT * 2, _INDENT * 3)]
     if view.condition != "ended":
         for host in view.hosts:
             lines += look.wrap(_old_text(host), f"{_INDENT}! ", _INDENT * 2) if host.is_old else []
@@ -209,7 +215,8 @@ def _event_items(view: LiveView, look: Look) -> list[list[str]]:
 def _event_lines(event: Event, view: LiveView, look: Look) -> list[str]:
     first = f"{_INDENT}{_clock(event.realtime_ns, view.now_realtime_ns)}  "
     rest = " " * len(first)
-    lines = look.wrap(event.text, first, rest)
+    is_above = event.text == view.stuck and view.condition == "stuck"
+    lines = look.wrap("stuck, as above" if is_above else event.text, first, rest)
     named = not event.window or event.window in event.text
     return lines if named else lines + look.wrap(f"window {event.window}", rest, rest + _INDENT)
 
