@@ -72,7 +72,7 @@ class FollowedHere:
         return self._state
 
     def _round(self) -> None:
-        state = self._state
+        state, at_realtime_ns = self._state, time.time_ns()
         with _ignore_losses():
             try:
                 found = self._accounts.round(time.monotonic_ns())
@@ -85,7 +85,7 @@ class FollowedHere:
                 if self._accounts.closed and time.monotonic() >= self._verdicts_s:
                     state.verdicts = verdicts_of(found.window)
                     self._verdicts_s = time.monotonic() + VERDICTS_S
-        state.updated_realtime_ns = time.time_ns()
+        state.updated_realtime_ns = at_realtime_ns  # what was written after it is not known
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
         state.own_cpu_ns = time.process_time_ns()
         state.notes = self._notes if self._accounts.run.files else ["nothing was recorded yet"]
