@@ -138,7 +138,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "hang",
         "stashtrace.analysis.findings.ending.hang:hang",
-        "which rank the others wait for, since when, and what it does",
+        "which rank others wait for, since when, what it does",
     ),
     ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),

@@ -31,7 +31,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("status", "Show where a run is that is still going, or hanging"),
     ("live", "Follow a job on the screen: speed, budget, stragglers, events"),
     ("metrics", "List what a run says to Prometheus; a dashboard for Grafana"),
-    ("capture", "Keep the newest steps of a run that is followed, in a folder of their own"),
+    ("capture", "Keep the newest steps of a followed run in a folder"),
     ("analyze", "Print one analysis as table, JSON or CSV"),
     ("sql", "Query the tables and analyses of runs in SQL"),
     ("export", "Write a run in the format of another tool"),

@@ -18,8 +18,9 @@ def parser() -> Parser:
     """Return the parser of ``stashtrace capture``."""
     parser = Parser(
         "capture",
-        "Keep the newest steps of a run that is followed (`stashtrace run --live`), and some\n"
-        "that come, in a folder of their own: analyze, view, report and export read it as a run.",
+        "Keep the newest steps of a run that is followed (`stashtrace run --live`), and\n"
+        "some that come, in a folder of their own: analyze, view, report and export read\n"
+        "it as a run.",
         "example: stashtrace capture ./first --steps 20",
     )
     parser.add_argument("path", metavar="RUN", help="directory of a run that is followed")
