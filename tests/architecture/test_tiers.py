@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -82,9 +83,14 @@ def test_what_the_page_names_exists() -> None:
 
 def test_what_make_quick_names_exists() -> None:
     """Pytest refuses all where one is missing."""
-    print_them = ["make", "-f", "-", "-f", str(ROOT / "Makefile"), "show"]
+    print_them = ["make", "--no-print-directory", "-f", "-", "-f", str(ROOT / "Makefile"), "show"]
     done = subprocess.run(
-        print_them, input="show: ; @echo $(quick_tests)\n", capture_output=True, text=True, check=True
+        print_them,
+        input="show: ; @echo $(quick_tests)\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
     )
     named = done.stdout.split()
     assert "tests/schema" in named
