@@ -23,7 +23,7 @@ import pytest
 from native import native_build
 from traced import ROOT, TracedRun, run_facts, run_processes
 
-from stashtrace.record.environment import LIBRARY_PATH, traced_environment
+from stashtrace.record.environment import LIBRARY_PATH, preload_path, traced_environment
 from stashtrace.record.options import RecordOptions
 
 #: Name of a double -> the files that it brings.
@@ -171,7 +171,7 @@ def run_ranks(
     base |= doubles
     if traced:
         if plugin:
-            base["NCCL_PROFILER_PLUGIN"] = str(LIBRARY_PATH)
+            base["NCCL_PROFILER_PLUGIN"] = preload_path(LIBRARY_PATH)
         recorded = RecordOptions(collectors=collectors, **options)  # type: ignore[arg-type]
         base = traced_environment(base, recorded, run_dir=run_dir, run_id=run_id)
     base |= env or {}

@@ -173,13 +173,15 @@ def test_names_of_calls_are_those_of_the_recorder() -> None:
     assert calls_of("riscv64") == {}
 
 
-FAKE = """#!{python}
+FAKE = """#!/bin/sh
+exec {python} - <<'END'
 import json, sys
 print(json.dumps([
     {{"os_thread_id": 7, "thread_name": "MainThread", "owns_gil": False,
       "frames": [{{"name": "fetch", "filename": "/job/train.py", "line": 41}}]}},
     {{"os_thread_id": 8, "thread_name": "logger", "owns_gil": True, "frames": []}},
 ]))
+END
 """
 
 
