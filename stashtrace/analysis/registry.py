@@ -137,7 +137,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "hang",
-        "stashtrace.analysis.findings.ending.hang:hang",
+        "stashtrace.analysis.findings.ending.hang_table:hang",
         "which rank others wait for, since when, what it does",
     ),
     ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),

@@ -42,8 +42,6 @@ _BULKY = frozenset(
         *("counter", "instant", "device_call", "device_sample", "kernel", "nccl_channel", "nccl_proxy"),
     }
 )
-
-
 #: Smaller ranges stay until more rows beside them are let go of: holes are whole pages.
 _LEAST_HOLE_BYTES = 1 << 14
 #: The length of a segment has 32 bits.
@@ -111,7 +109,8 @@ class GrowingFile(StashFile):
         self._released: list[_Range] = []
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
-        self._newest_ns = at_ns
+        #: When rows were last found in the file.
+        self.newest_ns = at_ns
         new, self.segments = self.segments, []
         self._take_in(new, at_ns)
 
@@ -124,11 +123,6 @@ class GrowingFile(StashFile):
     def held_bytes(self) -> int:
         """Size of the rows in memory."""
         return sum(rows.nbytes for rows in self._rows.values() if rows is not None)
-
-    @property
-    def newest_ns(self) -> int:
-        """When rows were last found in the file."""
-        return self._newest_ns
 
     def look_again(self, at_ns: int) -> None:
         """Take in what was written since the last look; ``at_ns``: the time now.
@@ -147,9 +141,9 @@ class GrowingFile(StashFile):
         self._take_in(new, at_ns)
 
     def _take_in(self, new: Sequence[Segment], at_ns: int) -> None:
-        """Read the rows of new segments; texts are put together here, and their rows are not kept."""
+        """Read the rows of new segments, and put texts together as their parts come."""
         if new:
-            self._newest_ns = at_ns
+            self.newest_ns = at_ns
         with ByteFile(self.path) as source:
             for segment in new:
                 layout = self.layouts.get(segment.record_id)
@@ -236,10 +230,10 @@ class GrowingFile(StashFile):
 
 
 class GrowingRun:
-    """A run directory whose processes still write; the files of one host, if a boot id is given.
+    """A run directory whose processes still write.
 
-    ``path``: the directory. ``boot_id``: of the host; others write here too. ``is_wanted``: told the metadata of a
-    file; the others are left alone.
+    ``path``: the directory. ``is_wanted``: takes the metadata of a file; where it returns False the file is left alone,
+    as those of other hosts in a shared directory.
     """
 
     def __init__(self, path: str, is_wanted: Callable[[Mapping[str, Any]], bool] = lambda metadata: True) -> None:
@@ -248,7 +242,6 @@ class GrowingRun:
         self._files: dict[str, GrowingFile] = {}
         #: Names of files that hold nothing for us, now or ever.
         self._ignored: set[str] = set()
-        self._losses: list[LossRow] = []
 
     @property
     def files(self) -> Collection[GrowingFile]:

@@ -36,8 +36,6 @@ CONTEXT_STEPS = 32
 CONTEXT_NS, LEAST_STEPS = 60_000_000_000, 8
 #: Steps of less than so much time before the open ones stay too: calls that block may be longer than many short steps.
 LEAST_NS = 2_000_000_000
-
-
 #: Rounds of which it is known where their window began.
 _WINDOWS_KEPT = 10_000
 #: Samplers write several times a second while a process lives: one that has written nothing for so long is dead or
@@ -181,7 +179,7 @@ class LiveAccounts:
         self.windows.append(self.window)
         # Starts of an elastic job are counted by its ranks, also by those that have ended.
         ranks = {
-            p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or p.identity.generation >= 0
+            p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or "rank" in p.facts.learned
         }
         self.run.forget(int(own["begin_ns"].min()) + self.origin_ns, keep=ranks)
 

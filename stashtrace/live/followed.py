@@ -32,6 +32,7 @@ from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
@@ -166,6 +167,8 @@ class FollowedRun:
         state.own_cpu_ns = time.process_time_ns()
         state.rounds_count += 1
         notes += [self.keeper.error] if self.keeper.error else []
+        if self.log.unwritten_count:
+            notes.append(f"{count_noun(self.log.unwritten_count, 'event')} could not be written to {self.directory}")
         state.interval_s, state.ended, state.notes = interval_s, ended, notes
         state.notes += self.publish(state)
         state.events = self.log.events[-EVENTS_KEPT:]

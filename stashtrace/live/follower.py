@@ -44,18 +44,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+    try:
+        _follow(arguments)
+    except Exception as error:  # a fault of ours: one line, and the recording goes on without us
+        why = f"{type(error).__name__}: {error}"
+        print(f"stashtrace: the run is no longer followed ({why}); it is recorded all the same", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _follow(arguments: argparse.Namespace) -> None:
+    """Make a round again and again, until standard input is closed."""
     log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
     options = FollowOptions(keep_steps=arguments.keep_steps, keep_bytes=arguments.keep_bytes)
     run = FollowedRun(arguments.directory, log, options)
     outlets = outlets_of(arguments, run.state)
     run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
-    interval_s = _LEAST_S
-    while True:
+    interval_s, ended = _LEAST_S, False
+    while not ended:
         ended = _is_closed(sys.stdin.fileno(), interval_s)
         before_s = time.process_time()
         closed = run.round(ended=ended, interval_s=interval_s)
-        if ended:
-            return 0
         most_s = _MOST_S if closed else _QUIET_S
         interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
 

@@ -33,20 +33,23 @@ class Keeper:
     error: str = ""
 
     def drop(self, accounts: LiveAccounts) -> None:
-        """Drop what need not stay. If the file system cannot, ``error`` says so, and all rows stay."""
+        """Drop what need not stay. If the file system cannot, ``error`` says so, and nothing is dropped."""
         wanted = self._wanted(accounts)
         if self.error or wanted is None or (self.window is not None and wanted.first_step <= self.window.first_step):
             return
         before_ns = min(wanted.begins_ns.values()) + accounts.origin_ns - CLOCKS_NS
         # First where the run begins, then the holes: a run that is cut off in between has too many rows, not too few.
-        content = {**read_run_file(self.directory), FACT: wanted.fact(accounts.origin_ns)}
-        write_run_file(self.directory, content)
-        self.window = wanted
+        content = read_run_file(self.directory)
+        write_run_file(self.directory, {**content, FACT: wanted.fact(accounts.origin_ns)})
         try:
             self.dropped_bytes += accounts.run.drop(before_ns)
+            self.window = wanted
         except OSError as error:
+            if not self.dropped_bytes:  # then all rows are there, whatever was noted before
+                content.pop(FACT, None)
+            write_run_file(self.directory, content)
             reason = error.strerror or str(error)
-            self.error = f"all steps are kept: the file system of {self.directory} cannot drop any ({reason})"
+            self.error = f"no more steps are dropped: the file system of {self.directory} refuses it ({reason})"
 
     def _wanted(self, accounts: LiveAccounts) -> Window | None:
         """Return where the run on disk is to begin, None if all of it may stay."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -88,3 +89,17 @@ def test_a_run_that_is_not_followed_is_refused(tmp_path: Path) -> None:
     assert answer.returncode == 2
     assert "is not followed" in answer.stderr
     assert "hint: begin it with `stashtrace run --live`" in answer.stderr
+
+
+def test_a_fault_of_the_follower_is_one_line(tmp_path: Path) -> None:
+    """Its file of steps cannot be made; the job and its recording know nothing of that."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / f"live-{os.uname().nodename}.rows").mkdir()
+    command = [sys.executable, "-m", "stashtrace.live.follower", "run", "--quiet"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("stashtrace: the run is no longer followed (")

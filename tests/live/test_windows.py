@@ -126,9 +126,10 @@ def test_a_file_system_without_holes_keeps_all(tmp_path: Path, monkeypatch: pyte
     for now_ns in grow(tmp_path / "job", target, SECOND):
         accounts.round(now_ns)
         keeper.drop(accounts)
-    said = r"all steps are kept: the file system of .* cannot drop any \(Operation not supported\)"
+    said = r"no more steps are dropped: the file system of .* refuses it \(Operation not supported\)"
     assert re.fullmatch(said, keeper.error)
     assert dropped_rows(target) == 0
+    assert whole_steps(target)["step"].min() == 0, "the run is to begin where its rows do"
 
 
 def test_a_run_that_was_cut_merges(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import Any
 
 from stashtrace.cli.find_runs import find_jobs, read_runs
-from stashtrace.cli.hang import hang_lines, look_if_stuck
+from stashtrace.cli.look_if_stuck import hang_lines, look_if_stuck
 from stashtrace.cli.option_values import read_names
 from stashtrace.cli.parsing import (
     TABLE_FORMATS,

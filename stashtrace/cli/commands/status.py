@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.hang import NOBODY_WAITS, look_if_stuck
+from stashtrace.cli.look_if_stuck import NOBODY_WAITS, look_if_stuck
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.print_results import print_lines
 from stashtrace.record.directory import RUN_FILE, read_run_file

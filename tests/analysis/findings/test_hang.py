@@ -11,7 +11,7 @@ from builders import MS, S, TraceBuilder
 from corpus import corpus
 
 import stashtrace
-from stashtrace.analysis.findings.ending.hang import ranks_to_look_at, threads_to_look_at
+from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import with_looks

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Trace:
     """Return the trace, and where its job lives and stands still, with a look at the ranks that the others wait for."""
-    from stashtrace.analysis.findings.ending.hang import ranks_to_look_at, threads_to_look_at
+    from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
     from stashtrace.loading.looks import look_at
 
     for path in paths if lives(paths, run_id) else ():
