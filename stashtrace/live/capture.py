@@ -37,8 +37,9 @@ class Limits:
 
     #: Windows of one run.
     windows_count: int = 20
-    #: Time between two triggers that seal one.
+    #: Time between two triggers that seal one, unless the later one costs so many times what the earlier one did.
     pause_ns: int = 60_000_000_000
+    worth_more: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Captures:
         self._wanted: _Wanted | None = None
         self._opened_count = 0
         self._last_ns = -self._limits.pause_ns
+        self._last_cost_ns = 0
         self.refused_count = 0
 
     @property
@@ -80,19 +82,22 @@ class Captures:
         """Whether a window waits for its last steps; the rows of its first ones must stay."""
         return self._wanted is not None
 
-    def ask(self, name: str, step: int, after_steps: int, at_ns: int, *, by_hand: bool = False) -> bool:
+    def ask(
+        self, name: str, step: int, after_steps: int, at_ns: int, *, cost_ns: int = 0, by_hand: bool = False
+    ) -> bool:
         """Ask for a window up to ``after_steps`` behind a step; return whether there will be one.
 
-        ``name``: of its folder. ``by_hand``: a person asked, so the limits do not hold.
+        ``name``: of its folder. ``cost_ns``: of what happened. ``by_hand``: a person asked, or the job is stuck, so the
+        limits do not hold.
         """
         limits = self._limits
-        too_many = self._opened_count >= limits.windows_count or at_ns - self._last_ns < limits.pause_ns
-        if self._wanted is not None or (too_many and not by_hand):
+        too_soon = at_ns - self._last_ns < limits.pause_ns and cost_ns <= limits.worth_more * self._last_cost_ns
+        if self._wanted is not None or ((self._opened_count >= limits.windows_count or too_soon) and not by_hand):
             self.refused_count += 1
             return False
         self._wanted = _Wanted(name, step + after_steps, at_ns + _PATIENCE_NS)
         self._opened_count += 1
-        self._last_ns = at_ns
+        self._last_ns, self._last_cost_ns = at_ns, cost_ns
         return True
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False) -> Sealed | None:

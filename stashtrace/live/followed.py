@@ -38,6 +38,8 @@ from stashtrace.units import bytes_text
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
 VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
+#: A slow step gets a window if it is longer by this part of a usual one.
+_WINDOW_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class FollowedRun:
             return
         at_ns = time.monotonic_ns()
         for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
-            self.captures.ask(f"step-{slow.step:06}-slow", slow.step, self.options.after_steps, at_ns)
+            if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns:
+                name, after = f"step-{slow.step:06}-slow", self.options.after_steps
+                self.captures.ask(name, slow.step, after, at_ns, cost_ns=slow.cost_ns)
             self.log.add(Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns))
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         if not ended and self.stuck.look(found.window, at_ns, last_ns):

@@ -38,11 +38,12 @@ _QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SlowStepSeen:
-    """A slow step: its number, rank and cost, and the sentence about it."""
+    """A slow step: its number, rank and cost, what a step like it usually takes, and the sentence about it."""
 
     step: int
     rank: int
     cost_ns: int
+    usual_ns: int
     text: str
 
 
@@ -68,7 +69,9 @@ def _seen(step: SlowStep, table: Table, window: Trace) -> SlowStepSeen:
     longer = round(step.length_ns - step.usual_ns)
     rows = described(window, table, hidden(window), [step])
     loading = np.unique(window.batches["rank"]).tolist()
-    return SlowStepSeen(step.step, step.rank, longer, "; ".join(_sentences([claim_of_step(rows, loading)])))
+    return SlowStepSeen(
+        step.step, step.rank, longer, round(step.usual_ns), "; ".join(_sentences([claim_of_step(rows, loading)]))
+    )
 
 
 @dataclass(slots=True)

@@ -159,6 +159,18 @@ def test_a_storm_of_triggers_seals_few_windows(tmp_path: Path) -> None:
     assert captures.ask("step-y", 5, 0, 1001, by_hand=True), "a person may ask beyond the limits"
 
 
+def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
+    """A small trigger a moment ago does not keep the window of a large one from being sealed."""
+    captures = Captures(tmp_path, {}, Limits(pause_ns=1000))
+    accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 1000})
+    assert captures.ask("step-1", 1, 0, 0, cost_ns=3)
+    assert captures.seal_if_ready(accounts, 1) is not None
+    assert not captures.ask("step-2", 2, 0, 10, cost_ns=12)
+    assert captures.ask("step-3", 3, 0, 20, cost_ns=800)
+    assert captures.seal_if_ready(accounts, 21) is not None
+    assert not captures.ask("step-4", 4, 0, 30, cost_ns=900)
+
+
 def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a window is not left: it would be read as a whole one."""
     write_job(tmp_path / "job", steps_count=100)
