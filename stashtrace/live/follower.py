@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _follow(arguments)
     except Exception as error:  # a fault of ours: one line, and the recording goes on without us
         why = f"{type(error).__name__}: {error}"
-        print(f"stashtrace: the run is no longer followed ({why}); it is recorded all the same", file=sys.stderr)
+        sys.stderr.write(f"stashtrace: the run is no longer followed ({why}); it is recorded all the same\n")
         return 1
     return 0
 
