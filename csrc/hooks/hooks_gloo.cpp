@@ -148,8 +148,8 @@ void put_ended(const void* work, const Times& times) noexcept {
   for (std::size_t attempt = 0; attempt < kTries; ++attempt) {
     Ended& slot = g_ended[slot_of(work, attempt)];
     const std::uintptr_t key = slot.work.load(std::memory_order_relaxed);
-    const bool fresh = key > kBusy && key != number(work) &&
-                       times.end - slot.end.load(std::memory_order_relaxed) < lifetime_ticks();
+    const bool fresh =
+        key > kBusy && key != number(work) && times.end - slot.end.load(std::memory_order_relaxed) < lifetime_ticks();
     if (key == kBusy || fresh || !own(slot, key)) continue;
     slot.times = times;
     slot.end.store(times.end, std::memory_order_relaxed);

@@ -76,7 +76,7 @@ SCRIPT = """
 
     @part
     def told_by_gloo():
-        # Rank 0 waits for rank 1 in the first, which therefore ends in a callback of ours; the recorder then knows its class.
+        # Rank 0 waits for rank 1 in the first, which so ends in a callback of ours: its class is known from then on.
         if rank == 1:
             time.sleep(0.3)
         first = dist.all_reduce(torch.ones(8), async_op=True)
