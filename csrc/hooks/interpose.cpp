@@ -26,6 +26,7 @@ constexpr const char* kConditions = "GLIBC_2.3.2";
 constexpr const char* kConditions = "GLIBC_2.17";
 #endif
 constexpr Version kVersions[] = {
+    {"pthread_cond_broadcast", kConditions},
     {"pthread_cond_wait", kConditions},
     {"pthread_cond_timedwait", kConditions},
 };

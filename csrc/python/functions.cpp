@@ -233,6 +233,14 @@ constinit cpython::MethodDef g_methods[] = {
     {"kernels_step", &kernels_step, cpython::kFastCall, "Deep mode: this many steps have ended."},
     {"kernels_step_aside", &kernels_step_aside, cpython::kFastCall,
      "Deep mode: gives CUPTI back before another profiler takes it."},
+    {"learn_work", &learn_work, cpython::kFastCall,
+     "learn_work(work): from a callback of its future, on gloo's thread; later Works of its class can be followed."},
+    {"follow_work", &follow_work, cpython::kFastCall,
+     "follow_work(work, collective_id, call_ticks, return_ticks): write collective_done when it ends; its address, 0 if "
+     "nothing will be written."},
+    {"work_address", &work_address, cpython::kFastCall, "work_address(work): as of follow_work(), 0 if unknown."},
+    {"works_in_flight", &works_in_flight, cpython::kFastCall, "How many followed Works have not ended."},
+    {"forget_works", &forget_works, cpython::kFastCall, "For a forked child: no Work will end here."},
     {"tcp_ends", &tcp_ends, cpython::kFastCall,
      "(own, peer) as \"address:port\" of an established TCP connection, None for any other descriptor."},
 };

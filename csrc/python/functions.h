@@ -30,6 +30,13 @@ STASHTRACE_FUNCTION(schema);
 STASHTRACE_FUNCTION(config);
 STASHTRACE_FUNCTION(stats);
 
+// works.cpp
+STASHTRACE_FUNCTION(learn_work);
+STASHTRACE_FUNCTION(follow_work);
+STASHTRACE_FUNCTION(work_address);
+STASHTRACE_FUNCTION(works_in_flight);
+STASHTRACE_FUNCTION(forget_works);
+
 // sockets.cpp
 STASHTRACE_FUNCTION(tcp_ends);
 

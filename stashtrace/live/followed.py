@@ -49,6 +49,8 @@ class FollowOptions:
     #: Steps, and bytes of files, that are kept of the run; 0 for all.
     keep_steps: int = 0
     keep_bytes: int = 0
+    #: What the table of closed steps may take of a run of which not all is kept.
+    table_bytes: int = 64 << 20
     #: Steps of a window before the step that was asked for, and after it.
     before_steps: int = 20
     after_steps: int = 5
@@ -83,7 +85,8 @@ class FollowedRun:
         self.state.job, self.state.pod = job_of(os.environ, facts), pod_of(os.environ)
         #: Called with the state of each round; returns what becomes notes of it.
         self.publish: Callable[[LiveState], list[str]] = lambda state: []
-        self._file = LiveFile(directory, host, {"run_id": self.state.run_id})
+        table_bytes = options.table_bytes if options.keep_steps or options.keep_bytes else 0
+        self._file = LiveFile(directory, host, {"run_id": self.state.run_id}, table_bytes)
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
 
@@ -171,6 +174,9 @@ class FollowedRun:
         state.own_cpu_ns = time.process_time_ns()
         state.rounds_count += 1
         notes += [self.keeper.error] if self.keeper.error else []
+        if self._file.dropped_rows_count:
+            most = bytes_text(self._file.most_bytes)
+            notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
         if self.log.unwritten_count:
             notes.append(f"{count_noun(self.log.unwritten_count, 'event')} could not be written to {self.directory}")
         state.interval_s, state.ended, state.notes = interval_s, ended, notes

@@ -22,7 +22,14 @@ from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_time
 from stashtrace.analysis.steps.step_kinds import KINDS
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode, encode
-from stashtrace.format.container import ByteFile, pack_head, pack_segment, read_head, scan_segments
+from stashtrace.format.container import (
+    SEGMENT_HEADER,
+    ByteFile,
+    pack_head,
+    pack_segment,
+    read_head,
+    scan_segments,
+)
 from stashtrace.format.project import FIELD_DTYPES, layouts
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -61,10 +68,18 @@ def wide_rows(stalls: Table, steps: Table, *, start: int, complete: npt.NDArray[
 
 
 class LiveFile:
-    """The file that the steps of one host are appended to."""
+    """The file that the steps of one host are appended to.
 
-    def __init__(self, directory: str | os.PathLike[str], host: str, metadata: Mapping[str, Any]) -> None:
+    ``most_bytes``: where it gets larger, the earlier half of its rows goes; 0 for no limit.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], host: str, metadata: Mapping[str, Any], most_bytes: int = 0
+    ) -> None:
         self.path = Path(directory) / _NAME.format(host=host)
+        self.most_bytes = most_bytes
+        #: Rows that went for want of room.
+        self.dropped_rows_count = 0
         types = {name: "u16" if name == "step_kind" else "i64" for name in LIVE_STEPS.names}
         self._dtype = np.dtype([(name, FIELD_DTYPES[kind]) for name, kind in types.items()])
         self._rows_count = 0
@@ -105,7 +120,22 @@ class LiveFile:
         )
         with open(self.path, "ab", opener=open_own) as file:
             file.write(segment)
+            size_bytes = file.tell()
         self._rows_count += len(packed)
+        if self.most_bytes and size_bytes > self.most_bytes:
+            self._drop_half()
+
+    def _drop_half(self) -> None:
+        with ByteFile(str(self.path)) as source:
+            begin = read_head(source).data_offset
+            segments = scan_segments(source, begin).segments
+            middle = begin + (source.size - begin) // 2
+            kept = next((s for s in segments if s.payload_offset > middle), segments[-1])
+            kept_offset = kept.payload_offset - SEGMENT_HEADER.size
+            content = source.read(0, begin) + source.read(kept_offset, source.size - kept_offset)
+        with whole_file(self.path) as partial:
+            partial.write_bytes(content)
+        self.dropped_rows_count = kept.first_sequence
 
 
 def open_own(path: str, flags: int) -> int:

@@ -64,6 +64,15 @@ start_drainer: Callable[[], bool] = _made["start_drainer"]
 flush: Callable[[], bool] = _made["flush"]
 #: Of a collector's code, a reason, a count, a sentence and a Severity.
 report_loss: Callable[[int, str, int, str, int], None] = _made["report_loss"]
+# Works of torch.distributed whose end the recorder writes, on the backend's thread and without the GIL.
+#: Of a Work, from a callback of its future: later ones of its class can be followed.
+learn_work: Callable[[Any], bool] = _made["learn_work"]
+#: Of a Work, a collective_id, call_ticks and return_ticks; the Work's address, 0: nothing will be written.
+follow_work: Callable[[Any, int, int, int], int] = _made["follow_work"]
+work_address: Callable[[Any], int] = _made["work_address"]
+works_in_flight: Callable[[], int] = _made["works_in_flight"]
+forget_works: Callable[[], None] = _made["forget_works"]
+
 #: Own and peer end of a connection as "address:port"; None: not established, not TCP.
 tcp_ends: Callable[[int], tuple[str, str] | None] = _made["tcp_ends"]
 

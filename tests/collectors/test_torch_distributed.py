@@ -75,6 +75,22 @@ SCRIPT = """
         return [out, [ref() is None for ref in seen]]
 
     @part
+    def told_by_gloo():
+        # Rank 0 waits for rank 1 in the first, which so ends in a callback of ours: its class is known from then on.
+        if rank == 1:
+            time.sleep(0.3)
+        first = dist.all_reduce(torch.ones(8), async_op=True)
+        first.get_future().then(lambda future: None).wait()
+        first.wait()
+        for _ in range(3):
+            work = dist.all_reduce(torch.ones(8), async_op=True)
+            slow = work.get_future().then(lambda future: time.sleep(0.2))
+            work.wait()
+            slow.wait()
+        for work in [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(300)]:
+            work.wait()
+
+    @part
     def messages():
         x = torch.full((3,), float(rank))
         for tag in (0, 5):
@@ -342,7 +358,19 @@ def test_the_rank_that_waits_shows_how_long_for_the_late_one(run: TracedRun) -> 
     assert late["call_ns"][0] <= early["end_ns"][0], "it has not ended before the other had come"
 
 
-def test_asynchronous_work_ends_by_its_callback_or_by_the_wait(run: TracedRun) -> None:
+def test_gloo_itself_tells_begin_and_end_of_asynchronous_work(run: TracedRun) -> None:
+    table = part(run, "told_by_gloo")
+    assert ops(table) == ["all_reduce"] * 304
+    assert (table["end_ns"] >= np.maximum(table["begin_ns"], table["return_ns"])).all()
+    assert (table["status_code"] == 0).all()
+    told = table.take(np.arange(1, 304))
+    assert (told["begin_ns"] >= told["call_ns"]).all(), "a callback sees no begin"
+    waits = waits_for(run, told).sort_by("begin_ns")
+    assert waits["collective_key"].tolist() == told["collective_key"].tolist()
+    assert (told["end_ns"] <= waits["end_ns"]).all(), "a callback of the user is no part of the collective"
+
+
+def test_asynchronous_work_has_an_end_and_keeps_no_tensor(run: TracedRun) -> None:
     table = part(run, "asynchronous")
     assert ops(table) == ["all_reduce"] * 4
     assert (table["collective_flags"] & CollectiveFlag.ASYNC_OP).all()

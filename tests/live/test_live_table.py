@@ -71,6 +71,16 @@ def test_rows_that_were_changed_are_left_out(tmp_path: Path) -> None:
     assert read_live(tmp_path)["step"].tolist() == [0]
 
 
+def test_a_table_with_a_limit_holds_the_later_steps(tmp_path: Path) -> None:
+    file = LiveFile(tmp_path, "node1", {}, most_bytes=20_000)
+    for step in range(400):
+        file.append(made_steps([0, 1], [step]))
+        assert file.path.stat().st_size <= 20_000
+    steps = read_live(tmp_path)["step"]
+    assert steps.tolist() == [step for step in range(steps[0], 400) for _ in range(2)]
+    assert file.dropped_rows_count == 2 * steps[0] > 0
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "live-node1.rows").write_bytes(b"not ours")
     with pytest.raises(FormatError, match="not a stashtrace file"):

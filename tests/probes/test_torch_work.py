@@ -30,7 +30,7 @@ def ends(monkeypatch: pytest.MonkeyPatch):
 
 
 def launch() -> Launch:
-    made = Launch(7)
+    made = Launch(7, 50)
     made.return_ticks = 100
     return made
 

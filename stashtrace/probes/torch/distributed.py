@@ -294,7 +294,7 @@ def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_wor
         flags |= _IN_BACKWARD
     if _is_inference():
         flags |= _INFERENCE
-    launch = torch_work.Launch(_next_id() & 0xFFFFFFFF, group)
+    launch = torch_work.Launch(_next_id() & 0xFFFFFFFF, begin, group)
     size = _bytes(args[about.payload]) if about.payload >= 0 else 0
     _emit_call(begin, group_hash, sequence, size, launch.collective_id, about.name_id, peer, about.code, flags)
     if state.functional:

@@ -1,8 +1,9 @@
 """A collective after its launch: when it ended, and which thread waited for it.
 
-Whichever comes first tells the end: the callback of the future (on a backend thread, late if that must wait for the
-GIL), or the return of ``Work.wait``. A Work holds tensors, so we keep it only while it is in flight; afterwards only a
-weak reference, as long as the caller keeps it.
+The recorder writes the end of a Work of gloo on the thread that runs it (csrc/hooks/hooks_gloo.cpp), once a first Work
+of its class has ended in a callback. For others, whichever comes first tells the end: the callback of the future (on a
+backend thread, late if that must wait for the GIL), or the return of ``Work.wait``. A Work holds tensors, so we keep it
+only while it is in flight; afterwards only a weak reference, as long as the caller keeps it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,13 +29,14 @@ _EXIT_PATIENCE_S = 2.0
 class Launch:
     """One collective between its launch and its end.
 
-    ``collective_id``: as in ``collective_call``. ``group``: of ``groups``, not torch's.
+    ``collective_id``, ``call_ticks``: as in ``collective_call``. ``group``: of ``groups``, not torch's.
     """
 
-    __slots__ = ("_token", "by_callback", "collective_id", "group", "return_ticks", "work")
+    __slots__ = ("_token", "by_callback", "call_ticks", "collective_id", "group", "return_ticks", "work")
 
-    def __init__(self, collective_id: int, group: Any = None) -> None:
+    def __init__(self, collective_id: int, call_ticks: int, group: Any = None) -> None:
         self.collective_id = collective_id
+        self.call_ticks = call_ticks
         self.group = group
         self.return_ticks = 0
         self.by_callback = False
@@ -51,8 +53,14 @@ class Launch:
         _emit_done(self.return_ticks or end_ticks, 0, end_ticks, self.collective_id, status)
         return True
 
+    def leave_to_recorder(self) -> None:
+        """Write no end: the recorder does."""
+        self._token.clear()
+
 
 _by_work: dict[int, Launch] = {}
+#: Those whose end the recorder writes, by the address of the Work. A later one takes the place of one not waited for.
+_by_address: dict[int, int] = {}
 _by_storage: dict[int, Launch] = {}
 _MOST_STORAGES = 4096
 _backend_threads: set[int] = set()
@@ -71,6 +79,14 @@ def launched(launch: Launch, work: Any, *, blocking: bool, end_visible: bool) ->
     if work is None:
         launch.finish(launch.return_ticks, FINE)
         return
+    if end_visible and not blocking:
+        address = native.follow_work(work, launch.collective_id, launch.call_ticks, launch.return_ticks)
+        if address:
+            launch.leave_to_recorder()
+            if len(_by_address) > _MOST_STORAGES:
+                _by_address.clear()
+            _by_address[address] = launch.collective_id
+            return
     launch.work = work
     key = id(work)
     _by_work[key] = launch
@@ -125,7 +141,9 @@ class _Ended:
             launch = self._launch
             if _by_work.get(self._key) is launch:
                 del _by_work[self._key]
-            launch.work = None
+            work, launch.work = launch.work, None
+            if work is not None:
+                native.learn_work(work)
             # The wait that raises tells of a failure; to ask the future would make tensors.
             launch.finish(end, FINE)
             _name_backend_thread()
@@ -153,6 +171,8 @@ def install_wait(work_class: Any) -> None:
 def _wait(original: Any) -> Any:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         launch = _by_work.get(id(self))
+        # A new Work may lie at this address as soon as this one has ended.
+        followed = _by_address.pop(native.work_address(self), None) if launch is None and _by_address else None
         begin = now_ticks()
         status = FAILED
         try:
@@ -160,9 +180,20 @@ def _wait(original: Any) -> Any:
             status = FINE
             return result
         finally:
-            _waited(launch, id(self), begin, now_ticks(), status)
+            if followed is None:
+                _waited(launch, id(self), begin, now_ticks(), status)
+            else:
+                _followed_waited(followed, begin, now_ticks())
 
     return wait
+
+
+def _followed_waited(collective_id: int, begin: int, end: int) -> None:
+    try:
+        _emit_wait(begin, end, collective_id)
+        cost.add(2 * (now_ticks() - end))
+    except Exception as error:
+        failed(COLLECTOR, "wait", error)
 
 
 def _waited(launch: Launch | None, key: int, begin: int, end: int, status: int) -> None:
@@ -199,14 +230,20 @@ def functional_waited(tensor: Any, begin: int, end: int, status: int) -> None:
 
 
 def settle() -> None:
-    """Wait briefly for callbacks still to come: one that finds the interpreter gone would stop its thread."""
+    """Wait briefly for ends still to come: a callback that finds the interpreter gone would stop its thread."""
     deadline = time.monotonic() + _EXIT_PATIENCE_S
-    while time.monotonic() < deadline and any(launch.by_callback for launch in list(_by_work.values())):
+    while time.monotonic() < deadline and _pending():
         time.sleep(0.002)
+
+
+def _pending() -> bool:
+    return native.works_in_flight() > 0 or any(launch.by_callback for launch in list(_by_work.values()))
 
 
 def forget() -> None:
     """Forget everything, in a forked child, which has no backend threads."""
+    native.forget_works()
     _by_work.clear()
+    _by_address.clear()
     _by_storage.clear()
     _backend_threads.clear()

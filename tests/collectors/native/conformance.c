@@ -183,7 +183,7 @@ static Call calls[] = {
   {"__recvfrom_chk", 'l', {A(fd), A(out), A(bytes), A(room), A(flags), A(none)}, {N(fd), N(out), N(bytes), N(room), N(flags), N(none)}},
   C3("recvmsg", 'l', fd, message, flags), C4("send", 'l', fd, out, bytes, flags), C6("sendto", 'l', fd, out, bytes, flags, address, address_bytes),
   C3("sendmsg", 'l', fd, message, flags), C3("connect", 'i', fd, address, address_bytes),
-  C2("pthread_cond_wait", 'i', none, none), C3("pthread_cond_timedwait", 'i', condition, mutex, past), C4("pthread_cond_clockwait", 'i', condition, mutex, clock, past),
+  C1("pthread_cond_broadcast", 'i', condition), C2("pthread_cond_wait", 'i', none, none), C3("pthread_cond_timedwait", 'i', condition, mutex, past), C4("pthread_cond_clockwait", 'i', condition, mutex, clock, past),
   C1("pthread_mutex_lock", 'i', none), C2("pthread_join", 'i', none, none), C1("sem_wait", 'i', semaphore), C2("sem_timedwait", 'i', timed_semaphore, past),
   C3("sem_clockwait", 'i', timed_semaphore, clock, past), C3("poll", 'i', polls, few, zero), C4("ppoll", 'i', polls, few, timeout, none),
   C5("select", 'i', few, out, out, out, length), C6("pselect", 'i', few, out, out, out, timeout, none), C4("epoll_wait", 'i', fd, out, few, zero),
