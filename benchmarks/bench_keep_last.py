@@ -1,13 +1,14 @@
-"""A day of a job that is followed with ``--keep-last``: what its files take, and the memory of the process that follows.
+"""A day of a job that is followed with ``--keep-last``: what its files take, and the memory of the follower.
 
     python benchmarks/bench_keep_last.py [--hours 24] [--keep 500]
 
 A made-up job of two ranks with a worker each makes a step a second (tests/live/made_job.py); one step in 2,000 is slow,
-so that windows are sealed. A process of its own lets its files grow by ten seconds a round, as a job would, and this one
-follows them with the code of ``run --live``: it accounts for the steps, drops the earlier ones, seals windows. Written are
-the bytes on disk, by what they belong to, and the resident memory, at the end of each hour. Bar: the recording, the table
-of steps and the memory are bounded: no later hour exceeds what the first six reached by more than a tenth. Windows are
-counted apart: there are 20 at most. Writes results/keep_last.json; exit code 1 if the bar is missed.
+so that windows are sealed. A process of its own lets its files grow by ten seconds a round, as a job would, and this
+one follows them with the code of ``run --live``: it accounts for the steps, drops the earlier ones, seals windows.
+Written are the bytes on disk, by what they belong to, and the resident memory, at the end of each hour. Bar: the
+recording, the table of steps and the memory are bounded: no later hour exceeds what the first six reached by more than
+a tenth. Windows are counted apart: there are 20 at most. Writes results/keep_last.json; exit code 1 if the bar is
+missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0

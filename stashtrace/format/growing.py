@@ -49,12 +49,17 @@ _LONGEST_BYTES = 1 << 30
 _KEEP_SIZE, _PUNCH_HOLE, _PAGE_BYTES = 1, 2, 4096
 
 
+def _pages(begin: int, end: int) -> tuple[int, int]:
+    """Return the range of whole pages inside a range; its end may lie before its begin."""
+    return -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
+
+
 def punch_hole(descriptor: int, begin: int, end: int) -> int:
     """Replace the whole pages of a range of a file by a hole; return how many bytes that frees.
 
     Raises OSError if the file system has no holes.
     """
-    begin, end = -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
+    begin, end = _pages(begin, end)
     if begin >= end:
         return 0
     libc = ctypes.CDLL(None, use_errno=True)
@@ -80,6 +85,12 @@ class _Range(NamedTuple):
         begin = segment.payload_offset - SEGMENT_HEADER.size
         end = segment.payload_offset + padded(segment.payload_bytes)
         return cls(begin, end, segment.row_count, seen_ns, (begin,))
+
+    @property
+    def hole_bytes(self) -> int:
+        """Whole pages behind the header that stands in the place of the segments."""
+        begin, end = _pages(self.begin + SEGMENT_HEADER.size, self.end)
+        return max(end - begin, 0)
 
 
 def _joined(ranges: Iterable[_Range]) -> list[_Range]:
@@ -107,6 +118,8 @@ class GrowingFile(StashFile):
         self._whole_texts: dict[int, str] = {}
         #: Ranges of the file whose rows were let go of, in order; see :meth:`drop`.
         self._released: list[_Range] = []
+        #: Holes so far, without parts.
+        self._holes: list[_Range] = []
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
         #: When rows were last found in the file.
@@ -183,8 +196,11 @@ class GrowingFile(StashFile):
         A header in their place says how many rows there were, so that a reader takes the gap for no damage. Returns how
         many bytes were freed. Raises OSError if the file system cannot: the rows stay.
         """
-        old = sorted(one for one in self._released if one.seen_ns < before_ns)  # clocks were released later than others
-        ready = [one for one in _joined(old) if one.end - one.begin >= _LEAST_HOLE_BYTES]
+        old = [one for one in self._released if one.seen_ns < before_ns]
+        # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its header,
+        # and a file grows with the run for all that.
+        joined = [one for one in _joined(sorted([*old, *self._holes])) if one.parts]
+        ready = [one for one in joined if one.end - one.begin >= _LEAST_HOLE_BYTES]
         if not ready:
             return 0
         freed = 0
@@ -193,6 +209,9 @@ class GrowingFile(StashFile):
             for one in ready:
                 freed += punch_hole(descriptor, one.begin + SEGMENT_HEADER.size, one.end)
                 os.pwrite(descriptor, dropped_header(one.end - one.begin, one.rows_count), one.begin)
+                within = [hole for hole in self._holes if one.begin <= hole.begin < one.end]
+                freed -= sum(hole.hole_bytes for hole in within)
+                self._holes = sorted([*(h for h in self._holes if h not in within), one._replace(parts=())])
         finally:
             os.close(descriptor)
         done = {at for one in ready for at in one.parts}
