@@ -241,12 +241,12 @@ PARTS = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("traced"))
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("traced"), compiles=True)
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -200,12 +200,12 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"))
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"), compiles=True)
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
 def phases(run: TracedRun, part: str) -> list[dict[str, Any]]:
