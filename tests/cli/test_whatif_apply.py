@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from command_line import stashtrace
+from installed import needs_torch
 from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
@@ -25,7 +26,7 @@ from stashtrace.replay.communication.ddp import BUCKET, ddp_facts
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.communication.overlap import bucket_ends
 
-pytest.importorskip("torch")
+needs_torch()
 
 #: Six layers of 257 KiB; with an argument the script chooses its buckets itself. It starts its own ranks.
 JOB = """

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole, WaitOp
 from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import gc, json, os, random, sys, time, weakref

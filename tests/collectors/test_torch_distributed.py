@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, ThreadRole
 from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import gc, json, os, time, weakref

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace import analyze
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, ThreadRole
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 # Each part is named by an annotation, so that a test can cut its rows out of the one run.
 SCRIPT = """

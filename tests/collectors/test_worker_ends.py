@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from traced import PYTHON, ROOT, TracedRun, run_traced
 
 import stashtrace
@@ -18,7 +19,7 @@ from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 LOOP = """
     import json, os, signal, sys, time

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from example_job import command_of_ranks
+from installed import needs_torch
 
 import stashtrace
 
-torch = pytest.importorskip("torch", reason="the example trains with torch")
+torch = needs_torch()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "sharded_adam.py"
 BOTH = Path(__file__).parent / "programs" / "both_adams.py"
