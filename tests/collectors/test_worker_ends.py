@@ -73,10 +73,18 @@ KILLED = """
     class Deadly(Rows):
         def __getitem__(self, i):
             if i == 9:
+                # Memory of a batch is handed over by its worker when the main process opens the batch. If the worker
+                # is gone by then, torch fails with the error of a connection.
+                while not os.path.exists("opened"):
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(i)
+    def opened(batches):
+        for batch in batches:
+            open("opened", "w").close()
+            yield batch
     try:
-        train(DataLoader(Deadly(), 4, num_workers=2))
+        train(opened(DataLoader(Deadly(), 4, num_workers=2)))
     except RuntimeError as error:
         print(json.dumps(str(error)))
 """
