@@ -55,7 +55,7 @@ GRADIENTS = [size for _ in range(6) for size in (4 * 256, 4 * 256 * 256)]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Folder with the script and one recorded run of it, and variables of both; the run was given a size that is none."""
+    """Folder with the script and one recorded run of it, with a size of buckets that is none, and variables of both."""
     folder = tmp_path_factory.mktemp("apply")
     (folder / "job.py").write_text(JOB, encoding="utf-8")
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
