@@ -9,6 +9,7 @@ installs them, so a skip there would hide a broken installation. Names: the keys
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -64,6 +65,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with slow tests first: workers take whole files, and a long one that begins last is waited for."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage leave the thousands of tests alone, that live as long as the process."""
+    gc.freeze()
 
 
 def _refuse_skip(report: Any) -> None:

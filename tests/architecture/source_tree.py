@@ -43,12 +43,13 @@ def source_files(*folders: str) -> list[Path]:
 @functools.cache
 def imports(path: Path) -> list[tuple[str, int, bool]]:
     """Absolute names imported by a file: (dotted name, line, only for type checkers)."""
-    return list(_imports(ast.parse(path.read_text(encoding="utf-8"))))
+    text = path.read_text(encoding="utf-8")
+    return list(_imports(ast.parse(text), "TYPE_CHECKING" in text))
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+def _imports(tree: ast.Module, has_typing_only: bool) -> Iterator[tuple[str, int, bool]]:
     typing_only: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if has_typing_only else ():
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             typing_only.update(child for statement in node.body for child in ast.walk(statement))
     for node in ast.walk(tree):

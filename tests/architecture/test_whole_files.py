@@ -79,8 +79,11 @@ def files_made(text: str) -> list[int]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        called, given = node.func, [ast.unparse(part) for part in (*node.args, *(k.value for k in node.keywords))]
+        called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if name not in ("open", "fdopen") and name not in WRITERS:
+            continue
+        given = [ast.unparse(part) for part in (*node.args, *(k.value for k in node.keywords))]
         of = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
         if of in ours or ours & set(given) or any(text.startswith(("new_file(", "os.open(new")) for text in given):
             continue

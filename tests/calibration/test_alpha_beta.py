@@ -50,8 +50,7 @@ def test_units_do_not_matter(alpha: float, beta: float, scale: float) -> None:
     assert other.alpha_error_ns == pytest.approx(one.alpha_error_ns * scale, rel=1e-3)
 
 
-@pytest.mark.parametrize("wild_ratio", [0.0, 0.1])
-@pytest.mark.parametrize("errors_known", [True, False])
+@pytest.mark.parametrize(("wild_ratio", "errors_known"), [(0.0, True), (0.1, False)])
 def test_stated_errors_are_true(wild_ratio: float, errors_known: bool) -> None:
     """In repeated experiments 68 % lie within one standard error and 95 % within two; nearly none beyond five."""
     random = np.random.default_rng(11)

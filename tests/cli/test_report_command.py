@@ -110,7 +110,7 @@ def test_a_run_without_steps_has_a_page_that_says_why(tmp_path: Path, capsys) ->
 
 
 def test_a_page_of_1024_ranks_is_small(tmp_path: Path) -> None:
-    job = SyntheticJob(ranks=1024, workers=1, steps=6, calls_per_batch=6, late_rank=700, late_ns=30_000_000)
+    job = SyntheticJob(ranks=1024, workers=0, steps=4, calls_per_batch=0, late_rank=700, late_ns=30_000_000)
     write(tmp_path / "run", job)
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "p.html")]) == 0
     page = (tmp_path / "p.html").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from command_line import stashtrace
+from installed import needs_torch
 from ports import free_port
 from replay.ddp_runs import ALPHA_NS, MIB, ddp_run, step_ns
 
@@ -25,7 +26,7 @@ from stashtrace.replay.communication.ddp import BUCKET, ddp_facts
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.communication.overlap import bucket_ends
 
-pytest.importorskip("torch")
+needs_torch()
 
 #: Six layers of 257 KiB; with an argument the script chooses its buckets itself. It starts its own ranks.
 JOB = """
@@ -54,12 +55,12 @@ GRADIENTS = [size for _ in range(6) for size in (4 * 256, 4 * 256 * 256)]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Folder with the script and one recorded run of it, and variables of both."""
+    """Folder with the script and one recorded run of it, with a size of buckets that is none, and variables of both."""
     folder = tmp_path_factory.mktemp("apply")
     (folder / "job.py").write_text(JOB, encoding="utf-8")
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = ["run", "--out", str(folder / "run"), "--", sys.executable, str(folder / "job.py")]
-    done = stashtrace(*words, **settings)
+    done = stashtrace(*words, **settings, STASHTRACE_BUCKET_MB="x")
     assert done.code == 0, done.err
     return folder, settings
 
@@ -71,8 +72,12 @@ def messages_of_a_step(run: Path) -> list[int]:
     return messages.bytes[last & messages.within].tolist()
 
 
-def test_a_run_says_what_its_buckets_are(job: tuple[Path, dict[str, str]]) -> None:
-    facts = ddp_facts(load_trace(job[0] / "run"))
+def test_a_run_says_what_its_buckets_are_and_a_size_that_is_none_changes_nothing(
+    job: tuple[Path, dict[str, str]],
+) -> None:
+    trace = load_trace(job[0] / "run")
+    assert "bucket_not_applied" in {trace.text(int(code)) for code in trace.losses["name_code"]}
+    facts = ddp_facts(trace)
     assert (facts.bucket_mib, facts.sources) == (25.0, ("default",))
     assert sorted(facts.gradients_bytes.tolist()) == sorted(GRADIENTS)
     # Torch's first bucket is one of 1 MiB.
@@ -179,15 +184,3 @@ def test_without_a_size_the_best_one_by_the_replay_is_applied(
     assert applied is not None
     every = [step_ns(eighths / 8 * MIB, latency_ns=3 * MS) for eighths in range(1, 80)]
     assert step_ns(float(applied.group(1)) * MIB, latency_ns=3 * MS) == min(every) < every[0]
-
-
-def test_a_size_that_is_none_is_noted_and_nothing_changes(job: tuple[Path, dict[str, str]]) -> None:
-    folder, settings = job
-    out = folder / "nonsense"
-    done = stashtrace(
-        "run", "--out", str(out), "--", sys.executable, str(folder / "job.py"), **settings, STASHTRACE_BUCKET_MB="x"
-    )
-    assert done.code == 0, done.err
-    trace = load_trace(out)
-    assert "bucket_not_applied" in {trace.text(int(code)) for code in trace.losses["name_code"]}
-    assert ddp_facts(trace).sources == ("default",)

@@ -8,10 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from traced import run_traced
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 TRAIN = """
     import ctypes, os, signal, sys

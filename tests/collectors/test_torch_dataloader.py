@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind, ThreadRole, WaitOp
 from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import gc, json, os, random, sys, time, weakref
@@ -62,7 +63,7 @@ SCRIPT = """
 
         part("alone", lambda: listed(DataLoader(Squares(), batch_size=4)))
         # Each worker but a forked one imports torch.
-        for context, workers in {"fork": 2, "spawn": 2, "forkserver": 1}.items():
+        for context, workers in {"fork": 2, "spawn": 1, "forkserver": 1}.items():
             part(context, lambda: listed(DataLoader(Squares(), batch_size=4, num_workers=workers,
                                                     collate_fn=slow_collate, multiprocessing_context=context)))
         def epochs():
@@ -231,7 +232,7 @@ def test_without_workers_the_main_process_makes_the_batch_inside_its_wait(run: T
     assert fetches["cpu_ns"][1] < slow / 2, "asleep, so not on the CPU"
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 2), ("forkserver", 1)])
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
 def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: str, workers: int) -> None:
     rows = part(run, context)
     assert_joined(rows, 3, workers)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import run_traced
 
 from stashtrace.probes import recorder
@@ -17,7 +18,7 @@ from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS, ddp_facts
 from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.torch
-torch = pytest.importorskip("torch")
+torch = needs_torch()
 
 #: Wrappers of one process, by what the script asks for; each says what size torch took.
 SCRIPT = """

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, ThreadRole
 from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import gc, json, os, time, weakref
@@ -255,12 +256,12 @@ PARTS = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("collectives"), ranks=2)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("collectives"), compiles=True, ranks=2)
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), ranks=2, traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, ranks=2, traced=False)
 
 
 def part(run: TracedRun, name: str, rank: int = 0) -> Table:

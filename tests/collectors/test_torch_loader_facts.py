@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.analysis.steps.samples_per_step import FACT
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import json

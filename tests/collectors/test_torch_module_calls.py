@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import copy, io, json, pickle, threading
@@ -241,12 +242,12 @@ PARTS = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("traced"))
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("traced"), compiles=True)
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
 @pytest.mark.parametrize("part", PARTS)

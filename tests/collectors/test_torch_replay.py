@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace.analysis.stalls.budget import stalls
@@ -16,7 +17,7 @@ from stashtrace.probes.torch.replay import FACT, wanted_batches
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 SCRIPT = """
     import gc, json, multiprocessing, os, resource, sys, threading, time

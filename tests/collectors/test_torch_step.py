@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 from stashtrace import analyze
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, ThreadRole
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 # Each part is named by an annotation, so that a test can cut its rows out of the one run.
 SCRIPT = """
@@ -200,12 +201,12 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"))
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"), compiles=True)
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
 def phases(run: TracedRun, part: str) -> list[dict[str, Any]]:

@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from installed import needs_torch
 from traced import TracedRun, run_traced
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 # Wrappers of the probes carry the file of what they wrap, so all frames are counted, ours and torch's, and compared
 # with those of the same script without the recorder.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from installed import needs_torch
 from test_torch_dataloader import (  # noqa: F401
     SCRIPT,
     test_a_loader_inside_a_dataset_does_not_take_the_outer_batch,
@@ -33,7 +34,7 @@ from test_torch_dataloader import (  # noqa: F401
 from traced import PYTHON, TracedRun, run_traced
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 _FOUND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchdata') is None)"
 _IMPORT = "from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader"
 _STATEFUL = SCRIPT.replace("import stashtrace\n", f"import stashtrace\n    {_IMPORT}\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import needs_torch
 from test_torch_replay import (  # noqa: F401
     EPOCHS,
     SCRIPT,
@@ -29,7 +30,7 @@ from test_torchdata_loader import needs_torchdata
 from traced import TracedRun, run_traced
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 _IMPORT = """import stashtrace
     from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader, stateful_dataloader as stateful_loaders

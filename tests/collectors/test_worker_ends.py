@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from traced import PYTHON, ROOT, TracedRun, run_traced
 
 import stashtrace
@@ -18,7 +19,7 @@ from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 LOOP = """
     import json, os, signal, sys, time
@@ -72,10 +73,18 @@ KILLED = """
     class Deadly(Rows):
         def __getitem__(self, i):
             if i == 9:
+                # Memory of a batch is handed over by its worker when the main process opens the batch. If the worker
+                # is gone by then, torch fails with the error of a connection.
+                while not os.path.exists("opened"):
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(i)
+    def opened(batches):
+        for batch in batches:
+            open("opened", "w").close()
+            yield batch
     try:
-        train(DataLoader(Deadly(), 4, num_workers=2))
+        train(opened(DataLoader(Deadly(), 4, num_workers=2)))
     except RuntimeError as error:
         print(json.dumps(str(error)))
 """

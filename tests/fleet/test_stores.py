@@ -136,7 +136,7 @@ def test_truth_of_the_late_rank(store: Path) -> None:
     assert set(table["cause_rank"][table["kind"] == "straggler"].tolist()) == {2}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(host_traces(), device_traces()))
 def test_any_trace(trace: Trace) -> None:
     trace = with_own_waits(trace)

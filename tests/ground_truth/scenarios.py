@@ -23,6 +23,8 @@ from ground_truth import machine, plain_truth
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
+#: First on the path of jobs that compile nothing.
+EAGER_JOBS = str(ROOT / "tests/support/eager_jobs")
 LAUNCHER = Path(__file__).with_name("launch_ranks.py")
 
 #: Steps at the start that are compared with nobody: first touches, first buckets, filling of the loader.
@@ -240,6 +242,7 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
     with _means(scenario, data) as (launch_options, limit):
         command = [*tracer, sys.executable, str(LAUNCHER), *launch_options, "--", *script]
         log = out / "log.txt"
+        path = os.pathsep.join([EAGER_JOBS, str(ROOT), os.environ.get("PYTHONPATH", "")])
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 command,
@@ -248,7 +251,7 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
                 cwd=out,
                 start_new_session=True,
                 preexec_fn=limit.join if limit else None,
-                env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
+                env=dict(os.environ, PYTHONPATH=path),
             )
             try:
                 if limit:

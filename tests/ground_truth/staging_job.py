@@ -7,9 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-from torch.utils.data import DataLoader, Dataset
-
 BATCH, FILE_BYTES = 4, 256 << 10
 
 
@@ -22,21 +19,23 @@ def write_files(folder: Path, steps: int) -> list[Path]:
     return paths
 
 
-class Files(Dataset[torch.Tensor]):
-    """Reads one file, and looks at its first bytes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = sorted(folder.glob("*.bin"))
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.frombuffer(bytearray(self.paths[index].read_bytes()[:64]), dtype=torch.uint8).float()
-
-
 def main() -> None:
     """Train."""
+    import torch  # the tests import this module for its constants
+    from torch.utils.data import DataLoader, Dataset
+
+    class Files(Dataset[torch.Tensor]):
+        """Reads one file, and looks at its first bytes."""
+
+        def __init__(self, folder: Path) -> None:
+            self.paths = sorted(folder.glob("*.bin"))
+
+        def __len__(self) -> int:
+            return len(self.paths)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.frombuffer(bytearray(self.paths[index].read_bytes()[:64]), dtype=torch.uint8).float()
+
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     loader = DataLoader(Files(Path(sys.argv[1])), batch_size=BATCH)

@@ -22,7 +22,7 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 from stashtrace.timeline.timeline import export_perfetto
 
-RANKS, STEPS, EACH = 8, 50, 10
+RANKS, STEPS, EACH = 8, 25, 10
 LATE_RANK = 5
 _GRADIENTS = "wait stream=2 for=0; allreduce 4MB stream=2; wait stream=3 for=0; allgather 1MB stream=3;"
 _STEP = f"""

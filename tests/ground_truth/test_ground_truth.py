@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
 from ground_truth import scenarios
 from ground_truth.scenarios import Compare
 
-pytest.importorskip("torch")
+needs_torch()
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow]
 
 #: Of the step's wall time.

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
 import stashtrace
 from ground_truth.loader_job import KINDS
 
-pytest.importorskip("torch")
+needs_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.truth]
 
 JOB = Path(__file__).with_name("loader_job.py")

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
 from ground_truth import machine, scenarios
 
-pytest.importorskip("torch")
+needs_torch()
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # behind tests/: both have a ground_truth
-from sentences import cases, check, record
+from sentences import cases, check, record  # noqa: E402
 
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow]
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
-pytest.importorskip("torch")
 from ground_truth import machine, staging_job
+
+needs_torch()
 
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.root]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 from traced import TracedRun, run_traced
 
@@ -16,7 +17,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.epochs import epoch_begins
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 HEAD = """
     import json, time

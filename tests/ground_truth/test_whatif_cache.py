@@ -11,12 +11,14 @@ import os
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
-pytest.importorskip("torch")
 import stashtrace
 from ground_truth import cached_share, machine
 from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of
+
+needs_torch()
 
 pytestmark = [pytest.mark.truth, pytest.mark.torch, pytest.mark.slow, pytest.mark.root]
 

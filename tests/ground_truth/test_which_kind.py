@@ -11,11 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 
 from ground_truth import scenarios
 from ground_truth.scenarios import Compare, RankComparison, Scenario
 
-pytest.importorskip("torch")
+needs_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 STEPS = scenarios.WARMUP_STEPS + 4

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import needs_torch
 from measurements import Measurements
 
 import stashtrace
 from stashtrace.analysis.graph import build
 from stashtrace.replay import Change, what_if
 
-pytest.importorskip("torch")
+needs_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.truth]
 
 HERE = Path(__file__).resolve().parent

@@ -46,7 +46,8 @@ def example(folder: Path) -> list[str]:
 
 
 def small_job(*words: object) -> list[str]:
-    return [*DDP, SMALL_DDP, *map(str, words)]
+    launcher = [sys.executable, str(ROOT / "tests" / "ground_truth" / "launch_ranks.py"), "--ranks", "{ranks}"]
+    return ["--ranks", "2", "--", *launcher, "--", sys.executable, SMALL_DDP, *map(str, words)]
 
 
 def characterize(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -161,13 +162,13 @@ def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_another_command_does_not_mix_with_it(answered: tuple[Path, dict[str, Any]]) -> None:
-    done = characterize(answered[0], "--", *small_job(50))
+    done = characterize(answered[0], *small_job(50))
     assert done.returncode == 2
     assert "another characterization (command" in done.stderr
 
 
 def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
-    done = characterize(tmp_path, "--", *small_job("no number"))
+    done = characterize(tmp_path, *small_job("no number"))
     assert done.returncode != 0
     assert "the job does not run as it is" in done.stderr
     assert "ValueError" in done.stderr
@@ -175,7 +176,7 @@ def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
-    done = characterize(tmp_path, "--steps", "1,2", "--", *small_job(6))
+    done = characterize(tmp_path, "--steps", "1,2", *small_job(6))
     assert done.returncode != 0
     assert "only 6 training steps were seen" in done.stderr
     assert "give the job more to do" in done.stderr

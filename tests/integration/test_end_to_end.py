@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from example_job import STEPS, stashtrace
+from installed import needs_torch
 
-pytest.importorskip("torch")
+needs_torch()
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 

@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device import run_ranks
+from forked_commands import environment
 from ground_truth.hosts import Host, hosts
 from ground_truth.machine import Missing
 from measurements import Measurements
@@ -76,9 +76,7 @@ def in_namespaces(folder: Path) -> tuple[Path, Path]:
 
 
 def start(folder: Path, host: Host, rank: int, master: str) -> subprocess.Popen[bytes]:
-    environment = dict(
-        os.environ,
-        PYTHONPATH=str(ROOT),
+    variables = environment(
         GLOO_SOCKET_IFNAME=host.interface,
         MASTER_ADDR=master,
         MASTER_PORT="29544",
@@ -92,7 +90,7 @@ def start(folder: Path, host: Host, rank: int, master: str) -> subprocess.Popen[
     job = [sys.executable, str(ROOT / "tests/ground_truth/small_ddp.py"), "100"]
     command = [sys.executable, "-m", "stashtrace", "run", "--out", f"run{rank}", "--", *job]
     with (folder / f"{rank}.err").open("wb") as errors:
-        return subprocess.Popen(host.command(command), cwd=folder, env=environment, stdout=errors, stderr=errors)
+        return subprocess.Popen(host.command(command), cwd=folder, env=variables, stdout=errors, stderr=errors)
 
 
 def is_honest(found: Found) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -15,10 +14,12 @@ from typing import Any
 
 import pytest
 from example_job import command_of_ranks
+from forked_commands import environment
+from installed import needs_torch
 
 import stashtrace
 
-torch = pytest.importorskip("torch", reason="the example trains with torch")
+torch = needs_torch()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "sharded_adam.py"
 BOTH = Path(__file__).parent / "programs" / "both_adams.py"
@@ -29,8 +30,8 @@ example = importlib.import_module("sharded_adam")
 def launched(ranks: int, script: Path, *arguments: str, tracer: Sequence[str] = ()) -> None:
     """Run the example, or the script that runs it twice."""
     job = [*tracer, *command_of_ranks(ranks, str(script), *arguments)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    done = subprocess.run(job, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    variables = environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(job, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed import needs_torch
 from traced import PYTHON, ROOT, run_traced
 
 import stashtrace
@@ -15,7 +16,7 @@ from stashtrace.analysis.registry import analyze
 from stashtrace.probes.ends import exceptions
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 
 def caught(text: str, kind: type[Exception] = ValueError) -> Exception:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from installed import needs_torch
 
-torch = pytest.importorskip("torch")
+torch = needs_torch()
 
 from stashtrace.probes.torch.replay import Replay  # noqa: E402
 from stashtrace.probes.torch.replay_batches import KeptBatch, Notes  # noqa: E402

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+#: First on the path of jobs that compile nothing.
+EAGER_JOBS = ROOT / "tests/support/eager_jobs"
 #: Beginnings of the variables that are read once in a process.
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OPENBLAS_", "OMP_", "MPL", "ARROW_")
 #: What commands import late, where it is installed.
@@ -47,10 +49,10 @@ _MESSAGE_BYTES = 1 << 20
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of the tests, without what a traced or coloured shell would add."""
+    """The environment of the tests, without what a traced or coloured shell would add; jobs in it compile nothing."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
     # A package that is not installed is found; one that is (the usual case) wins by being the same.
-    path = ":".join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    path = ":".join([str(EAGER_JOBS), str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": path, "LC_ALL": "C.UTF-8", **extra}
 
 

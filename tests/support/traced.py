@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forked_commands import EAGER_JOBS, ROOT
 from ports import free_port
 
 from stashtrace.errors import DataLossWarning
@@ -33,7 +34,6 @@ from stashtrace.record.options import RecordOptions, default_collectors
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Another interpreter, to run the same tests with another torch or in another version of Python.
 PYTHON = os.environ.get("STASHTRACE_TEST_PYTHON", sys.executable)
 _OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD", "PYTHONPATH")
@@ -118,6 +118,7 @@ def run_traced(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 240,
     python: Sequence[str] = (PYTHON,),
+    compiles: bool = False,
     check: bool = True,
 ) -> TracedRun:
     """Run ``script`` on ``ranks`` processes and wait for them.
@@ -130,6 +131,8 @@ def run_traced(
         An empty folder of the test; the run directory is made inside.
     traced : bool
         False runs the same processes without the recorder, for comparisons.
+    compiles : bool
+        Whether the script compiles: without torch's compiler a process with an optimizer starts in half the time.
     check : bool
         Fail the test if a rank does not end with 0.
     """
@@ -140,7 +143,8 @@ def run_traced(
     run_dir.mkdir()
     run_id = uuid.uuid4().hex
     base = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES and not k.startswith("STASHTRACE_")}
-    base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    path = str(ROOT) if compiles else f"{EAGER_JOBS}{os.pathsep}{ROOT}"
+    base |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
     if traced:
         base = traced_environment(
             base,

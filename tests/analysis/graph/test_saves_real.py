@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import MS
+from installed import needs_torch
 from traced import run_traced
 
 from stashtrace import analyze
 from stashtrace.analysis.graph import EdgeKind, Resource, build
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
+needs_torch()
 
 #: Saves take 600 ms and more. The first one is waited for two steps later, the second one is done long before that.
 SCRIPT = """

@@ -1,0 +1,57 @@
+"""Keeps torch's compiler out of the jobs of tests, whose PYTHONPATH names this folder.
+
+The first optimizer of a process imports the compiler, only to have itself left out of what is compiled. That takes as
+long as the import of torch, two seconds of a processor, and a job that compiles nothing is the same without it. One
+that does compile finds here nothing to do it with, and fails.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+COMPILER = "torch._dynamo"
+
+
+class _NoCompiler:
+    """Finds and loads a compiler that has only what optimizers and DDP call of it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != COMPILER:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        groups = []
+
+        def optimize_ddp_mode() -> str:
+            # The compiler refers to the group of a wrapped model. Without that the group dies with the model, and
+            # gloo's may then wait for a thread that waits for the interpreter.
+            import torch.distributed as dist
+
+            groups.append(dist.group.WORLD)
+            return "ddp_optimizer"
+
+        def nothing(*_: object) -> None:
+            return None
+
+        vars(module).update(
+            disable=lambda function, *_, **__: function,
+            graph_break=nothing,
+            utils=SimpleNamespace(get_optimize_ddp_mode=optimize_ddp_mode),
+            trace_rules=SimpleNamespace(
+                LEGACY_MOD_INLINELIST=set(),
+                get_legacy_mod_inlinelist=SimpleNamespace(cache_clear=nothing),
+                clear_lru_cache=nothing,
+            ),
+        )
+
+
+sys.meta_path.insert(0, _NoCompiler())

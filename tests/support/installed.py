@@ -1,0 +1,32 @@
+"""torch for tests that need it: looked for while tests are collected, imported when it is used.
+
+Each worker collects all tests, and the import takes two seconds of a processor. Most tests only start jobs that use it.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import pytest
+
+
+class _Late:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):  # pytest looks at what a module holds while it collects
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
+
+def needs_torch() -> Any:
+    """Skip the module that calls this where there is no torch; return torch, not yet imported."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed", allow_module_level=True)
+    return _Late("torch")
