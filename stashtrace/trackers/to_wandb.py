@@ -19,6 +19,8 @@ def write(note: dict[str, str], answers: Answers) -> str:
         init_timeout=_PATIENCE_S,
         x_disable_stats=True,
         x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_save_requirements=False,  # those of the job stay
         save_code=False,
         disable_git=True,
         **({"base_url": note["base_url"]} if note.get("base_url") else {}),
