@@ -94,7 +94,7 @@ def mark_trainer_steps(trainer: Any, *, every_s: float = 0.0) -> None:
     trainer.callback_handler.callbacks.insert(0, _hugging_face()(every_s=every_s))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _lightning() -> Any:
     name = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
     base: Any = import_module(name).Callback
@@ -114,7 +114,7 @@ def _lightning() -> Any:
     return LightningCallback
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hugging_face() -> Any:
     base: Any = import_module("transformers").TrainerCallback
 

@@ -19,7 +19,9 @@ def noted_run(trace: Trace, tracker: str) -> dict[str, str] | None:
     A process without a rank counts after those with one. Notes that cannot be read are ignored.
     """
     code = trace.strings.find(FACT + tracker)
-    rows = trace.metadata.take(trace.metadata["key_code"] == code) if code >= 0 else trace.metadata.take([])
+    if code < 0:
+        return None
+    rows = trace.metadata.take(trace.metadata["key_code"] == code)
     ranks = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     found: dict[int, dict[str, str]] = {}
     for process, value in zip(rows["process_id"].tolist(), rows["value_code"].tolist(), strict=True):

@@ -15,8 +15,8 @@ _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRI
 
 def write(note: dict[str, str], answers: Answers) -> str:
     """Add to the run; return its id."""
-    for variable, value in _PATIENCE.items():
-        os.environ.setdefault(variable, value)
+    for variable, limit in _PATIENCE.items():
+        os.environ.setdefault(variable, limit)
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=note.get("tracking_uri") or None)

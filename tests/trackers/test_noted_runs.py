@@ -2,8 +2,9 @@
 
 The trackers are doubles that hold what the probes read, each where the real package has it: wandb 0.31.0 Run.id,
 project, entity and settings.{mode,root_dir,base_url} (sdk/wandb_run.py, sdk/wandb_settings.py); mlflow 3.17.2
-ActiveRun.info.run_id (entities/run_info.py) and get_tracking_uri (tracking/_tracking_service/utils.py); tensorboardX and
-torch SummaryWriter.log_dir (torch/utils/tensorboard/writer.py); trackio 0.43.0 Run.project, name, _space_id (run.py).
+ActiveRun.info.run_id (entities/run_info.py) and get_tracking_uri (tracking/_tracking_service/utils.py); torch's and
+tensorboardX' SummaryWriter.log_dir (torch/utils/tensorboard/writer.py); trackio 0.43.0 Run.project, name, _space_id
+(run.py).
 test_real_trackers.py does the same with the packages themselves.
 """
 

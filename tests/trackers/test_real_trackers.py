@@ -20,7 +20,7 @@ PYTHON = os.environ.get("STASHTRACE_TRACKERS_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="STASHTRACE_TRACKERS_PYTHON names no Python with the trackers")
 
 BEGIN = {
-    "wandb": "import wandb; run = wandb.init(project='demo', mode='offline', dir='.'); run.log({'loss': 1}); end = run.finish",
+    "wandb": "import wandb; r = wandb.init(project='demo', mode='offline'); r.log({'loss': 1}); end = r.finish",
     "mlflow": "import mlflow; mlflow.log_metric('loss', 1.0); end = mlflow.end_run",
     "tensorboard": "from torch.utils.tensorboard import SummaryWriter; w = SummaryWriter('tb'); end = w.close",
     "trackio": "import trackio; trackio.init('demo', embed=False); trackio.log({'loss': 1}); end = trackio.finish",
@@ -115,8 +115,9 @@ CALLBACKS = {
         class Seen(transformers.TrainerCallback):
             logs = []
             def on_log(self, args, state, control, logs=None, **_): self.logs.append(dict(logs))
-        arguments = transformers.TrainingArguments(output_dir="out", num_train_epochs=1, logging_steps=5, report_to="none",
-            per_device_train_batch_size=4, use_cpu=True, save_strategy="no", disable_tqdm=True)
+        arguments = transformers.TrainingArguments(
+            output_dir="out", num_train_epochs=1, logging_steps=5, report_to="none", per_device_train_batch_size=4,
+            use_cpu=True, save_strategy="no", disable_tqdm=True)
         rows = [{"x": x, "labels": x} for (x,) in data]
         trainer = transformers.Trainer(model=Net(), args=arguments, train_dataset=rows, callbacks=[Seen()])
         stashtrace.callbacks.mark_trainer_steps(trainer)
