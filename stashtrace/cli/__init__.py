@@ -26,6 +26,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("merge", "Merge the files of a run, and print its summary"),
     ("summary", "Say what slows a run down, in words"),
     ("report", "Write one page about a run, to share"),
+    ("log", "Add the answers of a run to W&B, MLflow, TensorBoard, trackio"),
     ("whatif", "Predict the step time with something changed"),
     ("info", "Show what a run holds: ranks, steps, devices, records, losses"),
     ("status", "Show where a run is that is still going, or hanging"),

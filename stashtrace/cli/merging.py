@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,25 @@ from stashtrace.visible import visible
 from stashtrace.whole_files import write_whole
 
 if TYPE_CHECKING:
+    from stashtrace.analysis.findings import Summary
+    from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
 
+#: Called with a merged run, its summary and ``first_changes``.
+AfterMerge = Callable[["Trace", "Summary", "Table | None"], None]
+
+
 def merge_and_report(
-    directory: Path, screen: Screen, *, shown: str, run_id: str | None = None, own_host_only: bool = False
+    directory: Path,
+    screen: Screen,
+    *,
+    shown: str,
+    run_id: str | None = None,
+    own_host_only: bool = False,
+    after: AfterMerge | None = None,
 ) -> None:
-    """Merge a run directory and show its summary.
+    """Merge a run directory and show its summary, then call ``after``.
 
     ``directory``: the run. ``screen``: for the progress bar and the summary. ``shown``: the directory as a person would
     type it. ``run_id``: which run, if the directory holds several. ``own_host_only``: pack no files of other hosts:
@@ -73,6 +85,8 @@ def merge_and_report(
         screen.say(f"warning: {trouble}")
     if no_timeline:
         screen.say(f"\nhint: `stashtrace export perfetto {shown} -o FILE` writes it elsewhere")
+    if after is not None:
+        after(trace, tables, first)
 
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
@@ -126,11 +140,19 @@ def short_path(directory: Path) -> str:
 _HOSTS_NAMED = 4
 
 
-def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, command: Sequence[str]) -> None:
+def conclude(
+    outcome: Outcome,
+    screen: Screen,
+    *,
+    merge: bool,
+    debug: bool,
+    command: Sequence[str],
+    after: AfterMerge | None = None,
+) -> None:
     """Merge a run, or leave that to the launcher of its job that ends last.
 
     ``merge``: false for ``--no-merge``. ``debug``: raise errors instead of printing them. ``command``: the job's
-    command, for a hint.
+    command, for a hint. ``after``: called where this launcher has merged the run.
     """
     if outcome.replaced:  # the folder that has its name now is somebody else's
         if outcome.records != outcome.directory:
@@ -152,10 +174,10 @@ def conclude(outcome: Outcome, screen: Screen, *, merge: bool, debug: bool, comm
             if not merge:
                 screen.say(f"stashtrace: the run is not merged; {later} merges it")
         elif outcome.launch_file is None:
-            merge_and_report(outcome.directory, screen, shown=shown_directory(outcome))
+            merge_and_report(outcome.directory, screen, shown=shown_directory(outcome), after=after)
             _upload_whole(outcome, screen)
         else:
-            _merge_in_company(outcome, screen)
+            _merge_in_company(outcome, screen, after)
     except KeyboardInterrupt:
         screen.say(f"\nstashtrace: merge interrupted, nothing is lost; {later} starts it again")
     except StashtraceError as error:
@@ -222,7 +244,7 @@ def _is_anything_recorded(outcome: Outcome) -> bool:
     return bool(trace_files(outcome.directory))
 
 
-def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
+def _merge_in_company(outcome: Outcome, screen: Screen, after: AfterMerge | None) -> None:
     """Merge if all launchers of the job have ended, or if ours ended badly: the others may then never end."""
     from stashtrace.loading.gather import fold_launchers
 
@@ -247,7 +269,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen) -> None:
                     f"`stashtrace merge {shown} OTHER...` brings them together"
                 )
             fold_launchers(directory)
-            merge_and_report(directory, screen, shown=shown, own_host_only=not complete)
+            merge_and_report(directory, screen, shown=shown, own_host_only=not complete, after=after)
         if _count_ended_launchers(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
             return
 

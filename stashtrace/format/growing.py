@@ -197,8 +197,8 @@ class GrowingFile(StashFile):
         many bytes were freed. Raises OSError if the file system cannot: the rows stay.
         """
         old = [one for one in self._released if one.seen_ns < before_ns]
-        # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its header,
-        # and a file grows with the run for all that.
+        # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its
+        # header, and a file grows with the run for all that.
         joined = [one for one in _joined(sorted([*old, *self._holes])) if one.parts]
         ready = [one for one in joined if one.end - one.begin >= _LEAST_HOLE_BYTES]
         if not ready:

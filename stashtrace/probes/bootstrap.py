@@ -44,6 +44,12 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch.checkpoint:install_distributed"),),
+    "wandb": (("core", "stashtrace.probes.trackers:install_wandb"),),
+    "mlflow.tracking.fluent": (("core", "stashtrace.probes.trackers:install_mlflow"),),
+    "mlflow.tracking.client": (("core", "stashtrace.probes.trackers:install_mlflow_client"),),
+    "torch.utils.tensorboard.writer": (("core", "stashtrace.probes.trackers:install_tensorboard"),),
+    "tensorboardX.writer": (("core", "stashtrace.probes.trackers:install_tensorboard"),),
+    "trackio": (("core", "stashtrace.probes.trackers:install_trackio"),),
 }
 if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Data is replayed whatever is recorded. This probe comes first, so that torch_dataloader wraps its wrappers.

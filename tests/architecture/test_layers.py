@@ -13,6 +13,7 @@ import stashtrace
 
 # Floor of each package; see docs/internals/architecture.md, section 2.
 FLOORS = {
+    "trackers": 9,
     "cli": 10,
     "lab": 9,
     "plugins": 8,
@@ -32,6 +33,7 @@ FLOORS = {
     "format": 2,
     "store": 2,
     "probes": 2,
+    "callbacks": 3,
     "record": 2,
     "schema": 1,
     "pseudonyms": 1,

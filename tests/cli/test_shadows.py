@@ -43,6 +43,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "scrub": (("scrub", "{run}", "-o", "{tmp}/scrubbed"),),
     "summary": (("summary", "{run}"),),
     "report": (("report", "{run}", "-o", "{tmp}/report.html"), ("report", "{run}", "--format", "markdown")),
+    "log": (("log", "{run}", "--to", "tensorboard"),),
     "info": (("info", "{run}"),),
     "status": (("status", "{run}"),),
     "capture": (("capture", "{run}"),),

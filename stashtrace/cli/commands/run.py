@@ -15,6 +15,7 @@ from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments
 from stashtrace.cli.option_values import read_size
 from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
+from stashtrace.cli.tracker_options import log_after_merge, read_trackers
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -67,6 +68,11 @@ def parser() -> Parser:
         help="drop the records of the earliest steps while the run takes more than SIZE (2 GiB) on disk",
     )
     parser.add_argument(
+        "--log",
+        metavar="TRACKERS",
+        help="at the end, add the answers to the run of wandb, mlflow, tensorboard or trackio that the job wrote to",
+    )
+    parser.add_argument(
         "--grace",
         metavar="SECONDS",
         type=float,
@@ -83,6 +89,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
         raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
     screen = Screen()
+    trackers = read_trackers(arguments.log)
     metrics = open_outlets(arguments)
     if metrics.url:
         screen.say(f"stashtrace: metrics at {metrics.url}")
@@ -102,7 +109,8 @@ def main(argv: Sequence[str]) -> int:
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2
     with file_rights(arguments.share):
-        conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command)
+        after = log_after_merge(trackers, screen, shown_directory(outcome)) if trackers else None
+        conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command, after=after)
     return outcome.exit_code
 
 

@@ -1,0 +1,2 @@
+"""Put the answers of a run into the experiment tracker that the job used: W&B, MLflow, TensorBoard, trackio."""
+# SPDX-License-Identifier: Apache-2.0

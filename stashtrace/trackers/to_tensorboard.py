@@ -1,0 +1,31 @@
+"""TensorBoard: one event file beside those of the job. A log folder takes any file, so the page lies there as well."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from stashtrace.trackers.answers import Answers
+
+
+def write(note: dict[str, str], answers: Answers) -> str:
+    """Add to the log folder, and return it."""
+    folder = Path(note["log_dir"])
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventFileWriter(str(folder), filename_suffix=".stashtrace")
+    parts = [scalar_pb(name, value) for name, value in answers.numbers.items()]
+    parts += [text_pb(name, text) for name, text in answers.sentences.items()]
+    for part in parts:
+        whole = Summary.FromString(part.SerializeToString())
+        writer.add_event(Event(wall_time=time.time(), step=answers.steps_count, summary=whole))
+    writer.close()
+    shutil.copy(answers.report, folder / answers.report.name)
+    return str(folder)
