@@ -34,7 +34,7 @@ void FileSampler::loop() noexcept {
     const std::uint32_t seen = thread_.wakes_seen();
     const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
     if (now >= next_tick) {
-      next_tick = now + period_ns_;
+      next_tick = now + runtime().tick_period_ns(period_ns_);
       for (std::size_t i = 0; i < listener_count_; ++i) listeners_[i]->tick(now_ticks());
       cpu_ns_.store(clock_ns(CLOCK_THREAD_CPUTIME_ID), std::memory_order_relaxed);
     }

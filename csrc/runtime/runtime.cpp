@@ -54,7 +54,8 @@ void Runtime::start(const char* const* environment) noexcept {
   identity_.ppid = raw::getppid();
   if (!wipe_state_on_fork()) return;
   start_collectors();
-  detail::state_page.word.store(detail::kRecording, std::memory_order_release);
+  wanted_.store(!config_.idle, std::memory_order_relaxed);
+  if (!config_.idle) detail::state_page.word.store(detail::kRecording, std::memory_order_release);
 }
 
 void Runtime::start_collectors() noexcept {
@@ -259,6 +260,12 @@ void Runtime::set_recording(bool on) noexcept {
   if (state == detail::kForked) detail::revive();
   state = on ? detail::kPaused : detail::kRecording;
   detail::state_page.word.compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
+}
+
+std::int64_t Runtime::tick_period_ns(std::int64_t period_ns) const noexcept {
+  constexpr std::int64_t kIdleNs = 1'000'000'000;  // clocks are read as often as while recording
+  const bool idle = config_.idle && !wanted_.load(std::memory_order_relaxed);
+  return idle && period_ns < kIdleNs ? kIdleNs : period_ns;
 }
 
 bool Runtime::start_drainer() noexcept {

@@ -84,6 +84,8 @@ class Runtime final : public Context {
 
   // capi.cpp
   void set_recording(bool on) noexcept;
+  // Time between two ticks of a thread that ticks each period_ns while something is recorded: longer while idle.
+  std::int64_t tick_period_ns(std::int64_t period_ns) const noexcept;
   bool start_drainer() noexcept;
   bool flush() noexcept;
   RuntimeStats stats() noexcept;

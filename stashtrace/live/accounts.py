@@ -10,6 +10,7 @@ two. What no later step needs is let go, so that memory does not grow with the r
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +74,8 @@ class LiveAccounts:
     context_steps: int = CONTEXT_STEPS
     #: Whether rows must stay as they are, because a window of them is to be sealed.
     held: bool = False
+    #: Where steps count from a number that only the rows tell: finds it, None while it is not known.
+    find_begin: Callable[[Trace, int], Window | None] | None = None
     #: What the last round found: only in the next one are rows let go of, so that what it found can still be sealed.
     _before: tuple[Trace, OpenedRun] | None = None
     #: Rows before this were let go for want of memory.
@@ -100,6 +103,10 @@ class LiveAccounts:
             self.start = opened.start
             self.closed, self.window, self._before = {}, None, None
             self.windows.clear()
+        if self.window is None and self.find_begin is not None:
+            self.window = self.find_begin(whole, self.origin_ns)
+            if self.window is None:
+                return Round(nothing)
         trace = whole if self.window is None else with_window(whole, self.window, self.origin_ns)
         try:
             table = steps(trace)
@@ -116,6 +123,12 @@ class LiveAccounts:
             self._before = trace, opened
         self._bound_memory()
         return Round(rows, trace)
+
+    def begin_again(self, at_ns: int) -> None:
+        """Let the steps count from a begin that is found anew; rows before a time are let go of."""
+        self.closed, self.window, self._before = {}, None, None
+        self.windows.clear()
+        self.run.forget(at_ns)
 
     def _closing(self, trace: Trace, table: Table, settled_ns: int | None, at_ns: int | None) -> npt.NDArray[np.bool_]:
         """Return a mask of the steps that close now; ``at_ns`` is None once the job has ended."""

@@ -4,7 +4,8 @@
                     '--------- sealed ---------------'          run.json, one .stash for each process
 
 A trigger asks for some steps before, which are in memory, and some after; it is sealed when these have closed, or when
-they take too long. A storm of triggers does not fill the disk: so many windows a run, so much time between two.
+they take too long. Its folder is made when it is asked for, so that the line about the trigger can name it. A storm of
+triggers does not fill the disk: so many windows a run, so much time between two.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from stashtrace.whole_files import write_whole
 WINDOWS_FOLDER = "windows"
 #: A window whose steps after the trigger do not come is sealed without them.
 _PATIENCE_NS = 60_000_000_000
+#: Further triggers make an open window longer by so many steps at most.
+_LONGER_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,18 @@ class Sealed:
 
 @dataclass(slots=True)
 class _Wanted:
-    name: str
+    path: Path
     last_step: int
     until_ns: int
+    #: Triggers make it no longer than up to this step.
+    longest_step: int
 
 
 class Captures:
     """The windows of a run. ``directory``: of the run. ``facts``: of its ``run.json``.
 
-    ``refused_count``: triggers that sealed nothing, because another window is open or the limits are reached.
+    ``refused_count``: triggers that sealed nothing, because the limits are reached or its folder cannot be made.
+    ``refusal``: why the last of these did; empty if there are none.
     """
 
     def __init__(self, directory: Path, facts: dict[str, Any], limits: Limits | None = None) -> None:
@@ -76,6 +82,7 @@ class Captures:
         self._last_ns = -self._limits.pause_ns
         self._last_cost_ns = 0
         self.refused_count = 0
+        self.refusal = ""
 
     @property
     def is_open(self) -> bool:
@@ -84,21 +91,47 @@ class Captures:
 
     def ask(
         self, name: str, step: int, after_steps: int, at_ns: int, *, cost_ns: int = 0, by_hand: bool = False
-    ) -> bool:
-        """Ask for a window up to ``after_steps`` behind a step; return whether there will be one.
+    ) -> str:
+        """Ask for a window up to ``after_steps`` behind a step; return the folder it will have, empty if it has none.
 
-        ``name``: of its folder. ``cost_ns``: of what happened. ``by_hand``: a person asked, or the job is stuck, so the
-        limits do not hold.
+        While a window is open, it holds all steps that have closed; it is made longer for those that come, up to some.
+        ``name``: of the folder. ``cost_ns``: of what
+        happened. ``by_hand``: a person asked, or the job is stuck, so no limit holds.
         """
-        limits = self._limits
-        too_soon = at_ns - self._last_ns < limits.pause_ns and cost_ns <= limits.worth_more * self._last_cost_ns
-        if self._wanted is not None or ((self._opened_count >= limits.windows_count or too_soon) and not by_hand):
+        last = step + after_steps
+        if self._wanted is not None:
+            more = last if by_hand else min(last, self._wanted.longest_step)
+            if more > self._wanted.last_step:
+                self._wanted.last_step, self._wanted.until_ns = more, at_ns + _PATIENCE_NS
+            return str(self._wanted.path)
+        why = "" if by_hand else self._why_not(at_ns, cost_ns)
+        if not why:
+            try:
+                path = self._make_folder(name)
+            except OSError as error:
+                why = f"cannot write to {self._folder}: {error.strerror or error}"
+        if why:
             self.refused_count += 1
-            return False
-        self._wanted = _Wanted(name, step + after_steps, at_ns + _PATIENCE_NS)
-        self._opened_count += 1
-        self._last_ns, self._last_cost_ns = at_ns, cost_ns
-        return True
+            self.refusal = why
+            return ""
+        self._wanted = _Wanted(path, last, at_ns + _PATIENCE_NS, last + _LONGER_STEPS)
+        if not by_hand:
+            self._opened_count += 1
+            self._last_ns, self._last_cost_ns = at_ns, cost_ns
+        return str(path)
+
+    def hurry(self, at_ns: int) -> None:
+        """Let the open window wait no longer: steps after it will not come."""
+        if self._wanted is not None:
+            self._wanted.until_ns = at_ns
+
+    def _why_not(self, at_ns: int, cost_ns: int) -> str:
+        """Return which limit stands against a window; empty if none does."""
+        limits = self._limits
+        if self._opened_count >= limits.windows_count:
+            return f"the run has {limits.windows_count} windows"
+        too_soon = at_ns - self._last_ns < limits.pause_ns and cost_ns <= limits.worth_more * self._last_cost_ns
+        return "the last window was a moment ago" if too_soon else ""
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False) -> Sealed | None:
         """Seal the window that is asked for once its last step has closed; None if it has to wait."""
@@ -111,9 +144,8 @@ class Captures:
 
     def _seal(self, wanted: _Wanted, accounts: LiveAccounts, closed: int) -> Sealed:
         first = 0 if accounts.window is None else accounts.window.first_step
-        path = self._free_path(wanted.name)
+        path = wanted.path
         try:
-            path.mkdir(parents=True)
             size = sum(write_packed(file, str(path / f"{file.name}.stash")) for file in accounts.run.files)
             window = replace(accounts.window or Window(0, {}), last_step=closed)
             facts = {**self._facts, FACT: window.fact(accounts.origin_ns)}
@@ -122,15 +154,20 @@ class Captures:
         except (OSError, StashtraceError) as error:
             shutil.rmtree(path, ignore_errors=True)  # half a window would be read as a whole one
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            return Sealed(wanted.name, "", first, closed, 0, reason or str(error))
-        return Sealed(wanted.name, str(path), first, closed, size)
+            return Sealed(path.name, "", first, closed, 0, reason or str(error))
+        return Sealed(path.name, str(path), first, closed, size)
 
-    def _free_path(self, name: str) -> Path:
+    def _make_folder(self, name: str) -> Path:
+        """Make a folder of that name, or with a number behind it; a run directory that is gone is not made again."""
+        self._folder.mkdir(exist_ok=True)
         path, number = self._folder / name, 1
-        while os.path.lexists(path):
-            number += 1
-            path = self._folder / f"{name}-{number}"
-        return path
+        while True:
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                number += 1
+                path = self._folder / f"{name}-{number}"
 
 
 # What a person asks for: a file in the run directory, which the process that follows the run takes.
@@ -140,9 +177,10 @@ _REQUEST = "capture-{name}.request"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A window that somebody asks for: the steps in memory, and so many that come."""
+    """A window that somebody asks for: the steps in memory, and so many that come. ``name``: of the request."""
 
     after_steps: int
+    name: str = field(default="", compare=False)
 
 
 def put_request(directory: Path, request: Request) -> Path:
@@ -160,6 +198,7 @@ def take_requests(directory: Path) -> list[Request]:
     requests = []
     for path in sorted(directory.glob(_REQUEST.format(name="*"))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            requests.append(Request(int(json.loads(path.read_text(encoding="utf-8"))["after_steps"])))
+            after = int(json.loads(path.read_text(encoding="utf-8"))["after_steps"])
+            requests.append(Request(after, path.name))
         path.unlink(missing_ok=True)
     return requests

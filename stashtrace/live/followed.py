@@ -7,25 +7,31 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
+from stashtrace.analysis.steps.window import FACT, Window
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
-from stashtrace.live.capture import Captures, Sealed, take_requests
+from stashtrace.live.alarms import Alarms
+from stashtrace.live.capture import Captures, Request, take_requests
 from stashtrace.live.events import EventLog
+from stashtrace.live.idle import PATIENCE_NS, IdleRecording
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
-from stashtrace.live.state import EVENTS_KEPT, Event, LiveState
+from stashtrace.live.state import Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
-from stashtrace.live.triggers import SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers.growth import GrowthTrigger
+from stashtrace.live.triggers.lost_ranks import LostRankTrigger
+from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.record.directory import read_run_file, write_run_file
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
@@ -33,7 +39,7 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text
+from stashtrace.units import bytes_text, span_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
 VERDICTS_S = 15.0
@@ -54,6 +60,8 @@ class FollowOptions:
     #: Steps of a window before the step that was asked for, and after it.
     before_steps: int = 20
     after_steps: int = 5
+    #: Program and arguments that are called for each trigger; empty for none.
+    on_trigger: Sequence[str] = ()
 
 
 class FollowedRun:
@@ -71,11 +79,21 @@ class FollowedRun:
         self.log = log
         self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
-        self.captures = Captures(directory, facts)
+        self.alarms = Alarms(
+            log,
+            Captures(directory, facts),
+            TriggerCommand(options.on_trigger, directory) if options.on_trigger else None,
+            options.after_steps,
+        )
         self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
             self.keeper.error = f"all steps are kept: several hosts record into {directory}"
+        self.idle = IdleRecording(directory) if facts.get("idle") else None
+        if self.idle is not None:
+            self.accounts.find_begin = self.idle.find_begin
         self.slow_steps = SlowStepTrigger()
+        self.growth = GrowthTrigger()
+        self.lost_ranks = LostRankTrigger()
         self.stuck = StuckTrigger(str(directory))
         self.options = options
         self.totals = LiveTotals()
@@ -89,6 +107,11 @@ class FollowedRun:
         self._file = LiveFile(directory, host, {"run_id": self.state.run_id}, table_bytes)
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
+        self._asked: list[Request] = []
+
+    def ask(self) -> None:
+        """Let the next round open a window, as ``stashtrace capture`` does."""
+        self._asked.append(Request(self.options.after_steps))
 
     def round(self, *, ended: bool = False, interval_s: float = 0.0) -> bool:
         """Take in what was written since the last round, and write what follows from it; return whether steps closed.
@@ -97,20 +120,22 @@ class FollowedRun:
         written is a note of the state: the next round tries again.
         """
         notes: list[str] = []
+        found = None
         try:
-            found = self.accounts.round(time.monotonic_ns(), ended=ended)
+            if self.idle is None or self.idle.is_on:
+                found = self.accounts.round(time.monotonic_ns(), ended=ended)
         except StashtraceError as error:
             notes.append(str(error))
-            found = None
         try:
             if found is not None:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
                 self._look_at(found, ended)
                 self._triggers(found, ended)
-                self._windows(ended)
+            self._windows(ended)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
+        self.alarms.settle(ended=ended)
         self._update_state(notes, ended, interval_s)
         try:
             self.state.write(self.directory)
@@ -119,42 +144,79 @@ class FollowedRun:
         return found is not None and len(found.closed) > 0
 
     def _triggers(self, found: Round, ended: bool) -> None:
-        """Say what is slow or stuck, and ask for a window of it."""
+        """Say what is slow, stuck or lost, and ask for a window of it."""
         if found.window is None:
             return
         at_ns = time.monotonic_ns()
         for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
-            if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns:
-                name, after = f"step-{slow.step:06}-slow", self.options.after_steps
-                self.captures.ask(name, slow.step, after, at_ns, cost_ns=slow.cost_ns)
-            self.log.add(Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns))
+            event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
+            name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
+            self.alarms.add(event, name, at_ns)
+        for growth in self.growth.look(found.closed):
+            cost_ns = round(growth.now_ns - growth.before_ns)
+            rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
+            event = Event("stall_grows", growth.text, time.time_ns(), growth.step, rank, cost_ns)
+            self.alarms.add(event, f"step-{growth.step:06}-{growth.kind}", at_ns)
+        if self.idle is not None:  # its ranks are seen at work only now and then
+            return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         if not ended and self.stuck.look(found.window, at_ns, last_ns):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
                 write_run_file(self.directory, {**read_run_file(self.directory), LOOKS: self.stuck.looks})
-                self.log.add(Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1)))
-                self.captures.ask(f"step-{max(newest, 0):06}-stuck", newest, 0, at_ns, by_hand=True)
+                event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
+                self.alarms.add(event, f"step-{max(newest, 0):06}-stuck", at_ns, now=True)
             else:
-                self.log.add(Event("moves_again", "the job moves again", time.time_ns()))
+                self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
+        if not ended:
+            files, closed = self.accounts.run.files, self.accounts.closed
+            for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):
+                event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
+                self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
     def _windows(self, ended: bool) -> None:
         """Open the windows that are asked for, seal those that are ready, and drop what need not stay."""
         at_ns = time.monotonic_ns()
         newest = min(self.accounts.closed.values(), default=-1)
-        for request in take_requests(self.directory):
-            step, after = newest, request.after_steps
-            if not self.captures.ask(f"step-{max(step, 0):06}-asked", step, after, at_ns, by_hand=True):
-                text = "a window was asked for while another one is open: none is sealed for it"
-                self.log.add(Event("capture", text, time.time_ns(), step=step))
-        sealed = self.captures.seal_if_ready(self.accounts, at_ns, ended=ended)
-        if sealed is not None:
-            self.log.add(_event_of(sealed))
-        self.accounts.held = self.captures.is_open
+        requests, self._asked = [*self._asked, *take_requests(self.directory)], []
+        if self.idle is not None:
+            requests, newest = self._wake(self.idle, requests, at_ns, ended=ended)
+        for request in requests:
+            self.alarms.answer(request, newest, at_ns)
+        self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
+        self.accounts.held = self.alarms.captures.is_open
+        if self.idle is not None and self.idle.is_on and self.accounts.window is not None and not self.accounts.held:
+            self._end_period(self.idle, self.accounts.window)
         if not ended:
             self.keeper.drop(self.accounts)
+
+    def _wake(
+        self, idle: IdleRecording, requests: list[Request], at_ns: int, *, ended: bool
+    ) -> tuple[list[Request], int]:
+        """Begin to record for requests; return those that can be answered, and the step before their first one."""
+        if requests and not idle.is_on:
+            self.accounts.begin_again(at_ns)
+            idle.begin(at_ns)
+        begun = self.accounts.window
+        if begun is not None and self.alarms.captures.is_open:  # those that come meanwhile make the window longer
+            return requests, begun.first_step - 1
+        idle.requests += requests
+        if begun is not None and idle.requests:
+            ready, idle.requests = idle.requests, []
+            return ready, begun.first_step - 1
+        if idle.requests and (ended or at_ns - idle.since_ns > PATIENCE_NS):
+            why = "the job has ended" if ended else f"no step of all ranks has begun for {span_text(PATIENCE_NS)}"
+            self.alarms.refuse(idle.requests, why)
+            idle.end()
+        return [], -1
+
+    def _end_period(self, idle: IdleRecording, begun: Window) -> None:
+        """Record no longer: the window lies there. The run itself is the last period."""
+        idle.end()
+        last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
+        write_run_file(self.directory, {**read_run_file(self.directory), FACT: last.fact(self.accounts.origin_ns)})
 
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:
@@ -177,21 +239,12 @@ class FollowedRun:
         if self._file.dropped_rows_count:
             most = bytes_text(self._file.most_bytes)
             notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
+        notes += self.alarms.notes
         if self.log.unwritten_count:
             notes.append(f"{count_noun(self.log.unwritten_count, 'event')} could not be written to {self.directory}")
         state.interval_s, state.ended, state.notes = interval_s, ended, notes
         state.notes += self.publish(state)
-        state.events = self.log.events[-EVENTS_KEPT:]
-
-
-def _event_of(sealed: Sealed) -> Event:
-    """Word a window that was sealed, or that could not be."""
-    if sealed.error:
-        text = f"the window {sealed.name} could not be written: {sealed.error}"
-        return Event("capture", text, time.time_ns(), step=sealed.last_step)
-    size = bytes_text(sealed.size_bytes)
-    text = f"steps {sealed.first_step} to {sealed.last_step} are kept in {sealed.path} ({size})"
-    return Event("capture", text, time.time_ns(), step=sealed.last_step, window=sealed.path)
+        state.events = list(self.log.events)
 
 
 def verdicts_of(window: Trace) -> list[str]:

@@ -2,7 +2,8 @@
 
 A process of its own, of low priority, so that a fault here costs the job nothing. It ends when its standard input is
 closed, after one more round: the launcher closes it when the job has ended, and the system does if the launcher dies.
-The time between rounds grows with what a round costs, so that the CPU time stays bounded.
+A byte in it asks for a window (``record.follower``). The time between rounds grows with what a round costs, so that the
+CPU time stays bounded.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -22,6 +24,7 @@ from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
 from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
 from stashtrace.live.state import Event
+from stashtrace.record.run import FORWARDED
 
 #: Seconds between two rounds, and the share of one core that all rounds may take.
 _LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
@@ -37,11 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="write no line when something happens")
     parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
     parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
+    parser.add_argument("--on-trigger", metavar="CMD", default="", help="command that is called for each trigger")
     add_outlet_arguments(parser)
     arguments = parser.parse_args(argv)
-    # What the terminal sends is meant for the job; we end with it.
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_IGN)
+    # What the terminal sends is meant for the job; we end with it. A handler, since programs that we start would
+    # inherit that a signal is ignored.
+    for number in FORWARDED:
+        if number != signal.SIGCONT:
+            signal.signal(number, lambda *_: None)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     try:
@@ -56,23 +62,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _follow(arguments: argparse.Namespace) -> None:
     """Make a round again and again, until standard input is closed."""
     log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
-    options = FollowOptions(keep_steps=arguments.keep_steps, keep_bytes=arguments.keep_bytes)
+    options = FollowOptions(
+        keep_steps=arguments.keep_steps, keep_bytes=arguments.keep_bytes, on_trigger=shlex.split(arguments.on_trigger)
+    )
     run = FollowedRun(arguments.directory, log, options)
     outlets = outlets_of(arguments, run.state)
     run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
     interval_s, ended = _LEAST_S, False
     while not ended:
-        ended = _is_closed(sys.stdin.fileno(), interval_s)
+        asked, ended = _wait(sys.stdin.fileno(), interval_s)
+        if asked:
+            run.ask()
         before_s = time.process_time()
         closed = run.round(ended=ended, interval_s=interval_s)
         most_s = _MOST_S if closed else _QUIET_S
         interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
 
 
-def _is_closed(descriptor: int, timeout_s: float) -> bool:
-    """Wait until the other end of a pipe is closed or the time is over; return whether it was closed."""
-    readable, _, _ = select.select([descriptor], [], [], timeout_s)
-    return bool(readable) and os.read(descriptor, 1) == b""
+def _wait(descriptor: int, timeout_s: float) -> tuple[bool, bool]:
+    """Wait until something comes through a pipe, it is closed, or the time is over.
+
+    Returns whether something came, and whether it was closed. What comes shortens the time to that between two rounds.
+    """
+    begin_s = time.monotonic()
+    asked = False
+    while True:
+        left_s = (min(timeout_s, _LEAST_S) if asked else timeout_s) - (time.monotonic() - begin_s)
+        readable, _, _ = select.select([descriptor], [], [], max(left_s, 0.0))
+        if not readable:
+            return asked, False
+        if os.read(descriptor, 1 << 16) == b"":
+            return asked, True
+        asked = True
 
 
 if __name__ == "__main__":

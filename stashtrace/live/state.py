@@ -29,7 +29,8 @@ EVENTS_KEPT = 20
 class Event:
     """Something that happened: a slow step, a stuck job, a lost rank."""
 
-    #: ``slow_step``, ``stuck``, ``moves_again``, ``rank_lost``, ``capture`` or ``metrics``.
+    #: ``slow_step``, ``stall_grows``, ``stuck``, ``moves_again``, ``rank_lost``, ``capture``, ``on_trigger``
+    #: or ``metrics``.
     kind: str
     #: A sentence.
     text: str
@@ -39,8 +40,10 @@ class Event:
     rank: int = -1
     #: Time that it costs, 0 if unknown.
     cost_ns: int = 0
-    #: Path of the window with its evidence, empty if there is none.
+    #: Path of the window with its evidence, empty if there is none; the event ``capture`` says when it was sealed.
     window: str = ""
+    #: Names of the requests that it answers.
+    request: str = ""
 
 
 @dataclass(slots=True)

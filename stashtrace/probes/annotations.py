@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -161,10 +162,14 @@ def step() -> None:
     try:
         window = backend.window
         backend.mark_step_thread()
+        if window.told:
+            window.mark_ns = time.monotonic_ns()
         if window.open:
             backend.emit_instant(backend.now(), 0, window.step, backend.intern("step"), backend.step_mark)
             backend.device_marks.step_ends()
         window.marked()
+        if window.begins:  # with this mark, of which nothing was recorded
+            backend.emit_instant(backend.now(), 0, window.step - 1, backend.intern("step"), backend.step_mark)
     except Exception as ours:
         backend.failed("annotations", "step", ours)
 

@@ -8,8 +8,10 @@ rank or a worker by now; at exit :func:`end` writes what the probes cost. No sig
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -138,12 +140,13 @@ class StepWindow:
     ``torch.step`` says when an update was made and when the next forward begins, ``annotations`` when the user marks a
     step. After the first mark by the user, only marks end steps.
 
-    ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``step``: number of steps that have ended. ``open``:
-    whether probes should record now. ``marked_by_user``: whether ``stashtrace.step()`` has been called, so that nothing
-    else ends a step.
+    ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``control``: says whether to record, in place of the
+    steps (``run --idle``). ``step``: number of steps that have ended. ``open``: whether probes should record now.
+    ``begins``: whether recording begins with this step. ``marked_by_user``: whether ``stashtrace.step()`` has been
+    called, so that nothing else ends a step.
     """
 
-    def __init__(self, steps: str) -> None:
+    def __init__(self, steps: str, control: mmap.mmap | None = None) -> None:
         first, _, last = steps.partition(":")
         self._first = int(first) if first.isdecimal() else 0
         self._last = int(last) if last.isdecimal() else None
@@ -153,19 +156,44 @@ class StepWindow:
         goal = os.environ.get("STASHTRACE_UNTIL_STEP", "")
         self._goal = int(goal) if goal.isdecimal() else None
         self.step = 0
+        self._control = control
+        self.begins = False
+        #: Whether the launcher's side says when to record, and when the user's mark of this step came.
+        self.told = control is not None
+        self.mark_ns = 0
         self.open = True
         self._apply()
 
     def _apply(self) -> None:
+        if self._control is not None:
+            self.follow()
+            if self.begins:
+                begin_ns = self.mark_ns or time.monotonic_ns()
+                recorder.record_fact("step_begins", f"{self.step} {begin_ns}")
+            return
         open_now = self._first <= self.step and (self._last is None or self.step < self._last)
         if open_now != self.open:
             self.open = open_now
             native.set_recording(open_now)
 
+    def follow(self) -> None:
+        """Record from now on, or no longer, where the launcher's side says when."""
+        self.begins = False
+        if self._control is None or (self._control[0] != 0) == self.open:
+            return
+        self.open = self.begins = not self.open
+        native.set_recording(self.open)
+
     def always(self) -> None:
-        """Record everything from now on; for workers, which do not know the steps that their batches belong to."""
+        """Record everything from now on; for workers, which do not know the steps that their batches belong to.
+
+        Where the launcher's side says when, it says so to them, too.
+        """
         self._first, self._last = 0, None
-        self._apply()
+        if self._control is None:
+            self._apply()
+        else:
+            self.follow()
 
     def updated(self) -> None:
         """The optimizer has made an update; the step ends before the next forward or batch wait."""
@@ -209,4 +237,20 @@ class StepWindow:
             recorder.failed("torch_step", "until_step", error)
 
 
-window = StepWindow(native.config().get("steps") or "")
+def _open_control() -> mmap.mmap | None:
+    """Map the file that says when to record (``record.follower``); None unless the run is idle."""
+    if os.environ.get("STASHTRACE_IDLE") != "1":
+        return None
+    path = os.path.join(os.environ.get("STASHTRACE_DIR", ""), f"control-{os.uname().nodename}")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, 1, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        recorder.failed("core", "control", error)
+        return None
+
+
+window = StepWindow(native.config().get("steps") or "", _open_control())

@@ -40,7 +40,7 @@ _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 #: What the process that follows a run writes beside its windows; these are never removed with it.
-_OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request")
+_OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*")
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20

@@ -2,19 +2,26 @@
 
 It is a program of its own (``stashtrace.live.follower``): the launcher does not load numpy, and a fault there costs
 nothing here.
+
+Where it says when to record (``run --idle``), it does so by a file of one byte, which each process of the job maps: 0
+while nothing is to be recorded, else the number of the period, from 1 to 255 and again. To look at it is no system
+call.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stashtrace.errors import CaptureError
 from stashtrace.record.gpu.inventory import quiet_environment
 from stashtrace.record.program import own_program
 
+_CONTROL = "control-{host}"
 #: It makes one more round when the job has ended; if that takes longer, it is left behind.
 _PATIENCE_S = 30.0
 
@@ -54,6 +61,19 @@ class Follower:
         """Its process id, -1 if it was not started."""
         return -1 if self._process is None else self._process.pid
 
+    def ask_for_window(self) -> bool:
+        """Let it seal a window of the newest steps; return False if it does not listen any more."""
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            os.write(self._process.stdin.fileno(), b"w")
+        except BlockingIOError:
+            return True  # it has been asked some 65,000 times and not looked yet
+        except OSError:
+            return False
+        return True
+
     def end(self) -> bool:
         """Let it make its last round; return whether it ended in order."""
         if self._process is None:
@@ -66,3 +86,29 @@ class Follower:
             self._process.kill()
             self._process.wait()
             return False
+
+
+def control_path(directory: Path) -> Path:
+    """Return the path of the file of this host; ``probes.process`` knows it too."""
+    return directory / _CONTROL.format(host=os.uname().nodename)
+
+
+def make_control(directory: Path) -> Path:
+    """Make the file, unless another launcher of this host has; nothing is recorded then.
+
+    Raises CaptureError if it cannot be written.
+    """
+    path = control_path(directory)
+    try:
+        with open(path, "ab") as file:
+            if not file.tell():
+                file.write(b"\0")
+    except OSError as error:
+        raise CaptureError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def set_period(directory: Path, number: int) -> None:
+    """Let the processes record, or not (0). Errors of the system are raised as they are."""
+    with open(control_path(directory), "r+b") as file:
+        file.write(bytes([number]))

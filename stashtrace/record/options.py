@@ -208,6 +208,15 @@ class RecordOptions:
         "let the group read the run (0750, 0640); else the user alone (0700, 0600)",
         inherited=False,
     )
+    idle: bool = _switch(
+        "IDLE",
+        "0",
+        "--idle",
+        "record nothing until a window is asked for, by `stashtrace capture` or SIGUSR2 to the launcher",
+        inherited=False,
+        needs_launcher=True,
+        in_run_file=True,
+    )
     until_step: int | None = _option(
         "UNTIL_STEP",
         "unset",

@@ -3,7 +3,8 @@
 Called by ``stashtrace run``, which merges the records afterwards. The command runs in our process group, with our stdin
 and stdout, as it would without us. The kernel delivers to it what the terminal sends (Ctrl-C, Ctrl-Z) and what is sent
 to the group; a signal that is sent to us alone we pass on. ``record.group_witness`` tells the two apart. Signals are
-taken by ``sigwaitinfo``; no handler runs, so that nothing is interrupted halfway.
+taken by ``sigwaitinfo``; no handler runs, so that nothing is interrupted halfway. SIGUSR2 asks for a window of a run
+that is followed; the command gets it then only if it has a handler, since else it would be ended by it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,6 +15,7 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from stashtrace.record.directory import (
     write_run_file,
 )
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, without_library
-from stashtrace.record.follower import Follower
+from stashtrace.record.follower import Follower, make_control
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, job_of
@@ -161,6 +163,11 @@ def run_command(
         if changed and on_changed is not None:
             on_changed(usable_count, changed)
 
+    control = None
+    if options.idle:
+        follow = [] if follow is None else follow  # it says when to record
+        with file_rights(options.share):
+            control = make_control(records)
     goal = None if options.until_step is None else StepGoal(records)
     # Beside the job: NVML may take seconds to answer where the driver was not in use before.
     inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
@@ -169,7 +176,7 @@ def run_command(
         with file_rights(options.share):
             follower = Follower(records, follow, os.environ, follow_sockets)
     try:
-        with _Watch(goal) as watch:
+        with _Watch(goal, follower) as watch:
             try:
                 watch.start(program, command, environment)
             except CaptureError:
@@ -186,6 +193,8 @@ def run_command(
         if follower is not None:
             follower.end()
         own_list.unlink(missing_ok=True)
+        if control is not None:
+            control.unlink(missing_ok=True)
         devices = None if inventory is None else inventory.result()
     status = watch.status or 0
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -289,14 +298,15 @@ def _adopt_orphans() -> None:
 class _Watch:
     """Starts a command and waits for it; takes the signals that arrive meanwhile.
 
-    ``goal``: at which the command is ended. ``status``: exit status of the command, as ``waitpid`` gives it; None while
-    it runs. ``interrupts_count``: how often Ctrl-C arrived.
+    ``goal``: at which the command is ended. ``follower``: of the run. ``status``: exit status of the command, as
+    ``waitpid`` gives it; None while it runs. ``interrupts_count``: how often Ctrl-C arrived.
     """
 
-    def __init__(self, goal: StepGoal | None) -> None:
+    def __init__(self, goal: StepGoal | None, follower: Follower | None) -> None:
         self.status: int | None = None
         self.interrupts_count = 0
         self._goal = goal
+        self._follower = follower
         self._child = 0
 
     def __enter__(self) -> _Watch:
@@ -389,6 +399,9 @@ class _Watch:
             return
         if number == signal.SIGINT:
             self.interrupts_count += 1
+        asks = number == signal.SIGUSR2 and self._follower is not None
+        if asks and self._follower is not None and not self._follower.ask_for_window():
+            sys.stderr.write("stashtrace: no window is sealed at SIGUSR2: the run is no longer followed\n")
         other = None
         if self.status is None:
             reached_group = self._witness.settle(number, sender, by_terminal=info.si_code == _SI_KERNEL)
@@ -400,7 +413,8 @@ class _Watch:
                 else:
                     other = again
             # A job that left our group did not get what the group got; a terminal knows where the job is.
-            if not reached_group or (sender != 0 and not _is_in_our_group(self._child)):
+            missed = not reached_group or (sender != 0 and not _is_in_our_group(self._child))
+            if missed and not (asks and not _has_handler(self._child, number)):
                 try:
                     os.kill(self._child, number)
                 except ProcessLookupError:
@@ -416,6 +430,16 @@ def _is_in_our_group(pid: int) -> bool:
         return os.getpgid(pid) == os.getpgrp()
     except ProcessLookupError:
         return True  # it has ended and cannot be signalled any more
+
+
+def _has_handler(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal itself; False if that cannot be told."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _is_below_us(pid: int) -> bool:

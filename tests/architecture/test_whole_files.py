@@ -32,6 +32,7 @@ OWN_FILES = {
     "stashtrace/live/events.py": "appends to a log of its own, and follows no link",
     "stashtrace/live/table.py": "appends to a file that it has made, and follows no link",
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
+    "stashtrace/record/follower.py": "a byte in place: the job has the file mapped",
     "stashtrace/timeline/trace_processor.py": "a folder that tempfile made",
 }
 #: What gives a path that is new and ours.

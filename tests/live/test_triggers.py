@@ -11,7 +11,7 @@ from made_job import write_job
 
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000

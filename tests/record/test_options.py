@@ -29,6 +29,7 @@ NATIVE_WORDS = {"automatic": "auto", "false": "0", "uint32_t{0}": "all"}
 OWN_DESTINATIONS = {
     *("help", "out", "overwrite", "run_id", "scratch", "no_merge", "grace", "log", "format", "verbose", "debug"),
     *("live", "keep_last", "keep_bytes", "metrics_file", "metrics_port", "otlp"),  # of the process that follows the run
+    "on_trigger",
 }
 named = pytest.mark.parametrize("name", DECLARATIONS)
 
@@ -116,6 +117,7 @@ EXAMPLES = {
     "lookup_hook": True,
     "nccl_source": "events",
     "share": True,
+    "idle": True,
     "until_step": 3,
     "staged": "/tmp/list",
     "synthetic_batches": 2,

@@ -69,6 +69,11 @@ inline std::uint64_t begin_call(std::size_t bytes) {
 // after it went off, and without a trusted counter a baseline is always due.
 inline bool is_plain(std::uint64_t word) noexcept { return (word & (kKnown | kOurs)) == kKnown && recording_already(); }
 
+// An idle run, or outside STASHTRACE_STEPS: nothing but the position of the descriptor is kept.
+inline bool is_paused(std::uint64_t word) noexcept {
+  return (word & kKnown) != 0 && detail::state_page.word.load(std::memory_order_relaxed) == detail::kPaused;
+}
+
 [[gnu::always_inline]] inline ssize_t finish_plain(std::uint16_t op_code, std::uint64_t word, std::int64_t offset_bytes,
                                                    std::uint64_t begin, std::uint64_t end, ssize_t result) {
   const std::uint64_t duration = end - begin;
@@ -107,6 +112,8 @@ template <std::uint16_t kOp, auto& kReal, class... A>
       const ssize_t result = kReal(fd, rest...);
       return finish_plain(kOp, word, offset_bytes, begin, counter_ticks(), result);
     }
+  } else if (is_paused(word)) {
+    return kReal(fd, rest...);
   }
   return on_descriptor_slowly<kOp, kReal>(offset_bytes, bytes, fd, rest...);
 }
@@ -144,6 +151,10 @@ template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
       const std::uint64_t end = counter_ticks();
       return finish_plain(op_on(word, kOp, kSocketOp), word, entry.advance(result), begin, end, result);
     }
+  } else if (is_paused(word)) {
+    const ssize_t result = kReal(fd, rest...);
+    entry.advance(result);
+    return result;
   }
   return at_position_slowly<kOp, kSocketOp, kReal>(bytes, fd, rest...);
 }

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     deadline = time.monotonic() + arguments.timeout
     while time.monotonic() < deadline:
         for event in read_events(directory)[known:]:
-            if event.kind == "capture":
+            if request.name in event.request.split():
                 if not event.window:
                     raise CaptureError(event.text)
                 print_lines([event.window])

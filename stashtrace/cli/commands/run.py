@@ -7,6 +7,8 @@ What is recorded, and how, is declared in ``record.options``; here is only where
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
 import signal
 from collections.abc import Sequence
 
@@ -54,6 +56,12 @@ def parser() -> Parser:
         parser,
         "--live",
         "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live DIR` shows more",
+    )
+    parser.add_argument(
+        "--on-trigger",
+        metavar="CMD",
+        help="call a command, without a shell, when a step is slow, the job stuck, a rank lost, a stall grown or a"
+        " window sealed; it finds what happened in STASHTRACE_TRIGGER_*; turns --live on",
     )
     add_metrics_arguments(parser)
     parser.add_argument(
@@ -119,14 +127,37 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
 
     Raises UsageError if an option has no possible value.
     """
-    words = [*metrics.arguments] if arguments.live or metrics.arguments else ["--quiet"]
+    lines = arguments.live or metrics.arguments or arguments.on_trigger is not None or arguments.idle
+    words = [*metrics.arguments] if lines else ["--quiet"]
+    if arguments.on_trigger is not None:
+        words += ["--on-trigger", _command_words(arguments.on_trigger)]
     if arguments.keep_last is not None:
         if arguments.keep_last < 1:
             raise UsageError(f"--keep-last {arguments.keep_last} keeps nothing", hint="for example --keep-last 500")
         words += ["--keep-steps", str(arguments.keep_last)]
     if arguments.keep_bytes is not None:
         words += ["--keep-bytes", str(read_size(arguments.keep_bytes, "--keep-bytes"))]
+    if arguments.idle and (arguments.keep_last is not None or arguments.keep_bytes is not None):
+        raise UsageError("--idle records no steps to keep the last of", hint="leave --keep-last and --keep-bytes out")
+    if arguments.idle and arguments.steps is not None:
+        raise UsageError("--idle and --steps both say what to record", hint="give one of them")
     return None if words == ["--quiet"] else words
+
+
+def _command_words(text: str) -> str:
+    """Return the words of a command as one text, quoted as a shell would.
+
+    Raises UsageError if it cannot be split into words, or names no program.
+    """
+    hint = "for example --on-trigger ./notify.sh, or --on-trigger 'sh -c \"...\"' for a shell"
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--on-trigger {text!r} cannot be split into words: {error}", hint=hint) from error
+    if not words or shutil.which(words[0]) is None:
+        named = f"no program {words[0]!r} for --on-trigger" if words else "--on-trigger names no command"
+        raise UsageError(named, hint=hint)
+    return shlex.join(words)
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -83,6 +83,7 @@ def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
     def get(*args: Any, **kwargs: Any) -> Any:
         nonlocal idle_since
         thread_state.batch = None
+        window.follow()
         begin = idle_since or now_ticks()
         idle_since = begin  # an empty queue raises after some seconds, but the wait goes on
         task = get_original(*args, **kwargs)

@@ -1,0 +1,109 @@
+"""What follows from a trigger: its line, its window, and the call of the user's command once the window lies there.
+
+trigger ──► line and event, with the path of the window ──► window sealed ──► command called
+                   no window ─────────────────────────────────────────────►
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.capture import Captures, Request, Sealed
+from stashtrace.live.events import EventLog
+from stashtrace.live.state import Event
+from stashtrace.live.triggers.trigger_command import TriggerCommand
+from stashtrace.text import count_noun
+from stashtrace.units import bytes_text
+
+
+class Alarms:
+    """Takes the triggers of a run.
+
+    ``captures``: seals the windows. ``command``: called for each trigger; None for none. ``after_steps``: of a window.
+    """
+
+    def __init__(self, log: EventLog, captures: Captures, command: TriggerCommand | None, after_steps: int) -> None:
+        self.captures = captures
+        self._log = log
+        self._command = command
+        self._after_steps = after_steps
+        #: Triggers and requests of the open window.
+        self._of_window: list[Event] = []
+        self._requests: list[str] = []
+
+    def add(self, event: Event, window: str, at_ns: int, *, now: bool = False) -> None:
+        """Take a trigger. ``window``: name of its window, empty for none. ``now``: no steps are to come after it."""
+        path = ""
+        if window:
+            after = 0 if now else self._after_steps
+            path = self.captures.ask(window, event.step, after, at_ns, cost_ns=event.cost_ns, by_hand=now)
+            if now:
+                self.captures.hurry(at_ns)
+        event = replace(event, window=path)
+        self._log.add(event)
+        if path:
+            self._of_window.append(event)
+        else:
+            self._call(event)
+
+    def answer(self, request: Request, newest: int, at_ns: int) -> None:
+        """Open a window that somebody asks for; ``newest``: the last step that has closed."""
+        path = self.captures.ask(f"step-{max(newest, 0):06}-asked", newest, request.after_steps, at_ns, by_hand=True)
+        if path:
+            self._requests.append(request.name)
+        else:
+            self.refuse([request], self.captures.refusal)
+
+    def refuse(self, requests: Sequence[Request], why: str) -> None:
+        """Say that no window will be sealed for requests."""
+        names = " ".join(request.name for request in requests)
+        event = Event("capture", f"no window is sealed as asked: {why}", time.time_ns(), request=names)
+        self._log.add(event)
+        self._call(event)
+
+    def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool) -> None:
+        """Seal the open window if it need not wait, and call the command for what it is of."""
+        sealed = self.captures.seal_if_ready(accounts, at_ns, ended=ended)
+        if sealed is None:
+            return
+        event = replace(_event_of(sealed), request=" ".join(self._requests))
+        self._log.add(event)
+        if self._requests:
+            self._call(event)
+        for trigger in self._of_window:
+            self._call(replace(trigger, window=sealed.path))
+        self._of_window, self._requests = [], []
+
+    def settle(self, *, ended: bool) -> None:
+        """End a round: say what a storm kept back, and look at the calls of the command."""
+        self._log.settle(time.time_ns(), ended=ended)
+        if self._command is not None:
+            for line in self._command.finish() if ended else self._command.poll():
+                self._log.add(Event("on_trigger", line, time.time_ns()))
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not done for triggers so far."""
+        notes = [self._command.note] if self._command is not None and self._command.note else []
+        if self.captures.refused_count:
+            triggers = count_noun(self.captures.refused_count, "trigger")
+            notes.append(f"no window was sealed for {triggers}; the last: {self.captures.refusal}")
+        return notes
+
+    def _call(self, event: Event) -> None:
+        if self._command is not None:
+            self._command.add(event)
+
+
+def _event_of(sealed: Sealed) -> Event:
+    """Word a window that was sealed, or that could not be."""
+    if sealed.error:
+        text = f"the window {sealed.name} could not be written: {sealed.error}"
+        return Event("capture", text, time.time_ns(), step=sealed.last_step)
+    size = bytes_text(sealed.size_bytes)
+    text = f"steps {sealed.first_step} to {sealed.last_step} are kept in {sealed.path} ({size})"
+    return Event("capture", text, time.time_ns(), step=sealed.last_step, window=sealed.path)

@@ -1,0 +1,83 @@
+"""A run that is idle (``run --idle``): its processes record nothing until a window is asked for.
+
+    request ──► processes record ──► steps K to K+M-1 close ──► window sealed ──► idle again
+                 K: the first step that all ranks have begun since
+
+Each rank begins to record with its next step and tells the number of it, so that steps keep their numbers.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stashtrace.analysis.steps.steps import host_steps
+from stashtrace.analysis.steps.window import Window, with_window
+from stashtrace.errors import MissingDataError
+from stashtrace.live.capture import Request
+from stashtrace.record.follower import set_period
+from stashtrace.schema.trace import Trace
+
+#: Ranks that do not begin a step for so long do not begin one: the request is given up.
+PATIENCE_NS = 60_000_000_000
+_FACT = "step_begins"
+_MOST_PERIODS = 255
+
+
+@dataclass(slots=True)
+class IdleRecording:
+    """Turns recording on and off. ``directory``: of the run."""
+
+    directory: Path
+    #: Requests of the period that records.
+    requests: list[Request] = field(default_factory=list)
+    is_on: bool = False
+    #: When the period began, on CLOCK_MONOTONIC.
+    since_ns: int = 0
+    _periods_count: int = 0
+
+    def begin(self, at_ns: int) -> None:
+        """Let the processes record. Errors of the system are raised as they are."""
+        if not self.is_on:
+            set_period(self.directory, self._periods_count % _MOST_PERIODS + 1)
+            self._periods_count += 1
+            self.is_on, self.since_ns = True, at_ns
+
+    def end(self) -> None:
+        """Let them be idle again. Errors of the system are raised as they are."""
+        self.is_on, self.requests = False, []
+        set_period(self.directory, 0)
+
+    def find_begin(self, trace: Trace, origin_ns: int) -> Window | None:
+        """Return the first step that all ranks have begun to record; None while it is not known.
+
+        ``origin_ns``: zero of the trace's clock on CLOCK_MONOTONIC.
+        """
+        told = self._told(trace, origin_ns)
+        ranks = {rank for rank in trace.processes["rank"].tolist() if rank >= 0}
+        if not told or len(told) < len(ranks):
+            return None
+        first = max(step for step, _ in told.values())
+        from_there = Window(0, {rank: begin for rank, (_, begin) in told.items()})
+        try:
+            table = host_steps(with_window(trace, from_there, origin_ns))
+        except MissingDataError:
+            return None
+        begins = {}
+        for rank, (step, begin) in told.items():
+            own = table["begin_ns"][table["rank"] == rank]
+            if len(own) <= first - step:
+                return None  # it has not come so far yet
+            begins[rank] = int(own[first - step]) if first > step else begin
+        return Window(first, begins)
+
+    def _told(self, trace: Trace, origin_ns: int) -> dict[int, tuple[int, int]]:
+        """Return the step with which each rank began to record in this period, and when that began."""
+        ranks = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+        facts, told = trace.metadata, {}
+        for row in facts.take(facts["key_code"] == trace.strings.find(_FACT)).rows():
+            step, _, moment = trace.text(row["value_code"]).partition(" ")
+            if step.isdecimal() and moment.isdecimal() and int(moment) >= self.since_ns:
+                told[max(ranks.get(row["process_id"], -1), 0)] = int(step), int(moment) - origin_ns
+        return told

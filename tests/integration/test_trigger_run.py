@@ -1,0 +1,156 @@
+"""Triggers of a real run: the line with its window, the command, SIGUSR2 to the launcher, a rank that is killed."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from example_job import ENVIRONMENT
+
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.live.events import read_events
+from stashtrace.live.state import Event, read_states
+from stashtrace.loading.load import load_trace
+
+#: Steps of 40 ms for 25 s, of which one takes a second longer.
+LOOP = """
+import time, stashtrace
+begin = time.monotonic()
+for step in range(10000):
+    time.sleep(1.04 if step == 250 else 0.04)
+    stashtrace.step()
+    if time.monotonic() - begin > 25: break
+"""
+#: Appends what it was told, and whether it would be ended by SIGTERM.
+NOTE = """
+import os, signal, sys
+facts = [os.environ['STASHTRACE_TRIGGER_' + name] for name in ('KIND', 'STEP', 'WINDOW')]
+sound = os.path.isfile(os.path.join(facts[2], 'run.json')) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+open('told', 'a').write(' '.join([*facts, str(sound)]) + '\\n')
+sys.exit(5)
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stashtrace", "run", "--out", "run", *words]
+    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(run: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if run.exists() and any(state.ranks for state in read_states(run)):
+            return
+        time.sleep(0.2)
+    raise AssertionError("no step has closed within 90 s")
+
+
+@pytest.fixture(scope="module")
+def triggered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event], str]:
+    """The folder of a job with a slow step, whose launcher got SIGUSR2; its events, and what was said on stderr."""
+    folder = tmp_path_factory.mktemp("with space")
+    (folder / "note.py").write_text(NOTE)
+    words = ["--on-trigger", f"'{sys.executable}' note.py", "--", sys.executable, "-c", LOOP]
+    with start(folder, *words) as job:
+        wait_for_steps(folder / "run")
+        job.send_signal(signal.SIGUSR2)
+        assert job.stderr is not None
+        said = job.stderr.read()
+    assert job.returncode == 0, said
+    return folder, read_events(folder / "run"), said
+
+
+def test_a_slow_step_has_its_line_with_its_window(triggered: tuple[Path, list[Event], str]) -> None:
+    _, events, said = triggered
+    slow = next(event for event in events if event.kind == "slow_step" and event.cost_ns > 9e8)
+    assert f"stashtrace: {slow.text}; window {slow.window}\n" in said
+    table = steps(load_trace(slow.window))
+    assert slow.step in table["step"]
+
+
+def test_a_signal_to_the_launcher_seals_a_window(triggered: tuple[Path, list[Event], str]) -> None:
+    """The job, which has no handler of it, goes on."""
+    _, events, _ = triggered
+    sealed = [event for event in events if event.kind == "capture" and event.window.endswith("-asked")]
+    assert len(sealed) == 1
+    assert len(steps(load_trace(sealed[0].window))) > 5
+
+
+def test_the_command_is_called_for_both(triggered: tuple[Path, list[Event], str]) -> None:
+    """With folders that are windows by then; its exit code is said once and counted."""
+    folder, events, said = triggered
+    told = [line.rsplit(" ", 1) for line in (folder / "told").read_text().splitlines()]
+    windows = {event.window for event in events if event.window}
+    called = {facts.split(" ", 2)[2] for facts, _ in told if facts.split(" ", 2)[2]}
+    assert windows == called
+    assert all(sound == "True" for facts, sound in told if facts.split(" ", 2)[2])
+    assert said.count("failed: it ended with exit code 5") == 1
+    (state,) = read_states(folder / "run")
+    assert any(note.endswith(f"{len(told)} of {len(told)} calls failed") for note in state.notes)
+
+
+def test_a_job_with_a_handler_gets_the_signal_too(tmp_path: Path) -> None:
+    code = """
+import os, signal, time
+signal.signal(signal.SIGUSR2, lambda *_: open('got', 'w'))
+open('ready', 'w')
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline and not os.path.exists('got'): time.sleep(0.1)
+"""
+    with start(tmp_path, "--live", "--no-merge", "--", sys.executable, "-c", code) as job:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "ready").exists():
+            time.sleep(0.1)
+        job.send_signal(signal.SIGUSR2)
+        assert job.wait(90) == 0
+    assert (tmp_path / "got").exists()
+
+
+def test_without_a_follower_the_job_gets_the_signal(tmp_path: Path) -> None:
+    """As ever: a job without a handler is ended by it."""
+    code = "import time; open('ready', 'w'); time.sleep(60)"
+    with start(tmp_path, "--no-merge", "--", sys.executable, "-c", code) as job:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "ready").exists():
+            time.sleep(0.1)
+        job.send_signal(signal.SIGUSR2)
+        assert job.wait(60) == 128 + signal.SIGUSR2
+
+
+def test_a_rank_that_is_killed_is_said(tmp_path: Path) -> None:
+    """Two ranks that do not wait for each other; one of them is killed."""
+    code = """
+import os, subprocess, sys, time, stashtrace
+if 'RANK' not in os.environ:
+    ranks = [subprocess.Popen([sys.executable, *sys.orig_argv[1:]],
+             env={**os.environ, 'RANK': str(r), 'WORLD_SIZE': '2', 'LOCAL_RANK': str(r)}) for r in (0, 1)]
+    sys.exit(ranks[0].wait())
+begin = time.monotonic()
+while time.monotonic() - begin < 40 and not os.path.exists('enough'):
+    time.sleep(0.05)
+    stashtrace.step()
+    if os.environ['RANK'] == '1' and time.monotonic() - begin > 10: os.kill(os.getpid(), 9)
+"""
+    with start(tmp_path, "--live", "--no-merge", "--", sys.executable, "-c", code) as job:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and job.poll() is None:
+            lost = [event for event in _events(tmp_path / "run") if event.kind == "rank_lost"]
+            if lost:
+                (tmp_path / "enough").touch()
+                break
+            time.sleep(0.2)
+        assert job.stderr is not None
+        said = job.stderr.read()
+    assert lost, said
+    assert lost[0].rank == 1
+    assert "has died without an end in order; rank 0 goes on" in lost[0].text
+    assert lost[0].window in said
+
+
+def _events(run: Path) -> list[Event]:
+    return read_events(run) if run.exists() else []

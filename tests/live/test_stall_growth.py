@@ -1,0 +1,143 @@
+"""A stall that grows is one line; steps that vary with the length of their sequences are none.
+
+The false alarms are counted on simulated jobs of eight balanced ranks, with fixed seeds: computing and part of the data
+follow sequences of varying length, reads are rare and long now and then, transfers vary.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stashtrace.live.table import LIVE_STEPS
+from stashtrace.live.triggers.growth import BLOCK_STEPS, Growth, GrowthTrigger
+from stashtrace.schema.table import Table
+
+MS = 1e6
+RANKS = 8
+#: Rounds of the follower: it sees some steps at a time.
+ROUND_STEPS = 37
+
+
+def varying_job(
+    seed: int,
+    steps_count: int,
+    *,
+    spread: float = 0.6,
+    memory: float = 0.0,
+    slower_reads_ms: float = 0.0,
+    slower_compute_ms: float = 0.0,
+    since: int = 0,
+) -> Table:
+    """Rows of ``live_steps`` of a balanced job.
+
+    ``spread``: of the logarithm of the sequence lengths. ``memory``: how alike the lengths of two steps in a row are.
+    ``slower_reads_ms``, ``slower_compute_ms``: what rank 3 has more of in each step from ``since`` on.
+    """
+    random = np.random.default_rng(seed)
+    size = (steps_count, RANKS)
+    noise = random.normal(size=steps_count)
+    common = np.zeros(steps_count)
+    for step in range(1, steps_count):
+        common[step] = memory * common[step - 1] + np.sqrt(1 - memory**2) * noise[step]
+    own_part = 0.7 if memory else 1.0
+    lengths = np.exp(spread * (own_part * random.normal(size=size) + np.sqrt(1 - own_part**2) * common[:, None]))
+    spent = {
+        "compute_ns": 70 * MS * lengths,
+        "prep_ns": random.gamma(0.5, 4 * MS, size) * lengths,
+        "fetch_ns": np.where(random.random(size) < 0.02, random.lognormal(3.0, 1.0, size) * MS, 0.0),
+        "python_ns": random.gamma(4.0, 0.5 * MS, size),
+    }
+    spent["fetch_ns"][since:, 3] += random.gamma(2.0, slower_reads_ms * MS / 2, steps_count - since)
+    spent["compute_ns"][since:, 3] += slower_compute_ms * MS
+    own = sum(spent.values(), np.zeros(size))
+    spent["straggler_ns"] = own.max(axis=1, keepdims=True) - own
+    spent["network_ns"] = np.repeat(random.gamma(20.0, 0.5 * MS, (steps_count, 1)), RANKS, axis=1)
+    length = sum(spent.values(), np.zeros(size))
+    begins = np.cumsum(length, axis=0) - length
+    latest = np.repeat(own.argmax(axis=1)[:, None], RANKS, axis=1)
+
+    def flat(values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+        return np.rint(values).astype(np.int64).reshape(-1)
+
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        name: flat(spent.get(name, np.zeros(size))) for name in LIVE_STEPS.names
+    }
+    columns["rank"] = np.tile(np.arange(RANKS), steps_count)
+    columns["step"] = np.repeat(np.arange(steps_count), RANKS)
+    columns["step_kind"] = np.full(steps_count * RANKS, "train", dtype=object)
+    columns["begin_ns"], columns["end_ns"] = flat(begins), flat(begins + length)
+    columns["cause_rank"] = flat(np.where(spent["straggler_ns"] > 0, latest, -1))
+    return Table(LIVE_STEPS, columns)
+
+
+def growths(job: Table, round_steps: int = ROUND_STEPS) -> list[Growth]:
+    trigger, found = GrowthTrigger(), []
+    for first in range(0, int(job["step"].max()) + 1, round_steps):
+        found += trigger.look(job.take((job["step"] >= first) & (job["step"] < first + round_steps)))
+    return found
+
+
+@pytest.mark.parametrize(("spread", "memory"), [(0.3, 0.0), (0.6, 0.0), (1.0, 0.0), (0.6, 0.5)])
+def test_balanced_steps_of_varying_lengths_raise_at_most_one_alarm_in_10000(spread: float, memory: float) -> None:
+    """60,000 steps each; what a hundred times as many give stands in the guide."""
+    seeds = range(6)
+    alarms = [g for s in seeds for g in growths(varying_job(s, 10_000, spread=spread, memory=memory), 10_000)]
+    assert len(alarms) <= 1, [alarm.text for alarm in alarms]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_reads_that_become_slower_are_one_line(seed: int) -> None:
+    """From step 900 on rank 3 reads 20 ms longer in each step; the others wait for it, which needs no line."""
+    (growth,) = growths(varying_job(seed, 1600, slower_reads_ms=20.0, since=900))
+    assert (growth.kind, growth.ranks) == ("fetch", (3,))
+    assert abs(growth.since_step - 900) <= 2 * BLOCK_STEPS
+    assert growth.step <= 900 + 4 * BLOCK_STEPS
+    assert growth.now_ns - growth.before_ns == pytest.approx(20e6, rel=0.3)
+    assert re.fullmatch(
+        r"waits for storage \(fetch\) grew on rank 3 since step \d+: \d+ us -> \d+(\.\d)? ms a step, "
+        r"\d+ % of a usual step more, over 60 steps",
+        growth.text,
+    )
+
+
+def test_a_rank_that_computes_longer_is_named_by_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its computing is no stall; that the others wait for it is."""
+    growth, *_ = growths(varying_job(1, 1600, spread=0.05, slower_compute_ms=30.0, since=900))
+    assert growth.kind == "straggler"
+    assert growth.ranks == (0, 1, 2, 4, 5, 6, 7)
+    assert growth.cause_rank == 3
+    assert "waits for late ranks grew on ranks 0-2,4-7" in growth.text
+    assert ", for rank 3: " in growth.text
+
+
+def test_the_new_level_is_the_usual_one_after_an_alarm() -> None:
+    """Reads that stay slow are no second line, however long the job goes on; a second step up is."""
+    first = varying_job(2, 3000, slower_reads_ms=20.0, since=900)
+    assert len(growths(first)) == 1
+    fetch = first["fetch_ns"].copy()
+    more = (first["rank"] == 3) & (first["step"] >= 2000)
+    fetch[more] += int(40 * MS)
+    again = growths(first.replace(fetch_ns=fetch, end_ns=first["end_ns"] + np.where(more, int(40 * MS), 0)))
+    assert [growth.kind for growth in again] == ["fetch", "fetch"]
+    assert again[1].step >= 2000
+
+
+def test_slow_growth_is_seen() -> None:
+    """A leak: 0.05 ms more in each step."""
+    job = varying_job(3, 2000, spread=0.2)
+    more = np.where(job["rank"] == 5, job["step"] * 50_000, 0)
+    found = growths(job.replace(python_ns=job["python_ns"] + more, end_ns=job["end_ns"] + more))
+    assert found
+    assert all((growth.kind, growth.ranks) == ("python", (5,)) for growth in found)
+
+
+def test_one_slow_step_is_no_growth() -> None:
+    job = varying_job(4, 1500)
+    fetch = job["fetch_ns"].copy()
+    fetch[(job["step"] % 400 == 399) & (job["rank"] == 2)] += int(3000 * MS)
+    assert growths(job.replace(fetch_ns=fetch)) == []
