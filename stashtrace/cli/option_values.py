@@ -247,3 +247,16 @@ def _number(number: str, option: str, text: str, kind: str, example: str) -> flo
 
 def _refusal(option: str, text: str, kind: str, example: str) -> UsageError:
     return UsageError(f"{option} {text} is not {kind}", hint=f"for example {option} {example}")
+
+
+def read_trackers(text: str | None) -> list[str]:
+    """Return the names of a comma list.
+
+    Raises UsageError for a tracker that is unknown or not installed.
+    """
+    names = list(dict.fromkeys((text or "").split(","))) if text is not None else []
+    if names:
+        from stashtrace.trackers.names import check_trackers
+
+        check_trackers(names)
+    return names

@@ -33,6 +33,7 @@ NEWEST = "the newest ./stash-*"
 #: What most commands read.
 RUN_OR_FILES = "run directory, or files of another tool"
 _FORMAT_WORDS = {
+    "line": "line",
     "table": "text (default)",
     "text": "text (default)",
     "html": "HTML (default)",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from stashtrace.errors import BUILD_HINT, CaptureError
+from stashtrace.errors import BUILD_HINT, CaptureError, OutputError
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.whole_files import others_may_rename
 
@@ -35,21 +36,24 @@ def traced_environment(
     run_dir: str | os.PathLike[str],
     run_id: str,
     library: str | os.PathLike[str] | None = None,
+    package: Path = _PACKAGE,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
 
     ``base``: environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is
     a profiler plugin of NCCL that it names. ``options``: what is recorded. ``run_dir``: where the processes write; made
     absolute, since they may change their directory. ``run_id``: hexadecimal name of the run, stored in every file.
-    ``library``: runtime library to preload, the package's own by default. Raises UsageError, FormatError as
+    ``library``: runtime library to preload, the package's own by default. ``package``: this package, or a copy of its
+    part for traced processes (:func:`copy_guest_part`). Raises UsageError, FormatError as
     :meth:`RecordOptions.to_environment`. Raises CaptureError if the library is missing, or LD_PRELOAD cannot name it.
     """
-    if ":" in str(INJECT_PATH):
+    inject = package / INJECT_PATH.relative_to(_PACKAGE)
+    if ":" in str(inject):
         raise CaptureError(
-            f"the path {INJECT_PATH} holds a colon, which PYTHONPATH cannot name",
+            f"the path {inject} holds a colon, which PYTHONPATH cannot name",
             hint="install stashtrace into a folder without colons",
         )
-    library = LIBRARY_PATH if library is None else Path(library)
+    library = package / LIBRARY_PATH.name if library is None else Path(library)
     preload = preload_path(library)
     environment = options.to_environment(base)
     preloaded = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))
@@ -57,12 +61,36 @@ def traced_environment(
         lookup = preload_path(library.with_name(LOOKUP_LIBRARY))
         preloaded = _prepend(preload, _prepend(lookup, preloaded))
     environment["LD_PRELOAD"] = preloaded
-    environment["PYTHONPATH"] = _prepend(str(INJECT_PATH), base.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = _prepend(str(inject), base.get("PYTHONPATH", ""))
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
     if "nccl" in options.recorded_collectors():
         _take_profiler_slot(environment, preload)
     return environment
+
+
+#: What traced processes need of this package: the libraries, and Python that needs no other package.
+_GUEST_PART = ("__init__.py", "callbacks.py", "py.typed", "probes", LIBRARY_PATH.name, LOOKUP_LIBRARY)
+
+
+def copy_guest_part(folder: Path) -> Path:
+    """Copy what traced processes need into ``folder``, for containers without this package; return its package there.
+
+    An older copy is replaced. Raises OutputError if the folder cannot be written.
+    """
+    target = folder / _PACKAGE.name
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in _GUEST_PART:
+            if (_PACKAGE / name).is_dir():
+                left_out = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(_PACKAGE / name, target / name, dirs_exist_ok=True, ignore=left_out)
+            else:
+                shutil.copy(_PACKAGE / name, target / name)
+    except (OSError, shutil.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"cannot copy the recorder to {target}: {reason}") from error
+    return target
 
 
 def without_library(environment: Mapping[str, str]) -> dict[str, str]:

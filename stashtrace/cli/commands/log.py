@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from stashtrace.cli import say_error
 from stashtrace.cli.find_runs import read_runs
+from stashtrace.cli.option_values import read_trackers
 from stashtrace.cli.parsing import Parser, runs_or_newest
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.tracker_options import read_trackers
 from stashtrace.errors import StashtraceError
 
 _EPILOG = """The run of the tracker is the one that the script began under `stashtrace run`;

@@ -11,18 +11,24 @@ import shlex
 import shutil
 import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from stashtrace.cli.merging import conclude, processes_text, shown_directory
+from stashtrace.cli import say_error
+from stashtrace.cli.merging import AfterMerge, conclude, processes_text, shown_directory
 from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments, open_outlets
-from stashtrace.cli.option_values import read_size
+from stashtrace.cli.option_values import read_size, read_trackers
 from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
-from stashtrace.cli.tracker_options import log_after_merge, read_trackers
-from stashtrace.errors import UsageError
+from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
+
+if TYPE_CHECKING:
+    from stashtrace.analysis.findings import Summary
+    from stashtrace.schema.table import Table
+    from stashtrace.schema.trace import Trace
 
 
 def parser() -> Parser:
@@ -117,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2
     with file_rights(arguments.share):
-        after = log_after_merge(trackers, screen, shown_directory(outcome)) if trackers else None
+        after = _log_after_merge(trackers, screen, shown_directory(outcome)) if trackers else None
         conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command, after=after)
     return outcome.exit_code
 
@@ -199,3 +205,21 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
         )
     if outcome.write_error is not None:
         screen.say(f"stashtrace: {outcome.write_error}")
+
+
+def _log_after_merge(names: list[str], screen: Screen, shown: str) -> AfterMerge:
+    """Return what adds the answers of a merged run to trackers; ``shown``: the run as a person would type it.
+
+    A tracker that refuses is said: the run is recorded all the same.
+    """
+
+    def log(trace: Trace, tables: Summary, first: Table | None) -> None:
+        from stashtrace.trackers.answers import log_answers
+
+        for name in names:
+            try:
+                screen.say(f"stashtrace: logged to {name} run {log_answers(trace, name, shown, (tables, first))}")
+            except StashtraceError as error:
+                say_error(str(error), error.hint)
+
+    return log

@@ -59,5 +59,13 @@ def _json(trace: Trace, shown: str) -> str:
     return json.dumps(document(summarize(trace), what_to_do_first(trace), shown), ensure_ascii=False, indent=1) + "\n"
 
 
+def _line(trace: Trace, shown: str) -> str:
+    """Return the headline, for places that hold one line of a run."""
+    from stashtrace.analysis.findings import summarize
+    from stashtrace.summary.summary_document import document
+
+    return " ".join(document(summarize(trace), None, shown)["headline"].split()) + "\n"
+
+
 #: Name of a format -> function of the trace and of its path as typed, which returns the text for stdout.
-FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _text, "json": _json}
+FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _text, "line": _line, "json": _json}
