@@ -169,7 +169,8 @@ def _row(host: str, own: list[_Run], lateness: _Lateness, totals: RunTotals, hos
         return host, 0
     chances = [lateness.expected(run, host) for run in own]
     odds = min(1.0, hosts_count * times_or_more(len(late), chances))
-    turn = times_or_more(len(late), [lateness.turn(run, host) for run in mattering])
+    turns = [lateness.turn(run, host) for run in mattering]
+    turn = times_or_more(len(late), turns)
     share = len(late) / len(own)
     cause, count = Counter(run.cause for run in late).most_common(1)[0]
     waits = np.array([run.waits_ns[host] for run in late])
@@ -184,7 +185,8 @@ def _row(host: str, own: list[_Run], lateness: _Lateness, totals: RunTotals, hos
         verdict = "rank" if _is_one_rank(host, late, lateness) else "always" if share > _MOST_RUNS else "often"
     else:
         least = min(1.0, hosts_count * times_or_more(len(own), chances))
-        verdict = "few" if least >= _BY_CHANCE else "chance"
+        too_few = least >= _BY_CHANCE or times_or_more(len(turns), turns) >= _BY_TURNS
+        verdict = "few" if too_few else "chance"
     figures = float(waits.mean()), float(parts.mean()), float(hours.sum()), cost, float(sum(chances)), odds, turn
     return host, len(late), len(own), share, cause, count, *figures, verdict
 
