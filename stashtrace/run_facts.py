@@ -129,6 +129,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
             "place",
             "job",
             "working_directory",
+            "commit",
             "outlived_by",
             "cpu",
         ),

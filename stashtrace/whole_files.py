@@ -56,13 +56,13 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def claim_file(path: Path, text: str) -> bool:
-    """Make the file with this text, in one step, unless it exists; return whether it was made.
+def claim_file(path: Path, content: str | bytes) -> bool:
+    """Make the file with this content, in one step, unless it exists; return whether it was made.
 
     On a file system without links, a file that appears in between is replaced.
     """
     with _partial(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         give_mode(partial, _final_mode(path, partial.stat().st_uid))
         try:
             os.link(partial, path)

@@ -74,6 +74,27 @@ def slowdown() -> None:
     write(Path("trace-made-up.parquet"), two_stages({(1, 0): 2.0}, replicas=2))
 
 
+def history() -> None:
+    """Two months of a fleet in which a host is late, a commit is slow, and one job's checkpoints slow the reads."""
+    sys.path.insert(0, str(ROOT / "tests/support"))
+    from made_up_history import MINUTE, SECOND, Fleet, Job, write_history
+
+    writer = Job(("torchrun", "pretrain.py"), hosts=3, every_ns=25 * MINUTE, write_ns=100 * SECOND)
+    fleet = Fleet(
+        seed=7,
+        runs=120,
+        jobs=(Job(("torchrun", "finetune.py", "--lr", "0.1")), writer),
+        commits=8,
+        hosts=20,
+        late_hosts={"node17": (0.8, 45_000_000, "fetch")},
+        slow_commits={5: 0.14},
+        write_slows=3.2,
+        between_hours=6.0,
+        length_ns=15 * 3600 * SECOND,
+    )
+    write_history(Path("history"), fleet)
+
+
 def queried() -> None:
     """Two runs of four ranks; in the first, rank 3 takes 40 ms longer in each backward."""
     output_of("stashtrace synth made-up --ranks 4 --steps 20 --late-rank 3 --late 40")
@@ -84,6 +105,7 @@ def queried() -> None:
 PAGES: dict[Path, Callable[[], None]] = {
     ROOT / "docs/guides/gate.md": gate,
     ROOT / "docs/guides/gpu-traces.md": gpu_traces,
+    ROOT / "docs/guides/history.md": history,
     ROOT / "docs/guides/late-ranks.md": late_ranks,
     ROOT / "docs/guides/recommend.md": recommend,
     ROOT / "docs/guides/slowdown.md": slowdown,

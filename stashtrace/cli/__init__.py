@@ -40,6 +40,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("view", "Open the timeline in the Perfetto UI"),
     ("diff", "Compare two runs, by stalls or by kernels"),
     ("check", "Fail if a run is worse than a baseline: a gate for changes"),
+    ("history", "Ask many runs: late hosts, slow commits, neighbours, cost"),
     ("characterize", "Measure what devices, data and network cost, by experiment"),
     ("whatif-cache", "Forecast the step time by the cached share of the data"),
     ("stage", "Copy files to a faster disk, and measure the gain"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from stashtrace.analysis.registry import find
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.fleet.plans import plan_of
+from stashtrace.fleet.tasks import on_cluster
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
@@ -132,6 +134,10 @@ def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[s
     return out
 
 
+def _part_of(store: str, names: Sequence[str], options: dict[str, Any], ranks: Sequence[int]) -> list[_Answers]:
+    return part(store, names, ranks, options)
+
+
 def _function(name: str) -> Callable[..., Table]:
     module, colon, function = name.partition(":")
     if not colon:
@@ -153,7 +159,7 @@ def _compute(
     if find_spec("dask") is None:
         raise StashtraceError("analysing a store rank by rank needs Dask", hint="pip install 'stashtrace[fleet]'")
     if cluster is not None:
-        return _on_cluster(store, names, chunks, options, cluster, finished)
+        return on_cluster(partial(_part_of, store, names, options), chunks, cluster, finished)
     import dask
     from dask.callbacks import Callback
 
@@ -176,30 +182,6 @@ def _compute(
     with Done():
         results = dask.compute(*delayed, scheduler="processes" if apart else "threads", num_workers=cores)
     return list(results)
-
-
-def _on_cluster(
-    store: str,
-    names: Sequence[str],
-    chunks: Sequence[Sequence[int]],
-    options: dict[str, Any],
-    cluster: str,
-    finished: Callable[[Sequence[int]], None],
-) -> list[list[_Answers]]:
-    if find_spec("distributed") is None:
-        raise StashtraceError("a Dask cluster needs distributed", hint="pip install 'stashtrace[fleet]'")
-    from distributed import Client, as_completed
-
-    try:
-        client = Client(cluster, timeout="10s")
-    except (OSError, ValueError, TimeoutError) as error:
-        raise StashtraceError(f"no Dask scheduler answers at {cluster}", hint="start one: dask scheduler") from error
-    with client:
-        futures = [client.submit(part, store, names, chunk, options, pure=False) for chunk in chunks]
-        place = {future.key: at for at, future in enumerate(futures)}
-        for future in as_completed(futures):
-            finished(chunks[place[future.key]])
-        return list(client.gather(futures))
 
 
 def _pack(table: Table, strings: StringPool, numbers: Mapping[str, Array]) -> _Packed:

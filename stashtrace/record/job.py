@@ -1,4 +1,4 @@
-"""The job that a launcher belongs to: the same answer on every host, from its scheduler or from torchrun.
+"""The job that a launcher belongs to: the same answer on every host, from its scheduler or from torchrun; its commit.
 
 Several ``stashtrace run`` may start one job together. They need one run id but do not talk to each other, so the id is
 a hash of a name that all of them know.
@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stashtrace.errors import UsageError
 from stashtrace.scrubbing import scrub_urls
@@ -141,3 +142,69 @@ def _torchrun_options(command: Sequence[str]) -> dict[str, str] | None:
 
 def _count(environment: Mapping[str, str], *names: str, default: int = -1) -> int:
     return next((int(environment[n]) for n in names if environment.get(n, "").isdecimal()), default)
+
+
+# The commit that a job runs, read from the files of the repository that holds its working directory.
+
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+#: Where continuous integration names the commit, for images that were built without the repository.
+_COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
+#: A file of a repository that names a commit is shorter; the list of packed references may be long.
+_LONGEST_BYTES = 64 << 20
+
+
+def commit_of(directory: Path, environment: Mapping[str, str]) -> str:
+    """Return the commit of the repository around a directory, in hexadecimal digits; empty if there is none.
+
+    No program is started, so changes that are not committed are not seen. Without a repository, the variables of
+    continuous integration are asked.
+    """
+    for folder in (directory, *directory.parents):
+        entry = folder / ".git"
+        if entry.exists():
+            try:
+                found = _head(_git_folder(entry))
+            except (OSError, ValueError):  # closed to us, or no repository after all
+                found = ""
+            if found:
+                return found
+            break
+    named = (environment.get(name, "") for name in _COMMIT_VARIABLES)
+    return next((text for text in named if _COMMIT.fullmatch(text)), "")
+
+
+def _git_folder(entry: Path) -> Path:
+    """Return the folder of a repository; of a worktree or submodule, ``.git`` is a file that names it."""
+    if entry.is_dir():
+        return entry
+    words = _text(entry)
+    if not words.startswith("gitdir:"):
+        raise ValueError("not a repository")
+    return (entry.parent / words.removeprefix("gitdir:").strip()).resolve()
+
+
+def _head(folder: Path) -> str:
+    head = _text(folder / "HEAD").strip()
+    if not head.startswith("ref:"):
+        return head if _COMMIT.fullmatch(head) else ""
+    name = head.removeprefix("ref:").strip()
+    common = folder
+    if (folder / "commondir").is_file():  # of a worktree: branches are kept in the main one
+        common = (folder / _text(folder / "commondir").strip()).resolve()
+    for place in (folder, common):
+        try:
+            found = _text(place / name).strip()
+        except (OSError, ValueError):
+            continue
+        if _COMMIT.fullmatch(found):
+            return found
+    for line in _text(common / "packed-refs").splitlines():
+        number, _, known = line.partition(" ")
+        if known == name and _COMMIT.fullmatch(number):
+            return number
+    return ""
+
+
+def _text(path: Path) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read(_LONGEST_BYTES)

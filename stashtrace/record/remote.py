@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import CaptureError, FormatError, UsageError
+from stashtrace.errors import CaptureError, FormatError, OutputError, UsageError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ACCESS_HINT = "check the address and the access rights"
@@ -99,6 +100,70 @@ def write_file(url: str, content: bytes) -> None:
         files.pipe_file(path, content)
     except Exception as error:  # each plug-in has its own errors
         raise CaptureError(f"cannot write {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+
+
+def list_files(url: str, ending: str) -> list[str]:
+    """Return the names of the files in a remote directory that end so, sorted; none if there is no such directory.
+
+    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if the
+    directory cannot be read.
+    """
+    files, root = _open(url)
+    try:
+        listed = files.ls(root, detail=True)
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # each plug-in has its own errors
+        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+    names = (posixpath.basename(entry["name"]) for entry in listed if entry["type"] == "file")
+    return sorted(name for name in names if name.endswith(ending))
+
+
+def read_files(url: str, names: Sequence[str]) -> dict[str, bytes | str]:
+    """Return the content of files of a remote directory, by name; the reason, as a text, of one that cannot be read.
+
+    Plug-ins that can do so read many at a time. Raises UsageError as ``list_files`` does.
+    """
+    files, root = _open(url)
+    paths = {posixpath.join(root, name): name for name in names}
+    try:
+        found = files.cat(list(paths), on_error="return") if paths else {}
+    except Exception as error:  # each plug-in has its own errors
+        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+    if not isinstance(found, dict):  # of a single one, some plug-ins return the content alone
+        found = dict.fromkeys(paths, found)
+    contents = {posixpath.basename(path): content for path, content in found.items()}
+    return {name: c if isinstance(c, bytes) else _first_line(c) for name, c in contents.items()}
+
+
+def claim_remote_file(url: str, name: str, content: bytes) -> bool:
+    """Write one file into a remote directory unless it is there; return whether it was written.
+
+    It is written under another name and renamed, so nobody reads a part of it. Raises UsageError if fsspec, or its
+    plug-in for this kind of URL, is not installed. Raises OutputError if it cannot be written.
+    """
+    files, root = _open(url)
+    target = posixpath.join(root, name)
+    partial = f"{target}.part-{secrets.token_hex(8)}"
+    try:
+        if files.exists(target):
+            return False
+        files.makedirs(root, exist_ok=True)
+        files.pipe_file(partial, content)
+        files.mv(partial, target)
+    except Exception as error:  # each plug-in has its own errors
+        raise OutputError(f"cannot write to {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
+    return True
+
+
+def local_path(url: str) -> Path | None:
+    """Return the path behind a URL of local files; None for one of another kind.
+
+    Raises UsageError as ``check_url`` does.
+    """
+    files, root = _open(url)
+    protocol = files.protocol if isinstance(files.protocol, (tuple, list)) else (files.protocol,)
+    return Path(root) if "file" in protocol else None
 
 
 def check_url(url: str) -> None:

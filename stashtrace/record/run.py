@@ -39,7 +39,7 @@ from stashtrace.record.environment import LIBRARY_PATH, traced_environment, with
 from stashtrace.record.follower import Follower, make_control
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
-from stashtrace.record.job import Job, job_of
+from stashtrace.record.job import Job, commit_of, job_of
 from stashtrace.record.launchers import announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
@@ -460,12 +460,14 @@ def _stat_fields(place: Path) -> list[str]:
 
 def run_facts(command: Sequence[str], job: Job, collectors: Sequence[str]) -> dict[str, Any]:
     """Return the content of ``run.json`` at the start of a run."""
+    commit = commit_of(Path.cwd(), os.environ)
     return {
         "format": 1,
         "run_id": job.run_id,
         **({"job": job.name, "launchers_count": job.launchers_count} if job.name else {}),
         "command": scrub_arguments(command),
         "working_directory": os.getcwd(),
+        **({"commit": commit} if commit else {}),
         "begin_realtime_ns": time.time_ns(),
         "begin_monotonic_ns": time.monotonic_ns(),
         "host": os.uname().nodename,

@@ -18,6 +18,8 @@ SUFFIXES = (
     "_watts",
     "_celsius",
     "_hz",
+    "_hours",
+    "_kwh",
     "_count",
     "_per_s",
     "_ticks",
@@ -67,6 +69,7 @@ UNITLESS = {
     "verdict",
     "collective_sequence",
     "name",
+    "cost",  # in the currency of the prices, which the answer names
     "bytes",  # says its unit
     *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
 }

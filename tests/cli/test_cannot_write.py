@@ -31,8 +31,10 @@ WRITERS = (
     "synth",
     "calibrate --out",
     "run --out",
+    "run --history",
+    "history --add RUN",
 )
-PYARROW = ("store", "parquet", "arrow")
+PYARROW = ("store", "parquet", "arrow", "history")
 
 
 @pytest.fixture(scope="module")

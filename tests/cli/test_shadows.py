@@ -55,6 +55,7 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "view": (("view", "{tmp}/nothing"),),
     "diff": (("diff", "{run}", "{run}"),),
     "check": (("check", "{run}", "--against", "{run}"),),
+    "history": (("history", "{tmp}/history", "--add", "{run}"), ("history", "{tmp}/history", "runs")),
     "characterize": (("characterize", "{tmp}/nothing"),),
     "whatif": (("whatif", "{run}"),),
     "whatif-cache": (("whatif-cache", "{run}"),),

@@ -154,8 +154,11 @@ def change_of(
     if not occurs((before, after), kind):  # what takes no time in either job does not vary
         return Change(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "steps")
     first, second = before.values(kind, statistic), after.values(kind, statistic)
-    steps_ns = math.hypot(before.error(kind, statistic), after.error(kind, statistic))
     counts = len(first), len(second)
+
+    def error_of_steps_ns() -> float:
+        return math.hypot(before.error(kind, statistic), after.error(kind, statistic))
+
     allowance_ns = 0.0
     source: Source = "steps"
     if by_turns and min(counts) >= RUNS_THAT_TELL:
@@ -168,8 +171,9 @@ def change_of(
         variance = sum(float(((values - values.mean()) ** 2).sum()) for values in telling) / degrees
         between_ns = student(degrees) * math.sqrt(variance * sum(1 / count for count in counts))
         # A single run of few steps may be less certain than the runs that tell the spread.
-        steps_ns, source = max(between_ns, steps_ns if min(counts) < RUNS_THAT_TELL else 0.0), "runs"
+        steps_ns, source = max(between_ns, error_of_steps_ns() if min(counts) < RUNS_THAT_TELL else 0.0), "runs"
     else:
+        steps_ns = error_of_steps_ns()
         allowance_ns = allowance_ratio * before.value(STEP, statistic) * math.sqrt(sum(1 / c for c in counts) / 2)
     old, new = float(first.mean()), float(second.mean())
     half = steps_ns + allowance_ns

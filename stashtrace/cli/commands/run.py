@@ -21,12 +21,14 @@ from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
+from stashtrace.record.launchers import all_ended
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
 
 if TYPE_CHECKING:
     from stashtrace.analysis.findings import Summary
+    from stashtrace.lab.history.place import Place
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
@@ -57,6 +59,11 @@ def parser() -> Parser:
     RecordOptions.add_arguments(parser)
     parser.add_argument(
         "--no-merge", action="store_true", help="leave the records as they are; `stashtrace merge` does it later"
+    )
+    parser.add_argument(
+        "--history",
+        metavar="DIR",
+        help="add the merged run to the history in DIR, or at a URL (s3://...); `stashtrace history DIR` reads it",
     )
     add_flag(
         parser,
@@ -102,8 +109,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(words)
     if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
         raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
+    if arguments.history is not None and arguments.no_merge:
+        raise UsageError(
+            "--history needs the merge that --no-merge leaves out",
+            hint=f"`stashtrace history {arguments.history} --add RUN` adds the run after `stashtrace merge RUN`",
+        )
     screen = Screen()
     trackers = read_trackers(arguments.log)
+    history = _open_history(arguments.history)
     metrics = open_outlets(arguments)
     if metrics.url:
         screen.say(f"stashtrace: metrics at {metrics.url}")
@@ -123,9 +136,44 @@ def main(argv: Sequence[str]) -> int:
     _say_how_it_ended(screen, outcome)
     merge = not arguments.no_merge and outcome.interrupts_count < 2
     with file_rights(arguments.share):
-        after = _log_after_merge(trackers, screen, shown_directory(outcome)) if trackers else None
+        log = _log_after_merge(trackers, screen, shown_directory(outcome)) if trackers else None
+
+        def after(trace: Trace, tables: Summary, first: Table | None) -> None:
+            if history is not None:
+                _add_to_history(history, trace, outcome, screen)
+            if log is not None:
+                log(trace, tables, first)
+
         conclude(outcome, screen, merge=merge, debug=arguments.debug, command=command, after=after)
     return outcome.exit_code
+
+
+def _open_history(place: str | None) -> Place | None:
+    """Return the history that the run is to be added to; raise before the job starts if nothing can be written there.
+
+    What a URL refuses is known at the end only: the run is kept, and can be added later.
+    """
+    if place is None:
+        return None
+    from stashtrace.lab.history.place import Place
+
+    history = Place(place)
+    history.check_writable()
+    return history
+
+
+def _add_to_history(history: Place, trace: Trace, outcome: Outcome, screen: Screen) -> None:
+    """Add a merged run to a history; what cannot be added now can be later, as the run is kept."""
+    from stashtrace.lab.history.add_run import add_run
+
+    later = f"`stashtrace history {history.text} --add {shown_directory(outcome)}` adds it later"
+    if outcome.launch_file is not None and not all_ended(outcome.directory, outcome.job.launchers_count):
+        screen.say(f"stashtrace: a part of a job has no place in a history; {later}, when all of it is merged")
+        return
+    try:
+        screen.say(f"stashtrace: {add_run(history, trace, outcome.directory)}")
+    except StashtraceError as error:
+        say_error(str(error), f"the run is kept; {later}")
 
 
 def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> list[str] | None:

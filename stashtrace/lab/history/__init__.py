@@ -1,0 +1,3 @@
+"""Runs over time: one small Parquet file a run, and what many of them tell of hosts, commits, neighbours and cost."""
+
+# SPDX-License-Identifier: Apache-2.0

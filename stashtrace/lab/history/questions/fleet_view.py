@@ -1,0 +1,109 @@
+"""The fleet in numbers, by job, host, day or outcome: fleet_view.
+
+After Helios (Hu et al., SC 2021), which described clusters by the hours of their jobs, how these ended, and how far
+machines were used; here, what their time went to stands beside.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from stashtrace.analysis.intervals import Int64
+from stashtrace.lab.history.energy import OUTSIDE
+from stashtrace.lab.history.run_totals import CAUSES, RunTotals
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.table import Table
+
+#: What runs can be grouped by.
+BY = ("job", "host", "day", "outcome")
+FLEET_VIEW = schema(
+    "fleet_view",
+    "Runs by job, host, day or outcome, most machine hours first; days in their order",
+    col.word("group", "the job's command, the host, the day (UTC) on which runs began, or how they ended"),
+    col.number("runs_count", "runs; of a host, those it took part in"),
+    col.number("failed_count", "runs whose command ended with another exit code than 0"),
+    Column("machine_hours", "f8", "hours", "length of the runs times their hosts; of a host, its own"),
+    col.ns("step_ns", "median over the runs of the mean step; 0 without steps"),
+    col.real(
+        "relative_step_ratio",
+        "median over the runs of their step by the median of all runs of their job; -1 without steps",
+        missing=-1,
+    ),
+    *(col.real(f"{name}_ratio", f"part of the machine hours in the column {name}", detail=1) for name in COLUMNS),
+    col.real("outside_ratio", "part of them outside of counted steps: starts, warm-up, validation, ends"),
+    Column("cost", "f8", "", "price of the hours in the runs whose price is known; -1 if none is", missing=-1),
+    Column("energy_kwh", "f8", "kWh", "of the devices in the runs that measured it; -1 if none did", missing=-1),
+)
+
+
+def fleet_view(totals: RunTotals, by: str = "job") -> Table:
+    """Return the fleet by one of :data:`BY`."""
+    runs, names, weights = _groups(totals, by)
+    shares = _columns(totals)
+    typical = _typical_steps(totals)
+    rows = []
+    for name, own in GroupBy(names).items():
+        mine, part = runs[own], weights[own]
+        hours = totals.hours[mine] * part
+        whole = max(float(hours.sum()), 1e-12)
+        steps = totals.step_ns[mine]
+        relative = (steps / np.where(typical[mine] > 0, typical[mine], np.nan))[steps > 0]
+        cost, joules = hours * totals.price[mine], np.nansum(totals.joules[mine], axis=1) * part
+        measured = np.isfinite(totals.joules[mine][:, 0])
+        rows.append(
+            (
+                str(name),
+                len(mine),
+                int(totals.failed[mine].sum()),
+                float(hours.sum()),
+                round(float(np.median(steps[steps > 0]))) if (steps > 0).any() else 0,
+                float(np.median(relative)) if len(relative) else -1.0,
+                *(float(hours @ shares[mine][:, at]) / whole for at in range(shares.shape[1])),
+                float(np.nansum(cost)) if np.isfinite(cost).any() else -1.0,
+                float(joules.sum()) / 3.6e6 if measured.any() else -1.0,
+            )
+        )
+    rows.sort(key=(lambda row: row[0]) if by == "day" else (lambda row: (-float(row[3]), str(row[0]))))
+    return Table.from_rows(FLEET_VIEW, rows)
+
+
+def _groups(totals: RunTotals, by: str) -> tuple[Int64, np.ndarray, np.ndarray]:
+    """Return (run, group, part of the run's machine hours) of each member of a group."""
+    count = len(totals.history)
+    names: Sequence[str]
+    if by == "host":
+        listed = [text.split(",") for text in totals.history.fact("host_names").tolist()]
+        runs = np.repeat(np.arange(count), [len(hosts) for hosts in listed])
+        return runs, np.array([host or "unknown" for hosts in listed for host in hosts]), 1 / totals.hosts_count[runs]
+    if by == "day":
+        names = [time.strftime("%Y-%m-%d", time.gmtime(ns // 10**9)) for ns in totals.history.begin_ns.tolist()]
+    elif by == "outcome":
+        codes = totals.history.number("exit_code", -1).astype(int).tolist()
+        names = ["ended well" if code == 0 else "unknown" if code == -1 else f"exit code {code}" for code in codes]
+    else:
+        names = [job or "unknown" for job in totals.jobs]
+    return np.arange(count), np.array(names), np.ones(count)
+
+
+def _columns(totals: RunTotals) -> np.ndarray:
+    """Return the part of each run's time by the columns of the summary, then that outside."""
+    groups = [*COLUMNS.values(), (OUTSIDE,)]
+    places = {name: at for at, name in enumerate(CAUSES)}
+    return np.stack([totals.shares[:, [places[kind] for kind in kinds]].sum(axis=1) for kinds in groups], axis=1)
+
+
+def _typical_steps(totals: RunTotals) -> np.ndarray:
+    """Return for each run the median step of the runs of its job; 0 without steps."""
+    out = np.zeros(len(totals.history))
+    for rows in GroupBy(totals.series):
+        steps = totals.step_ns[rows]
+        if (steps > 0).any():
+            out[rows] = np.median(steps[steps > 0])
+    return out

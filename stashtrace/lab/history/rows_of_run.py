@@ -1,0 +1,214 @@
+"""The rows that a history keeps of a run: what the job was, where its time went by rank, who was late, what it read."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.compare.job_identity import job_facts, recording_id
+from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
+from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.stalls.budget import stalls, straggler_causes
+from stashtrace.analysis.steps.step_time import step_time_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.stragglers.stragglers import stragglers
+from stashtrace.analysis.stragglers.surplus import surplus_over_peers
+from stashtrace.errors import FormatError, MissingDataError
+from stashtrace.lab.history.energy import add_energy
+from stashtrace.lab.history.file_traffic import add_traffic
+from stashtrace.lab.history.mounts import mounts_of_host
+from stashtrace.lab.history.sections import RunRows
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.scrubbing import scrub_arguments, scrub_urls
+from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.template_parts import findings_of
+
+#: Values of a series of steps: means of neighbouring ones of longer runs.
+KEPT_STEPS = 128
+#: The work of so many ranks, those that were waited for longest, is compared with that of the others.
+_EXAMINED_RANKS = 3
+_QUANTILES = {"p10_ns": 10, "p50_ns": 50, "p90_ns": 90, "p99_ns": 99}
+_CLAIMS = "verdict"
+#: Where the machines of a provider say of which type they are.
+_VENDOR, _PRODUCT = Path("/sys/class/dmi/id/sys_vendor"), Path("/sys/class/dmi/id/product_name")
+
+
+def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
+    """Return the rows of a run.
+
+    ``launch``: content of its ``run.json``; empty for files of other tools. Raises FormatError if nothing says when
+    the run was.
+    """
+    told = _facts_of_trace(trace)
+    origin = told.get("origin_realtime_ns", "")
+    if not origin.lstrip("-").isdecimal() or not len(trace.processes):
+        raise FormatError(
+            f"{trace.path} does not say when it was recorded, so it has no place in a history",
+            hint="histories are of runs of `stashtrace run`",
+        )
+    origin_ns = int(origin)
+    processes = trace.processes
+    begin = launch.get("begin_realtime_ns", origin_ns + int(processes["begin_ns"].min()))
+    end = launch.get("end_realtime_ns", origin_ns + int(processes["end_ns"].max()))
+    out = RunRows(recording_id(trace), begin, max(end, begin))
+    try:
+        steps: Table | None = find_steps(trace)
+    except MissingDataError:  # a job that is no training still takes time and money
+        steps = None
+    run = steps_of_run(trace) if steps is not None else None
+    _add_facts(out, trace, run, launch, told)
+    _add_ranks(out, trace, steps)
+    if run is not None and steps is not None:
+        _add_kinds(out, trace, steps)
+        for kind, values in run.condensed(KEPT_STEPS).times_ns.items():
+            out.add("steps", name=kind, value=run.steps_count, values=values.tolist())
+        _add_claims(out, summarize(trace))
+    host = os.uname().nodename
+    names = {trace.text(code) for code in np.unique(processes["host_code"]).tolist()}
+    mounts = mounts_of_host(host, launch.get("boot_id", "")) if host in names else ()
+    add_traffic(out, trace, steps, mounts, launch.get("working_directory", "/"), origin_ns)
+    add_energy(out, trace)
+    for loss in trace.losses.rows():
+        where, name = trace.text(loss["collector_code"]), trace.text(loss["name_code"])
+        out.add("loss", name=name, text=where, value=loss["lost_count"])
+    return out
+
+
+def _facts_of_trace(trace: Trace) -> dict[str, str]:
+    table = trace.metadata
+    rows = np.flatnonzero(table["process_id"] == -1).tolist()
+    return {trace.text(table["key_code"][row]): trace.text(table["value_code"][row]) for row in rows}
+
+
+def _add_facts(
+    out: RunRows, trace: Trace, run: StepsOfRun | None, launch: Mapping[str, Any], told: Mapping[str, str]
+) -> None:
+    """Append what the job was, and what ``check`` needs beside the series."""
+    facts = run.facts if run is not None else job_facts(trace)
+    for name, value in facts.items():
+        out.add_fact(name, scrub_arguments([value])[0] if isinstance(value, str) else value)
+    for name in ("commit", "exit_code", "signal", "job"):
+        out.add_fact(name, launch.get(name, told.get(name)))
+    hosts = {trace.text(code) for code in np.unique(trace.processes["host_code"]).tolist()} - {""}
+    out.add_fact("host_names", ",".join(sorted(hosts)))
+    out.add_fact("launch", json.dumps(scrub_arguments(list(launch.get("command", ()))), ensure_ascii=False))
+    out.add_fact("directory", scrub_urls(launch.get("working_directory", "")))
+    out.add_fact("instance", _instance() if os.uname().nodename in hosts else None)
+    if run is None:
+        return
+    out.add_fact("cpu_wait_ns", run.cpu_wait_ns)
+    out.add_fact("worker_wait_ns", run.worker_wait_ns)
+    if run.cpus is not None:
+        out.add_fact("cpus", json.dumps(asdict(run.cpus)))
+
+
+def _instance() -> str | None:
+    """Return the type of this machine where its provider writes it into the firmware's table, as EC2 does."""
+    try:
+        vendor, product = (path.read_text(encoding="utf-8").strip() for path in (_VENDOR, _PRODUCT))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return product if vendor == "Amazon EC2" else None
+
+
+def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
+    """Append mean and quantiles of each kind in the counted steps of each rank."""
+    counted = step_time_steps(steps)
+    pairs = GroupBy(counted["rank"], counted["step"])
+    table = stalls(trace, warmup=True)
+    table = table.take(pairs.find(table["rank"], table["step"]) >= 0)
+    walls = counted["end_ns"] - counted["begin_ns"]
+    sums = GroupBy(table["kind"], table["rank"], table["step"])
+    kind, rank = sums.keys[0], sums.keys[1]
+    spent = sums.sum(table["stall_ns"])
+    sizes = {int(one): int(size) for one, size in zip(*_sizes(counted["rank"]), strict=True)}
+    parts = [(STEP, int(one), walls[rows]) for one, rows in GroupBy(counted["rank"]).items()]
+    for at, rows in enumerate(GroupBy(kind, rank)):
+        del at
+        parts.append((str(kind[rows[0]]), int(rank[rows[0]]), spent[rows]))
+    for name, one, values in parts:
+        if not values.any():
+            continue
+        whole = np.concatenate([values, np.zeros(sizes[one] - len(values), dtype=np.int64)])
+        marks = np.percentile(whole, list(_QUANTILES.values()), method="inverted_cdf").astype(np.int64)
+        quantiles = dict(zip(_QUANTILES, marks.tolist(), strict=True))
+        out.add("kind", name=name, rank=one, value=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
+
+
+def _sizes(ranks: Any) -> tuple[list[int], list[int]]:
+    groups = GroupBy(ranks)
+    return groups.values.tolist(), groups.sizes.tolist()
+
+
+def _add_ranks(out: RunRows, trace: Trace, steps: Table | None) -> None:
+    """Append the host of each rank, and what the others waited for it in a step."""
+    processes = trace.processes
+    own = processes.take((processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0))
+    hosts = dict(zip(own["rank"].tolist(), own["host_code"].tolist(), strict=True))
+    waited = _waits_for(trace, steps)
+    for rank, host in sorted(hosts.items()):
+        mean_ns, median_ns, last_count, kind = waited.get(rank, (0, 0, 0, ""))
+        named = {"name": kind, "text": trace.text(host), "rank": rank}
+        out.add("rank", value=last_count, mean_ns=mean_ns, p50_ns=median_ns, **named)
+
+
+def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, int, str]]:
+    """Return per rank: what the mean other rank waited for it, in a step and the median step; how often; its work."""
+    if steps is None or len(trace.ranks) < 2:
+        return {}
+    counted = step_time_steps(steps)
+    try:
+        causes, found = straggler_causes(trace, warmup=True), stragglers(trace)
+    except MissingDataError:  # no collectives: nobody waits for anybody
+        return {}
+    pairs = GroupBy(counted["rank"], counted["step"])
+    causes = causes.take((pairs.find(causes["rank"], causes["step"]) >= 0) & (causes["cause_rank"] >= 0))
+    numbers = np.unique(counted["step"])
+    last = dict(zip(found["rank"].tolist(), found["last_count"].tolist(), strict=True))
+    others = max(len(trace.ranks) - 1, 1)
+    waits: dict[int, tuple[int, int, int, str]] = {}
+    for rank, rows in GroupBy(causes["cause_rank"]).items():
+        in_step = np.zeros(len(numbers), dtype=np.int64)
+        np.add.at(in_step, np.searchsorted(numbers, causes["step"][rows]), causes["stall_ns"][rows])
+        waits[int(rank)] = (
+            round(float(in_step.mean()) / others),
+            round(float(np.median(in_step)) / others),
+            last.get(rank, 0),
+            "",
+        )
+    worst = sorted(waits, key=lambda rank: -waits[rank][0])[:_EXAMINED_RANKS]
+    for rank in worst:
+        longer = surplus_over_peers(trace, counted, rank, [int(r) for r in trace.ranks if r != rank])
+        if longer and max(longer.values()) > 0:
+            waits[rank] = (*waits[rank][:3], max(longer, key=lambda kind: longer[kind]))
+    return {rank: (mean, median, count, kind) for rank, (mean, median, count, kind) in waits.items()}
+
+
+def _add_claims(out: RunRows, tables: Summary) -> None:
+    for finding in findings_of(tables.findings, tables.evidence):
+        row = finding.row
+        if row["section"] == _CLAIMS:
+            text = claim_text(finding)
+            if text:
+                out.add("verdict", name=row["kind"], text=text, rank=row["rank"], mean_ns=max(row["stall_ns"], 0))
+
+
+def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
+    """Return what ``run.json`` says of a run; nothing where it does not tell."""
+    from stashtrace.format.reader import RUN_FILE
+    from stashtrace.run_facts import read_facts
+
+    try:
+        return read_facts(Path(str(directory)) / RUN_FILE)
+    except (OSError, ValueError):  # files of other tools, or a damaged run, of which loading has said so
+        return {}

@@ -1,0 +1,159 @@
+"""The rows of a run in a history: sections of one flat table, so that a file has few columns and is read in a moment.
+
+A file holds one run in one row group. ``section`` says what a row is; the other columns are as :data:`HISTORY` and
+:data:`SECTIONS` explain. A reader that needs a part of it reads the columns of that part alone: the series, in
+``values``, are most of the bytes and are read for few runs.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stashtrace.errors import UsageError
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Of the files; a file of a newer version is left out.
+VERSION = 1
+#: Key of the metadata of a file that holds its version.
+VERSION_KEY = b"stashtrace_history"
+SUFFIX = ".parquet"
+
+HISTORY = schema(
+    "history",
+    "One run in a file of a history; each section uses some of the columns, and a column `values` of lists of int64",
+    col.word("section", "what the row is; see the guide"),
+    col.word("name", "kind of time, fact, claim, loss or file system", width=24),
+    col.word("text", "value of a fact, host, sentence, collector or mount point"),
+    RANK_OR_ALL,
+    Column("value", "i8", "", "steps, calls, bytes, lost records or millijoules, as the section says"),
+    col.ns("begin_ns", "since 1970, by the clock of the host that the run's clock refers to"),
+    col.ns("end_ns", "the same"),
+    col.ns("mean_ns", "mean of a step"),
+    col.ns("p10_ns", "of a step: one of ten is shorter"),
+    col.ns("p50_ns", "median of a step"),
+    col.ns("p90_ns", "of a step: nine of ten are shorter"),
+    col.ns("p99_ns", "of a step: 99 of 100 are shorter"),
+)
+#: Columns that the questions need; quantiles are for other readers.
+ASKED = tuple(name for name in HISTORY.names if not (name.startswith("p") and name.endswith("_ns")))
+#: Column of the series, beside those of :data:`HISTORY`.
+VALUES = "values"
+#: Section -> what its rows are.
+SECTIONS: dict[str, str] = {
+    "run": "the run: `name` its id, `begin_ns` and `end_ns` of the whole job; one row",
+    "fact": "a fact of the run: `name` and `text`",
+    "kind": "time of a kind (or `step`) in the counted steps of a rank: mean and quantiles; `value` counts the steps",
+    "rank": "a rank: `text` its host, `mean_ns` what the mean other rank waited for it in a step, `p50_ns` the same of"
+    " the median step, `name` the kind of time it takes longer than the others, `value` how often it was last",
+    "steps": "length of each step, or time of a kind in it, mean over ranks, in `values`; `value` counts the steps",
+    "reads_count": "reads of data files on the file system `name` (mounted on `text`) that began in each of equal parts"
+    " of the time from `begin_ns` to `end_ns`, in `values`; `value` is their sum",
+    "reads_ns": "the same parts: time inside these reads",
+    "steps_count": "the same parts: steps of the lowest rank that ended in them",
+    "checkpoint": "a checkpoint from `begin_ns` to `end_ns`: `value` bytes written to the file system `name`",
+    "energy": "energy of the devices of a rank during a kind of time: `value` millijoules",
+    "verdict": "a claim of the summary: `name`, its sentence in `text`, `mean_ns` of a step of `rank`",
+    "loss": "what could not be recorded: `name`, collector in `text`, `value` how many",
+}
+_NUMBERS = ("value", "begin_ns", "end_ns", "mean_ns", "p10_ns", "p50_ns", "p90_ns", "p99_ns")
+
+
+class Row(NamedTuple):
+    """One row; fields are the columns of :data:`HISTORY`, and ``values``."""
+
+    section: str
+    name: str = ""
+    text: str = ""
+    rank: int = -1
+    value: int = 0
+    begin_ns: int = 0
+    end_ns: int = 0
+    mean_ns: int = 0
+    p10_ns: int = 0
+    p50_ns: int = 0
+    p90_ns: int = 0
+    p99_ns: int = 0
+    values: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class RunRows:
+    """All rows of one run."""
+
+    run_id: str
+    begin_ns: int
+    end_ns: int
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, section: str, **fields: Any) -> None:
+        """Append a row."""
+        self.rows.append(Row(section, **fields))
+
+    def add_fact(self, name: str, value: object) -> None:
+        """Append a fact, unless it is unknown."""
+        if value is not None and value != "":
+            self.add("fact", name=name, text=str(value))
+
+    @property
+    def digest(self) -> str:
+        """Eight digits that differ between two recordings; the same run written again has the same."""
+        return hashlib.sha256(repr((self.run_id, self.begin_ns, self.end_ns, self.rows)).encode()).hexdigest()[:8]
+
+    def all_rows(self) -> list[Row]:
+        """Return the rows in the order of the sections, that of the run first."""
+        order = {name: at for at, name in enumerate(SECTIONS)}
+        first = Row("run", self.run_id, begin_ns=self.begin_ns, end_ns=self.end_ns)
+        return [first, *sorted(self.rows, key=lambda row: order[row.section])]
+
+
+def require_parquet(subject: str) -> None:
+    """Raise UsageError, beginning with ``subject``, unless pyarrow is installed."""
+    if find_spec("pyarrow") is None:
+        raise UsageError(f"{subject} needs pyarrow, which is not installed", hint="pip install 'stashtrace[arrow]'")
+
+
+@functools.cache
+def arrow_schema() -> pyarrow.Schema:
+    """Return the columns of a file."""
+    import pyarrow
+
+    fields = [
+        pyarrow.field(c.name, pyarrow.string() if c.dtype[0] == "U" else pyarrow.int64()) for c in HISTORY.columns
+    ]
+    return pyarrow.schema([*fields, pyarrow.field(VALUES, pyarrow.list_(pyarrow.int64()))])
+
+
+def parquet_bytes(run: RunRows) -> bytes:
+    """Return the file of a run: one row group."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = run.all_rows()
+    names = [*HISTORY.names, VALUES]
+    wanted = arrow_schema()
+    arrays = [pyarrow.array([getattr(row, name) for row in rows], wanted.field(name).type) for name in names]
+    table = pyarrow.Table.from_arrays(arrays, schema=wanted.with_metadata({VERSION_KEY: str(VERSION).encode()}))
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(
+        table,
+        sink,
+        row_group_size=len(rows) + 1,
+        compression="snappy",  # zstd takes longer to set up for each column of a small file than all else does
+        write_statistics=False,
+        use_dictionary=["section", "name", "text"],
+        column_encoding={
+            **dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED"),
+            f"{VALUES}.list.element": "DELTA_BINARY_PACKED",
+        },
+    )
+    return bytes(sink.getvalue())
