@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from stashtrace.errors import BUILD_HINT, CaptureError, OutputError
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
-from stashtrace.whole_files import others_may_rename
+from stashtrace.whole_files import others_may_rename, whole_file
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"
@@ -79,17 +78,17 @@ def copy_guest_part(folder: Path) -> Path:
     An older copy is replaced. Raises OutputError if the folder cannot be written.
     """
     target = folder / _PACKAGE.name
+    parts = [_PACKAGE / name for name in _GUEST_PART]
+    files = [path for part in parts for path in ([part] if part.is_file() else sorted(part.rglob("*.py")))]
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name in _GUEST_PART:
-            if (_PACKAGE / name).is_dir():
-                left_out = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(_PACKAGE / name, target / name, dirs_exist_ok=True, ignore=left_out)
-            else:
-                shutil.copy(_PACKAGE / name, target / name)
-    except (OSError, shutil.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"cannot copy the recorder to {target}: {reason}") from error
+        for file in files:
+            copy = target / file.relative_to(_PACKAGE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            # In one step: a process that runs may have the older library mapped.
+            with whole_file(copy) as partial:
+                partial.write_bytes(file.read_bytes())
+    except OSError as error:
+        raise OutputError(f"cannot copy the recorder to {target}: {error.strerror}") from error
     return target
 
 

@@ -10,10 +10,10 @@ from stashtrace.errors import UsageError
 
 #: Name, which is that of its package -> module of ours that writes to it.
 TRACKERS = {
-    "wandb": "stashtrace.trackers.to_wandb",
-    "mlflow": "stashtrace.trackers.to_mlflow",
-    "tensorboard": "stashtrace.trackers.to_tensorboard",
-    "trackio": "stashtrace.trackers.to_trackio",
+    "wandb": "stashtrace.trackers.writers.wandb",
+    "mlflow": "stashtrace.trackers.writers.mlflow",
+    "tensorboard": "stashtrace.trackers.writers.tensorboard",
+    "trackio": "stashtrace.trackers.writers.trackio",
 }
 
 

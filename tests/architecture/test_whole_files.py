@@ -34,6 +34,7 @@ OWN_FILES = {
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
     "stashtrace/record/follower.py": "a byte in place: the job has the file mapped",
     "stashtrace/timeline/trace_processor.py": "a folder that tempfile made",
+    "stashtrace/trackers/answers.py": "a folder that tempfile made",
 }
 #: What gives a path that is new and ours.
 MAKERS = {"whole_file", "complete_file", "folder_beside", "stack.enter_context"}

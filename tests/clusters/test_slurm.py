@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -180,7 +181,7 @@ def submit(slurm: dict[str, str], folder: Path, script: str, **variables: str) -
     return int(done.stdout)
 
 
-BATCH = f"#!/bin/bash\n#SBATCH -n 2 --overcommit\nsrun -n 2 --overcommit {sys.executable} train.py\n"
+BATCH = f"#!/bin/bash\n#SBATCH -n 2 --overcommit\nsrun -n 2 --overcommit {shlex.quote(sys.executable)} train.py\n"
 
 
 def test_every_job_of_a_site_records_itself(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_the_sbatch_file(slurm: dict[str, str], tmp_path: Path) -> None:
     binaries = tmp_path / "bin"
     binaries.mkdir()
     (binaries / "stashtrace").symlink_to(slurm["STASHTRACE"])
-    (binaries / "torchrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    (binaries / "torchrun").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m torch.distributed.run "$@"\n')
     (binaries / "torchrun").chmod(0o755)
     path = f"{binaries}:{os.environ['PATH']}"
     runs = tmp_path / "runs"

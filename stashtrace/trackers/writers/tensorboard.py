@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from stashtrace.trackers.answers import Answers
+from stashtrace.whole_files import whole_file
 
 
 def write(note: dict[str, str], answers: Answers) -> str:
@@ -27,5 +27,6 @@ def write(note: dict[str, str], answers: Answers) -> str:
         whole = Summary.FromString(part.SerializeToString())
         writer.add_event(Event(wall_time=time.time(), step=answers.steps_count, summary=whole))
     writer.close()
-    shutil.copy(answers.report, folder / answers.report.name)
+    with whole_file(folder / answers.report.name) as partial:
+        partial.write_bytes(answers.report.read_bytes())
     return str(folder)
