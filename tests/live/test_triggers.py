@@ -36,6 +36,8 @@ def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
     assert slow.cost_ns == pytest.approx(300e6, rel=0.15)
     assert slow.text.startswith("step 200 took 3")
     assert "rank 1" in slow.text
+    assert "shard-0000.bin" in slow.text
+    assert "; its worker 0 made that batch; rank 0 waits 30" in slow.text
     assert "of the time of all steps" not in slow.text  # nobody knows yet how many there will be
 
 

@@ -35,6 +35,11 @@ from stashtrace.units import ranks_in
 #: No step has ended for so long before the ranks are looked at, and so long between two looks.
 _QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000
 
+#: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
+_WORTH_WAIT = 0.25
+#: Begin of the sentences about what was beside a slow step (``summary.words.spikes``).
+_MEANWHILE = "meanwhile "
+
 
 @dataclass(frozen=True, slots=True)
 class SlowStepSeen:
@@ -62,16 +67,25 @@ class SlowStepTrigger:
         row = GroupBy(table["rank"], table["step"]).row_of(closed["rank"], closed["step"])
         closed, row = closed.take(row >= 0), row[row >= 0]
         samples = samples_of(window, table)[row]
-        return [_seen(step, table, window) for step in self._search.add(closed, samples)]
+        return [_seen(step, closed, table, window) for step in self._search.add(closed, samples)]
 
 
-def _seen(step: SlowStep, table: Table, window: Trace) -> SlowStepSeen:
+def _seen(step: SlowStep, closed: Table, table: Table, window: Trace) -> SlowStepSeen:
     longer = round(step.length_ns - step.usual_ns)
     rows = described(window, table, hidden(window), [step])
     loading = np.unique(window.batches["rank"]).tolist()
-    return SlowStepSeen(
-        step.step, step.rank, longer, round(step.usual_ns), "; ".join(_sentences([claim_of_step(rows, loading)]))
-    )
+    waited = (closed["step"] == step.step) & (closed["cause_rank"] == step.rank) & (closed["rank"] != step.rank)
+    waited &= closed["straggler_ns"] >= _WORTH_WAIT * longer
+    waited_ns = dict(zip(closed["rank"][waited].tolist(), closed["straggler_ns"][waited].tolist(), strict=True))
+    text = "; ".join(_joined(_sentences([claim_of_step(rows, loading, waited_ns)])))
+    return SlowStepSeen(step.step, step.rank, longer, round(step.usual_ns), text)
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Join what was so meanwhile into one sentence."""
+    beside = [line.removeprefix(_MEANWHILE) for line in lines if line.startswith(_MEANWHILE)]
+    others = [line for line in lines if not line.startswith(_MEANWHILE)]
+    return [*others, _MEANWHILE + " and ".join(beside)] if beside else others
 
 
 @dataclass(slots=True)

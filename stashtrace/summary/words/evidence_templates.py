@@ -11,7 +11,7 @@ from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
 from stashtrace.summary.words.change_templates import behind_it
 from stashtrace.summary.words.end_templates import ENDING_EVIDENCE
 from stashtrace.summary.words.on_file import doing, is_path
-from stashtrace.summary.words.spikes import behind_slow, beside_slow
+from stashtrace.summary.words.spikes import behind_slow, beside_slow, made_by_worker, waited_for_slow
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
@@ -646,4 +646,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "behind_it": behind_it,
     "behind_slow": behind_slow,
     "beside_slow": beside_slow,
+    "made_by_worker": made_by_worker,
+    "waited_for_slow": waited_for_slow,
 }

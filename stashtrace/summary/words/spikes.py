@@ -60,6 +60,19 @@ def behind_slow(row: Row, f: Finding) -> str:
     return behind_it(row, f, whole_ns=row["high_ns"]) + some
 
 
+def made_by_worker(row: Row, f: Finding) -> str:
+    """Say which worker made the batch that a slow step waited for."""
+    return f"its worker {row['worker_id']} made that batch"
+
+
+def waited_for_slow(row: Row, f: Finding) -> str:
+    """Say who waited for the rank that made a step slow."""
+    waiting = row["name"]
+    one = waiting.isdecimal()
+    longest = duration_text(row["amount_ns"])
+    return f"rank {waiting} waits {longest} for it" if one else f"ranks {waiting} wait up to {longest} for it"
+
+
 def beside_slow(row: Row, f: Finding) -> str:
     """Say what was beside slow steps."""
     if row["of_count"] == 1:

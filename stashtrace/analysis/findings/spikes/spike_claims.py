@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -51,13 +51,22 @@ def spike_claims(slow: Table, changes: Table, counted: Table, loading: Collectio
     return [_claim(rows, len(numbers), share, loading)]
 
 
-def claim_of_step(slow: Table, loading: Collection[int]) -> Claim:
+def claim_of_step(slow: Table, loading: Collection[int], waited_ns: Mapping[int, int]) -> Claim:
     """Return the claim about one slow step of a job that runs: of which part of the run it is, nobody knows yet.
 
-    ``slow``: one row of ``spikes``.
+    ``slow``: one row of ``spikes``. ``waited_ns``: rank -> how long it waited for the rank of that row.
     """
     row = next(iter(slow.rows()))
-    return replace(_claim([(0, row)], 1, 0.0, loading), name=AS_IT_RUNS)
+    claim = _claim([(0, row)], 1, 0.0, loading)
+    more = []
+    if row["worker_id"] >= 0 and row["cause_kind"] != "worker":
+        more.append(Evidence("made_by_worker", _TABLE, 0, row["rank"], row["worker_id"]))
+    if waited_ns:
+        longest_ns, waiting = max(waited_ns.values()), ranks_text(sorted(waited_ns))
+        more.append(Evidence("waited_for_slow", _TABLE, 0, row["rank"], amount_ns=longest_ns, name=waiting))
+    beside = [one for one in claim.evidence if one.code == "beside_slow"]
+    before = [one for one in claim.evidence if one.code != "beside_slow"]
+    return replace(claim, name=AS_IT_RUNS, evidence=(*before, *more, *beside))
 
 
 def _claim(rows: Sequence[_Row], steps_count: int, share: float, loading: Collection[int]) -> Claim:
