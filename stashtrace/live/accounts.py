@@ -19,12 +19,13 @@ import numpy.typing as npt
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import step_threads
-from stashtrace.analysis.steps.window import Window, with_window
+from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.load import load_growing
 from stashtrace.loading.run_tables import OpenedRun
+from stashtrace.loading.window import Window
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stashtrace.analysis.steps.window import FACT, Window
 from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
+from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import RUN_FILE
 from stashtrace.whole_files import write_whole
 

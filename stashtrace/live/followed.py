@@ -14,7 +14,6 @@ from typing import Any
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
-from stashtrace.analysis.steps.window import FACT, Window
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
@@ -32,6 +31,7 @@ from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
+from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind

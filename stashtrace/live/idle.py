@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stashtrace.analysis.steps.steps import host_steps
-from stashtrace.analysis.steps.window import Window, with_window
+from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import MissingDataError
 from stashtrace.live.capture import Request
+from stashtrace.loading.window import Window
 from stashtrace.record.follower import set_period
 from stashtrace.schema.trace import Trace
 

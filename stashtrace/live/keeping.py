@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stashtrace.analysis.steps.window import FACT, Window
 from stashtrace.format.growing import CLOCKS_NS
 from stashtrace.live.accounts import LiveAccounts
+from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
 
 

@@ -45,6 +45,7 @@ from stashtrace.loading.process_identity import Process, choose_processes, gener
 from stashtrace.loading.run_tables import OpenedRun, describe
 from stashtrace.loading.stores import load_stored
 from stashtrace.loading.temporary_archives import named, unpacked_paths
+from stashtrace.loading.window import FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.strings import StringPool
@@ -170,7 +171,9 @@ def _load_run(run: OpenedRun, wanted: frozenset[str] | None, shown: str) -> Trac
     tables = join_tables(parts, wanted, notes, run.tracks) | describe(run, decoded)
     if io is not None:
         tables["io"] = io
-    return Trace(run.strings, tables, path=shown, io_outline=outline)
+    trace = Trace(run.strings, tables, path=shown, io_outline=outline)
+    window = Window.read(str(run.runs[0].run.get(FACT, "")), str(run.clocks.origin_monotonic_ns))
+    return trace if window is None else without_torn_collectives(trace, window)
 
 
 def open_processes(

@@ -16,6 +16,7 @@ from made_job import write_job
 from test_accounts import SECOND, afterwards, differences
 
 from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import StashtraceError
 from stashtrace.format import growing
 from stashtrace.format.compact import compact_run
@@ -25,6 +26,7 @@ from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import Captures, Limits, Request, put_request, take_requests
 from stashtrace.live.keeping import Keeper
 from stashtrace.loading.load import load_trace
+from stashtrace.loading.window import Window
 from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.table import Table
@@ -224,3 +226,26 @@ def test_a_damaged_fact_is_no_window(tmp_path: Path, fact: str) -> None:
     except StashtraceError:
         return
     assert np.unique(table["step"]).tolist() in ([*range(20)], [*range(3, 23)])
+
+
+def test_a_collective_whose_end_went_with_older_rows_is_not_open(tmp_path: Path) -> None:
+    """Calls and ends are rows of two threads, which are let go of in pieces of their own."""
+    write_job(tmp_path / "job", steps_count=40)
+    trace = load_trace(tmp_path / "job")
+    table = trace.collectives
+    ends = table["end_ns"].copy()
+    lost = table["sequence"] < 10
+    ends[lost | (table["sequence"] == 39)] = -1
+    unseen = np.where(ends < 0, -1, table["return_ns"])
+    torn = trace.replace(collectives=table.replace(end_ns=ends, return_ns=unseen))
+    begins = {rank: int(table["call_ns"][(table["rank"] == rank) & (table["sequence"] == 12)][0]) for rank in (0, 1)}
+    cut = with_window(torn, Window(12, begins), 0)
+    left = cut.collectives
+    assert left["sequence"].min() == 10
+    assert (left["end_ns"] < 0).sum() == 2, "the last one is open, and stays"
+    assert left["collective_key"].tolist() == list(range(len(left)))
+    waits = cut.collective_waits
+    known = waits.take(waits["collective_key"] >= 0)
+    assert len(known) == len(left)
+    waited_ns = known["begin_ns"] - left["call_ns"][known["collective_key"]]
+    assert (waited_ns == 30_000).all(), "each wait is still of its own collective"

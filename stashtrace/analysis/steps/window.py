@@ -1,53 +1,22 @@
-"""A recording that begins in the middle of a job: the number of its first step, and when each rank began it.
-
-    rows that are there   |-------------------------------------------------------------|
-    steps                     K        K+1   ...                     n        n+1
-                        ranks begin K at times of their own; what their loops did before it is of no whole step
-
-Followed runs have such a beginning, as do the windows that they seal and runs of which only the last steps are kept.
-The fact ``window`` of the run says it: ``K RANK:NS RANK:NS ...``, or ``K-N`` in place of ``K`` where it ends with step
-N, in ns of the monotonic clock.
-"""
+"""Where the steps of a recording begin that has only a part of its job (``loading.window``)."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.loading.window import FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
-from stashtrace.schema.possible import rank_number
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: The fact of the run that holds a window.
-FACT = "window"
 #: Later clock readings may have moved the begin of the step by less than this; the part of the loop before it began
 #: earlier.
 _SLACK_NS = 1_000
-#: A number of more digits is damage.
-_MOST_DIGITS = 18
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Where a recording begins."""
-
-    first_step: int
-    #: Rank -> when its loop began that step, on the common clock.
-    begins_ns: Mapping[int, int]
-    #: The last step that is whole; None where the recording goes on.
-    last_step: int | None = None
-
-    def fact(self, origin_ns: int) -> str:
-        """Return the text of the fact; ``origin_ns``: zero of the common clock on the monotonic clock."""
-        begins = (f"{rank}:{begin + origin_ns}" for rank, begin in sorted(self.begins_ns.items()))
-        steps = str(self.first_step) if self.last_step is None else f"{self.first_step}-{self.last_step}"
-        return " ".join([steps, *begins])
 
 
 def fact_of_run(trace: Trace, key: str) -> str:
@@ -60,17 +29,7 @@ def fact_of_run(trace: Trace, key: str) -> str:
 
 def window_of(trace: Trace) -> Window | None:
     """Return where a recording begins; None if it is one from the start, or the fact makes no sense."""
-    numbers, *begins = fact_of_run(trace, FACT).split() or [""]
-    first, dash, last = numbers.partition("-")
-    origin = fact_of_run(trace, "origin_monotonic_ns")
-    if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (first, origin, last if dash else "0")):
-        return None
-    known = {}
-    for text in begins:
-        rank, _, begin = text.partition(":")
-        if rank_number(rank) >= 0 and begin.isdecimal() and len(begin) <= _MOST_DIGITS:
-            known[int(rank)] = int(begin) - int(origin)
-    return Window(int(first), known, int(last) if dash else None)
+    return Window.read(fact_of_run(trace, FACT), fact_of_run(trace, "origin_monotonic_ns"))
 
 
 def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
@@ -81,7 +40,8 @@ def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
         "value_code": np.array([trace.strings.code(window.fact(origin_ns))]),
     }
     schema = TABLES["metadata"]
-    return trace.replace(metadata=Table.concat(schema, [trace.metadata, Table(schema, row)]))
+    cut = without_torn_collectives(trace, window)
+    return cut.replace(metadata=Table.concat(schema, [trace.metadata, Table(schema, row)]))
 
 
 def begun_before(table: Table, threads: Iterable[StepThread], window: Window | None) -> npt.NDArray[np.bool_]:
