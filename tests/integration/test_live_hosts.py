@@ -75,7 +75,7 @@ def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> No
 
 
 def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -> None:
-    job = Job(tmp_path, pair, torchrun(pair, 300), "run-{}", "--live")
+    job = Job(tmp_path, pair, torchrun(pair, 800), "run-{}", "--live")
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
     for rank, host in enumerate(pair):
         run = tmp_path / f"run-{host.name}"
