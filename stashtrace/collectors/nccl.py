@@ -137,6 +137,7 @@ def _collectives(timed: Timed, groups: dict[int, _Communicator], context: Decode
         "message_bytes": timed.message_bytes,
         "peer_rank": peer,
         "collective_flags": 0,
+        "element_code": 0,
         "call_ns": timed.call_ns,
         "return_ns": timed.return_ns,
         "begin_ns": timed.device_begin_ns,

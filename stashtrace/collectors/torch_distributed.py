@@ -23,6 +23,8 @@ RECORDS = ("collective_call", "collective_done", "collective_wait", "group", "gr
 TABLES = ("collectives", "collective_waits", "groups", "tracks")
 
 FAILED_STATUS, UNSEEN_STATUS = 1, 3
+#: Of the flags of a call: from this bit on they are an ElementType.
+_ELEMENT_BIT = 8
 _LOOPBACK = ("127.", "::1")
 
 
@@ -76,9 +78,12 @@ def _collectives(
         name = groups[group_hash].name if group_hash in groups else f"group {group_hash:x}"
         return context.communicator_track(group_hash, name)
 
-    fields = ("group_hash", "sequence", "op_code", "message_bytes", "peer_rank", "collective_flags")
+    fields = ("group_hash", "sequence", "op_code", "message_bytes", "peer_rank")
+    flags = rows["collective_flags"].astype(np.int64)
     return {
         **columns_of(rows, *fields),
+        "collective_flags": flags & ((1 << _ELEMENT_BIT) - 1),
+        "element_code": flags >> _ELEMENT_BIT,
         "collective_key": np.arange(count, dtype=np.int64),
         "process_id": context.process_id,
         "rank": context.rank,

@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace import __version__
-from stashtrace.analysis.collectives.matching import match_columns
-from stashtrace.analysis.collectives.shares import KEPT
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import matched_among_all
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.steps import first_recorded_step, local_steps, number_steps
 from stashtrace.errors import MissingDataError
@@ -191,7 +189,7 @@ def _second_pass(
     for rank, part in _number_steps(steps, together):
         writer.write(rank, {"numbered_steps": part})
     if sum(counts):
-        matched = _match_facts(together)
+        matched = matched_among_all(together)
         ends = np.cumsum(counts)
         for rank, count, end in zip(ranks, counts, ends.tolist(), strict=True):
             own = matched.take(slice(end - count, end))
@@ -229,14 +227,3 @@ def _number_steps(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple
         for rank in groups.values.tolist():
             own = numbered.take(groups.rows(rank))
             yield rank, Table(TABLES["numbered_steps"], {name: own[name] for name in own.columns})
-
-
-def _match_facts(together: Trace) -> Table:
-    """Return the facts about each collective that need all ranks, in the order of the rows given."""
-    index = TraceIndex(together)
-    table, cuts = index.trace.collectives, index.network_cuts
-    columns = {name: table[name] for name in ("collective_key", "process_id", "rank")}
-    columns |= match_columns(index.matched, by_devices=False)
-    columns |= match_columns(index.on_devices.matched, by_devices=True)
-    columns |= dict(zip(KEPT, (cuts.low_ns, cuts.point_ns, cuts.high_ns, cuts.estimated), strict=True))
-    return Table(TABLES["matched_collectives"], columns).sort_by("collective_key")

@@ -25,7 +25,7 @@ from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow
 
 #: Records without which rows cannot be understood, whatever their age; of all others, those of a window are enough.
-_LASTING = frozenset(
+LASTING = frozenset(
     {
         *("string_part", "thread_info", "metadata", "loss", "clock_ping"),
         *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
@@ -71,7 +71,7 @@ def punch_hole(descriptor: int, begin: int, end: int) -> int:
     return end - begin
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
     """Segments that lie side by side in a file: when their rows were seen, and where each begins."""
 
     begin: int
@@ -81,7 +81,7 @@ class _Range(NamedTuple):
     parts: tuple[int, ...]
 
     @classmethod
-    def of(cls, segment: Segment, seen_ns: int) -> _Range:
+    def of(cls, segment: Segment, seen_ns: int) -> Range:
         begin = segment.payload_offset - SEGMENT_HEADER.size
         end = segment.payload_offset + padded(segment.payload_bytes)
         return cls(begin, end, segment.row_count, seen_ns, (begin,))
@@ -93,18 +93,59 @@ class _Range(NamedTuple):
         return max(end - begin, 0)
 
 
-def _joined(ranges: Iterable[_Range]) -> list[_Range]:
+def _joined(ranges: Iterable[Range]) -> list[Range]:
     """Join ranges that follow each other without a gap; those of one call are in order."""
-    joined: list[_Range] = []
+    joined: list[Range] = []
     for one in ranges:
         last = joined[-1] if joined else None
         if last is not None and last.end == one.begin and one.end - last.begin < _LONGEST_BYTES:
             parts = (*last.parts, *one.parts)
             rows_count, seen_ns = last.rows_count + one.rows_count, max(last.seen_ns, one.seen_ns)
-            joined[-1] = _Range(last.begin, one.end, rows_count, seen_ns, parts)
+            joined[-1] = Range(last.begin, one.end, rows_count, seen_ns, parts)
         else:
             joined.append(one)
     return joined
+
+
+class Holes:
+    """Ranges of a file whose rows are needed no longer, and the holes in their place so far."""
+
+    def __init__(self) -> None:
+        self._released: list[Range] = []
+        #: Without parts.
+        self._holes: list[Range] = []
+
+    def release(self, one: Range) -> None:
+        """Take a range that may become a hole."""
+        self._released.append(one)
+
+    def punch(self, path: str, before_ns: int) -> int:
+        """Give the space of ranges that were seen before a time back to the file system; return how many bytes.
+
+        A header in their place says how many rows there were, so that a reader takes the gap for no damage. Raises
+        OSError if the file system cannot: the rows stay.
+        """
+        old = [one for one in self._released if one.seen_ns < before_ns]
+        # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its
+        # header, and a file grows with the run for all that.
+        joined = [one for one in _joined(sorted([*old, *self._holes])) if one.parts]
+        ready = [one for one in joined if one.end - one.begin >= _LEAST_HOLE_BYTES]
+        if not ready:
+            return 0
+        freed = 0
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            for one in ready:
+                freed += punch_hole(descriptor, one.begin + SEGMENT_HEADER.size, one.end)
+                os.pwrite(descriptor, dropped_header(one.end - one.begin, one.rows_count), one.begin)
+                within = [hole for hole in self._holes if one.begin <= hole.begin < one.end]
+                freed -= sum(hole.hole_bytes for hole in within)
+                self._holes = sorted([*(h for h in self._holes if h not in within), one._replace(parts=())])
+        finally:
+            os.close(descriptor)
+        done = {at for one in ready for at in one.parts}
+        self._released = [one for one in self._released if one.begin not in done]
+        return freed
 
 
 class GrowingFile(StashFile):
@@ -116,10 +157,8 @@ class GrowingFile(StashFile):
         #: When each segment was first seen: its rows are older.
         self._seen_ns: dict[int, int] = {}
         self._whole_texts: dict[int, str] = {}
-        #: Ranges of the file whose rows were let go of, in order; see :meth:`drop`.
-        self._released: list[_Range] = []
-        #: Holes so far, without parts.
-        self._holes: list[_Range] = []
+        #: Of the ranges whose rows were let go of; see :meth:`drop`.
+        self._holes = Holes()
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
         #: When rows were last found in the file.
@@ -182,10 +221,10 @@ class GrowingFile(StashFile):
         kept = []
         for segment in self.segments:
             name, seen_ns = self._name_of(segment.record_id), self._seen_ns[segment.payload_offset]
-            if name in _LASTING or seen_ns >= before_ns - (CLOCKS_NS if name in _CLOCKS else 0):
+            if name in LASTING or seen_ns >= before_ns - (CLOCKS_NS if name in _CLOCKS else 0):
                 kept.append(segment)
                 continue
-            self._released.append(_Range.of(segment, seen_ns))
+            self._holes.release(Range.of(segment, seen_ns))
             del self._seen_ns[segment.payload_offset], self._rows[segment.payload_offset]
         self.segments = kept
         self._by_thread = self._row_counts = None
@@ -196,27 +235,7 @@ class GrowingFile(StashFile):
         A header in their place says how many rows there were, so that a reader takes the gap for no damage. Returns how
         many bytes were freed. Raises OSError if the file system cannot: the rows stay.
         """
-        old = [one for one in self._released if one.seen_ns < before_ns]
-        # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its
-        # header, and a file grows with the run for all that.
-        joined = [one for one in _joined(sorted([*old, *self._holes])) if one.parts]
-        ready = [one for one in joined if one.end - one.begin >= _LEAST_HOLE_BYTES]
-        if not ready:
-            return 0
-        freed = 0
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            for one in ready:
-                freed += punch_hole(descriptor, one.begin + SEGMENT_HEADER.size, one.end)
-                os.pwrite(descriptor, dropped_header(one.end - one.begin, one.rows_count), one.begin)
-                within = [hole for hole in self._holes if one.begin <= hole.begin < one.end]
-                freed -= sum(hole.hole_bytes for hole in within)
-                self._holes = sorted([*(h for h in self._holes if h not in within), one._replace(parts=())])
-        finally:
-            os.close(descriptor)
-        done = {at for one in ready for at in one.parts}
-        self._released = [one for one in self._released if one.begin not in done]
-        return freed
+        return self._holes.punch(self.path, before_ns)
 
     def forget_bulky(self, before_ns: int) -> None:
         """Let go of rows that were there at a look before a time, and of which a step may have any number."""

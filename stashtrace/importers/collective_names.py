@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 
 from stashtrace.schema.kernel_names import plain_kernel_name
-from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.kinds import CollectiveOp, ElementType
 
 #: Parts of names; the first that a name contains decides, since "allreduce" contains "reduce".
 _PARTS = (
@@ -52,6 +52,20 @@ _ELEMENT_TYPES = {
     8: ("double", "long", "int64", "long int", "float64", "unsigned long", "uint64", "complexfloat"),
     16: ("complexdouble",),
 }
+#: Names of torch's C++ side; the others are those of Python.
+_ELEMENT_NAMES = {
+    "float": ElementType.FLOAT32,
+    "double": ElementType.FLOAT64,
+    "half": ElementType.FLOAT16,
+    "byte": ElementType.UINT8,
+    "char": ElementType.INT8,
+    "short": ElementType.INT16,
+    "int": ElementType.INT32,
+    "long": ElementType.INT64,
+    "bool": ElementType.BOOL8,
+    "complexfloat": ElementType.COMPLEX64,
+    "complexdouble": ElementType.COMPLEX128,
+}
 _ELEMENT_BYTES = {name: size for size, names in _ELEMENT_TYPES.items() for name in names}
 
 
@@ -69,6 +83,13 @@ def element_bytes(name: str) -> int:
     """Return the size of an element type such as ``c10::Half`` or ``Float8_e4m3fn``; 0 if it is unknown."""
     plain = name.strip().removeprefix("c10::").lower()
     return 1 if plain.startswith("float8") else _ELEMENT_BYTES.get(plain, 0)
+
+
+@lru_cache(maxsize=4096)
+def element_type(name: str) -> ElementType:
+    """Return an element type by one of its names, such as ``c10::Half`` or ``Float8_e4m3fn``."""
+    plain = name.strip().removeprefix("c10::").lower()
+    return _ELEMENT_NAMES.get(plain, ElementType.__members__.get(plain.upper(), ElementType.UNKNOWN))
 
 
 @lru_cache(maxsize=4096)

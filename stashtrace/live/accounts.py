@@ -1,29 +1,33 @@
 """Close the steps of a job while it runs: each closed step gets the rows that ``analyze stalls`` has for it.
 
 One round takes in what the ranks wrote since the last one, makes a trace of the newest steps, runs the analyses on it
-and takes the rows of the steps that all ranks have left. A step closes once nothing can change it any more: each rank
-that still records has begun another one, and the clock readings around its end are complete, which takes a second or
-two. What no later step needs is let go, so that memory does not grow with the run.
+and takes the rows of the steps that all ranks have left, those of other hosts too (``live.other_hosts``). A step closes
+once nothing can change it any more: each rank that still records has begun another one, and the clock readings around
+its end are complete, which takes a second or two. What no later step needs is let go, so that memory does not grow with
+the run.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.stalls.rows_by_thread import as_among_all
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.format.growing import GrowingRun
+from stashtrace.format.growing import GrowingFile, GrowingRun
+from stashtrace.live.other_hosts import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
-from stashtrace.loading.load import load_growing
+from stashtrace.loading.clocks.host_clock import WINDOW_NS
+from stashtrace.loading.load import GrownRun, load_growing
 from stashtrace.loading.run_tables import OpenedRun
 from stashtrace.loading.window import Window
 from stashtrace.schema.groupby import GroupBy
@@ -59,9 +63,11 @@ class Round:
 
 @dataclass(slots=True)
 class LiveAccounts:
-    """The steps of a run so far."""
+    """The steps of the ranks of this host so far."""
 
     run: GrowingRun
+    #: What other hosts tell of their ranks; None for a run of this host alone.
+    others: OtherHosts | None = None
     #: Rank -> last step that has closed.
     closed: dict[int, int] = field(default_factory=dict)
     start: int = 0
@@ -77,6 +83,10 @@ class LiveAccounts:
     held: bool = False
     #: Where steps count from a number that only the rows tell: finds it, None while it is not known.
     find_begin: Callable[[Trace, int], Window | None] | None = None
+    #: The processes of the last round, of this host and others; None before the first.
+    opened: OpenedRun | None = None
+    #: Rank of another host -> when it began the first step of the window, on the monotonic clock of its boot.
+    _begins: dict[int, tuple[str, int]] = field(default_factory=dict)
     #: What the last round found: only in the next one are rows let go of, so that what it found can still be sealed.
     _before: tuple[Trace, OpenedRun] | None = None
     #: Rows before this were let go for want of memory.
@@ -96,32 +106,33 @@ class LiveAccounts:
         if not raw.processes:
             return Round(nothing)
         try:
-            whole, opened = load_growing(raw)
+            grown = load_growing(raw, [] if self.others is None else self.others.look(at_ns))
         except FormatError:  # its only processes have begun, but not yet read their clocks
             return Round(nothing)
+        opened = self.opened = grown.opened
         self.origin_ns = opened.clocks.origin_monotonic_ns
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
             self.closed, self.window, self._before = {}, None, None
             self.windows.clear()
+            self._begins.clear()
         if self.window is None and self.find_begin is not None:
-            self.window = self.find_begin(whole, self.origin_ns)
+            self.window = self.find_begin(grown.trace, self.origin_ns)
             if self.window is None:
                 return Round(nothing)
-        trace = whole if self.window is None else with_window(whole, self.window, self.origin_ns)
+        trace, joint = self._windowed(grown)
         try:
-            table = steps(trace)
+            table = self._numbered(steps(joint), set(trace.ranks.tolist()))
         except MissingDataError:
             return Round(nothing, trace)
-        settled_ns = np.iinfo(np.int64).max if ended else opened.clocks.settled_ns()
-        closed = table.take(self._closing(trace, table, settled_ns, None if ended else at_ns))
+        if joint is not trace:
+            trace = as_among_all(trace, joint, table)
         rows = nothing
-        if len(closed):
-            complete = closed["begin_ns"] > self._cut_ns
-            rows = wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
-            for rank, step in zip(closed["rank"].tolist(), closed["step"].tolist(), strict=True):
-                self.closed[rank] = max(step, self.closed.get(rank, -1))
-            self._before = trace, opened
+        if self.others is None or not self.others.awaited(opened, at_ns) or ended:
+            closed = table.take(self._closing(joint, table, trace.ranks, None if ended else at_ns))
+            if len(closed):
+                rows = self._close(closed, trace)
+                self._before = joint, opened
         self._bound_memory()
         return Round(rows, trace)
 
@@ -129,18 +140,82 @@ class LiveAccounts:
         """Let the steps count from a begin that is found anew; rows before a time are let go of."""
         self.closed, self.window, self._before = {}, None, None
         self.windows.clear()
+        self._begins.clear()
         self.run.forget(at_ns)
+        if self.others is not None:
+            self.others.forget(at_ns, ())
 
-    def _closing(self, trace: Trace, table: Table, settled_ns: int | None, at_ns: int | None) -> npt.NDArray[np.bool_]:
-        """Return a mask of the steps that close now; ``at_ns`` is None once the job has ended."""
+    def own_files(self) -> tuple[dict[int, GrowingFile], list[GrowingFile]]:
+        """Return the file of each rank of this host, and those of its other processes, as of the last round."""
+        opened = () if self.opened is None else self.opened.processes
+        rank_of = {p.file.name: p.identity.rank for p in opened if p.identity.role is ProcessRole.RANK}
+        ranks = {rank_of[file.name]: file for file in self.run.files if file.name in rank_of}
+        rest = [file for file in self.run.files if file.name not in rank_of]
+        return dict(sorted(ranks.items())), rest
+
+    def _close(self, closed: Table, trace: Trace) -> Table:
+        """Return the rows of steps of this host that close now."""
+        complete = closed["begin_ns"] > self._cut_ns
+        if self.others is not None:
+            complete &= (closed["end_ns"] <= self._told_until_ns(self.others)) & (not self.others.is_incomplete)
+        for rank, step in zip(closed["rank"].tolist(), closed["step"].tolist(), strict=True):
+            self.closed[rank] = max(step, self.closed.get(rank, -1))
+        return wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
+
+    def _told_until_ns(self, others: OtherHosts, boot_id: str = "") -> int:
+        """Return up to when the ranks of other hosts that still record were told of; of one boot if it is given."""
+        until = int(np.iinfo(np.int64).max)
+        for process in () if self.opened is None else self.opened.everyone:
+            rows = process.core.records.get("clock_sync")
+            is_meant = boot_id in ("", process.clock.boot_id) and others.is_recording(process.file)
+            if is_meant and rows is not None:
+                until = min(until, process.clock.common_ns(int(rows.rows["monotonic_ns"].max())))
+        return until
+
+    def _windowed(self, grown: GrownRun) -> tuple[Trace, Trace]:
+        """Return the traces of this host's ranks and of all as ones that begin with the window."""
+        if self.window is None:
+            return grown.trace, grown.joint
+        trace = with_window(grown.trace, self.window, self.origin_ns)
+        if grown.joint is grown.trace:
+            return trace, trace
+        begins, clocks = dict(self.window.begins_ns), grown.opened.clocks.of_boots()
+        for rank in set(grown.joint.ranks.tolist()) - begins.keys():
+            boot, at_ns = self._begins.get(rank, ("", 0))
+            # A rank that joins begins about when the others do.
+            begins[rank] = clocks[boot].common_ns(at_ns) if boot in clocks else min(self.window.begins_ns.values())
+        return trace, with_window(grown.joint, Window(self.window.first_step, begins), self.origin_ns)
+
+    def _numbered(self, table: Table, ours: Collection[int]) -> Table:
+        """Return steps of all ranks with the numbers that those of this host have: other hosts may begin elsewhere."""
+        own = np.isin(table["rank"], list(ours))
+        if self.window is None or own.all() or not own.any():
+            return table
+        return table.replace(step=table["step"] + self.window.first_step - int(table["step"][own].min()))
+
+    def _closing(
+        self, joint: Trace, table: Table, own: npt.NDArray[np.int64], at_ns: int | None
+    ) -> npt.NDArray[np.bool_]:
+        """Return a mask of the steps that close now, of the ranks ``own``; ``at_ns`` is None once the job has ended."""
+        settled_ns = np.iinfo(np.int64).max if at_ns is None else self._settled_ns()
         if settled_ns is None:
             return np.zeros(len(table), dtype=bool)
         ranks, row = np.unique(table["rank"], return_inverse=True)
         last = np.array([self.closed.get(rank, -1) for rank in ranks.tolist()])[row]
-        chosen = (table["step"] > last) & (table["end_ns"] <= settled_ns)
+        chosen = np.isin(table["rank"], own) & (table["step"] > last) & (table["end_ns"] <= settled_ns)
         if at_ns is not None:
-            chosen &= table["step"] <= self._left_by_all(trace, table, at_ns)
+            chosen &= table["step"] <= self._left_by_all(joint, table, at_ns)
         return np.asarray(chosen)
+
+    def _settled_ns(self) -> int | None:
+        """Return until when later readings do not move the times of this host; None if they may move all of them."""
+        assert self.opened is not None
+        clocks, others = self.opened.clocks, self.others
+        settled = clocks.settled_ns()
+        if settled is None or others is None:
+            return settled
+        # Containers of one machine share its clock, and each has readings of it.
+        return min(settled, self._told_until_ns(others, clocks.reference) - 2 * WINDOW_NS)
 
     def _left_by_all(self, trace: Trace, table: Table, at_ns: int) -> int:
         """Return the last step that each rank has left that still records; -1 if there is none."""
@@ -163,6 +238,8 @@ class LiveAccounts:
             for file in self.run.files
             if file.is_open and at_ns - file.newest_ns < SILENT_NS
         }
+        if self.others is not None:
+            living |= {(str(f.metadata.get("host", "")), f.metadata.get("pid")) for f in self.others.recording()}
         table = trace.processes
         return {
             row["rank"]
@@ -171,8 +248,12 @@ class LiveAccounts:
         }
 
     def _move_on(self, trace: Trace, opened: OpenedRun) -> None:
-        """Let the window begin at a later step, and let go of the rows that only earlier ones need."""
-        table = host_steps(trace)
+        """Let the window begin at a later step, and let go of the rows that only earlier ones need.
+
+        ``trace``: of all ranks.
+        """
+        ours = set(self.closed)
+        table = self._numbered(host_steps(trace), ours)
         last = min(self.closed.values())
         by_step = GroupBy(table["step"])
         begin = by_step.min(table["begin_ns"])
@@ -189,17 +270,26 @@ class LiveAccounts:
             return
         first = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == first)
-        self.window = Window(first, dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True)))
+        begins = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
+        self.window = Window(first, {rank: at for rank, at in begins.items() if rank in ours})
         self.windows.append(self.window)
+        boots = {p.identity.rank: p.clock for p in opened.processes if p.identity.role is ProcessRole.RANK}
+        self._begins = {
+            rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at)) for rank, at in begins.items() if rank not in ours
+        }
         # Starts of an elastic job are counted by its ranks, also by those that have ended.
         ranks = {
             p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or "rank" in p.facts.learned
         }
-        self.run.forget(int(own["begin_ns"].min()) + self.origin_ns, keep=ranks)
+        before_ns = int(own["begin_ns"].min()) + self.origin_ns
+        self.run.forget(before_ns, keep=ranks)
+        if self.others is not None:
+            self.others.forget(before_ns, keep=ranks)
 
     def _bound_memory(self) -> None:
         """Let go of the oldest rows where a step is so long that its rows do not fit into memory."""
-        if self.run.held_bytes > MOST_BYTES:
+        held = self.run.held_bytes + (0 if self.others is None else self.others.held_bytes)
+        if held > MOST_BYTES:
             self._cut_ns = max(self._cut_ns, self.run.forget_half() - self.origin_ns)
 
 

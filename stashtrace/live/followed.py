@@ -24,6 +24,8 @@ from stashtrace.live.events import EventLog
 from stashtrace.live.idle import PATIENCE_NS, IdleRecording
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
+from stashtrace.live.other_hosts import OtherHosts, other_launchers
+from stashtrace.live.share import Share
 from stashtrace.live.state import Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
@@ -44,6 +46,8 @@ from stashtrace.units import bytes_text, span_text
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
 VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
+#: When the job has ended, other hosts are awaited for so long.
+_LAST_WORDS_S = 15.0
 #: A slow step gets a window if it is longer by this part of a usual one.
 _WINDOW_RATIO = 0.5
 
@@ -62,6 +66,8 @@ class FollowOptions:
     after_steps: int = 5
     #: Program and arguments that are called for each trigger; empty for none.
     on_trigger: Sequence[str] = ()
+    #: The run directory, in which hosts tell each other of their ranks; None where processes write into it.
+    shared: Path | None = None
 
 
 class FollowedRun:
@@ -70,14 +76,20 @@ class FollowedRun:
     def __init__(self, directory: Path, log: EventLog, options: FollowOptions | None = None) -> None:
         options = options or FollowOptions()
         facts = read_run_file(directory)
-        boot_id = own_boot_id()
+        boot_id, host, run_id = own_boot_id(), os.uname().nodename, facts.get("run_id")
+        shared = options.shared or directory
 
         def is_ours(metadata: Mapping[str, Any]) -> bool:
-            return str(metadata.get("boot_id", "")) == boot_id and metadata.get("run_id") == facts.get("run_id")
+            if str(metadata.get("boot_id", "")) != boot_id or metadata.get("run_id") != run_id:
+                return False
+            # Containers of one machine may each have a launcher, or one launcher may have started all of them.
+            return metadata.get("host") == host or metadata.get("host") not in other_launchers(shared, host)
 
         self.directory = directory
         self.log = log
-        self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
+        self.others = OtherHosts(shared, host, str(run_id))
+        self.share = Share(shared)
+        self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours), self.others)
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
         self.alarms = Alarms(
             log,
@@ -97,7 +109,6 @@ class FollowedRun:
         self.stuck = StuckTrigger(str(directory))
         self.options = options
         self.totals = LiveTotals()
-        host = os.uname().nodename
         self.state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])))
         self.state.begin_realtime_ns = int(facts.get("begin_realtime_ns", 0))
         self.state.job, self.state.pod = job_of(os.environ, facts), pod_of(os.environ)
@@ -108,6 +119,7 @@ class FollowedRun:
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
         self._asked: list[Request] = []
+        self._is_gone = False
 
     def ask(self) -> None:
         """Let the next round open a window, as ``stashtrace capture`` does."""
@@ -121,11 +133,14 @@ class FollowedRun:
         """
         notes: list[str] = []
         found = None
+        if ended and (self.idle is None or self.idle.is_on):
+            self._await_others()
         try:
             if self.idle is None or self.idle.is_on:
                 found = self.accounts.round(time.monotonic_ns(), ended=ended)
         except StashtraceError as error:
             notes.append(str(error))
+            self._say_gone()
         try:
             if found is not None:
                 self.totals.add(found.closed)
@@ -136,12 +151,45 @@ class FollowedRun:
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
         self.alarms.settle(ended=ended)
+        notes += [*self.others.notes(), *self._tell()]
         self._update_state(notes, ended, interval_s)
         try:
             self.state.write(self.directory)
         except OSError as error:
             self.state.notes.append(f"cannot write to {self.directory}: {error.strerror}")
+        if ended:
+            with contextlib.suppress(OSError):
+                self.share.end()
         return found is not None and len(found.closed) > 0
+
+    def _say_gone(self) -> None:
+        """Say once that the run directory is gone: its state can be written nowhere."""
+        if not self._is_gone and not self.directory.exists():
+            self._is_gone = True
+            text = f"the run is no longer followed: {self.directory} is gone, and with it what is recorded from now on"
+            self.log.add(Event("directory_gone", text, time.time_ns()))
+
+    def _tell(self) -> list[str]:
+        """Tell other hosts what is new of the ranks of this one; return what becomes notes."""
+        if not self.others.launchers():
+            return []
+        try:
+            self.share.tell(*self.accounts.own_files(), time.monotonic_ns())
+        except OSError as error:
+            return [f"other hosts are not told of the ranks of this one: {error.strerror}"]
+        return []
+
+    def _await_others(self) -> None:
+        """Tell what is left to tell, and wait a little for what other hosts still have to tell."""
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        with contextlib.suppress(StashtraceError):  # the round that follows says it
+            while True:
+                self.accounts.run.look(time.monotonic_ns())
+                self._tell()
+                self.others.look(time.monotonic_ns())
+                if not self.others.recording() or time.monotonic() > deadline_s:
+                    break
+                time.sleep(0.3)
 
     def _triggers(self, found: Round, ended: bool) -> None:
         """Say what is slow, stuck or lost, and ask for a window of it."""

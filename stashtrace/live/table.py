@@ -44,7 +44,7 @@ LIVE_STEPS = schema(
     *STEP_TIMES.columns,
     col.number("start", "start of an elastic job that made the step, 0 otherwise"),
     col.ns("cause_ns", "part of straggler_ns that waited for it"),
-    col.number("complete", "0 if memory did not suffice for the rows of the step: its times are too small"),
+    col.number("complete", "0 if the step lacks rows: memory did not suffice, or ranks of another host told nothing"),
 )
 _RECORD_ID, _VERSION = 1, 1
 _NAME = "live-{host}.rows"

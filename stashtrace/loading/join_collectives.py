@@ -161,9 +161,9 @@ def _add_torch_facts(host: Table, device: Table, inside: Int64, collapsed: npt.N
     single = np.bincount(source, minlength=len(host))[source] == 1
     changes: dict[str, Any] = {
         name: device[name].copy()
-        for name in ("name_code", "collective_flags", "op_code", "call_ns", "track_id", "status_code")
+        for name in ("name_code", "collective_flags", "element_code", "op_code", "call_ns", "track_id", "status_code")
     }
-    for name in ("name_code", "collective_flags", "track_id"):
+    for name in ("name_code", "collective_flags", "element_code", "track_id"):
         changes[name][rows] = host[name][source]
     barrier = host["op_code"][source] == CollectiveOp.BARRIER
     changes["op_code"][rows[barrier]] = int(CollectiveOp.BARRIER)

@@ -20,6 +20,8 @@ A run directory passes through these modules, each stage once and in this order:
 
 Runs of several hosts take one more step before ``clocks.device_clock``: collectives are decoded on a first guess of the
 clocks, and ``loading.clocks.align_hosts`` corrects these by the common operations of the hosts.
+
+``load_growing`` takes the same way with what is in memory of a run that still records.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -28,10 +30,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from stashtrace.errors import DataLossWarning, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
+from stashtrace.format.stash_file import StashFile
 from stashtrace.loading.clocks import device_clock
 from stashtrace.loading.clocks.align_hosts import MEETING_TABLES, align_run
 from stashtrace.loading.clocks.host_clock import RunClocks, host_clocks
@@ -41,7 +46,14 @@ from stashtrace.loading.foreign_files import files_of
 from stashtrace.loading.io_calls import read_io
 from stashtrace.loading.join import join_tables
 from stashtrace.loading.join_collectives import GroupNotes
-from stashtrace.loading.process_identity import Process, choose_processes, generations, identify_processes, leader
+from stashtrace.loading.process_identity import (
+    Process,
+    choose_processes,
+    generations,
+    identify_processes,
+    leader,
+    own_first,
+)
 from stashtrace.loading.run_tables import OpenedRun, describe
 from stashtrace.loading.stores import load_stored
 from stashtrace.loading.temporary_archives import named, unpacked_paths
@@ -49,6 +61,7 @@ from stashtrace.loading.window import FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.strings import StringPool
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace
 from stashtrace.schema.tracks import TrackRegistry
 from stashtrace.store.layout import STORE_FILE
@@ -188,33 +201,33 @@ def open_processes(
     if not paths:
         raise UsageError("no path given")
     runs = [open_run(one, strict=strict, run_id=run_id) for one in paths]
-    return _identify(runs, os.pathsep.join(paths), _start_of(run_id), ranks)
+    return identify_run(runs, os.pathsep.join(paths), _start_of(run_id), ranks)
 
 
-def load_growing(run: RawRun) -> tuple[Trace, OpenedRun]:
-    """Load what is in memory of a run that still records, as :func:`load_trace` does; nothing is warned of.
+def identify_run(
+    runs: list[RawRun],
+    path: str,
+    start: int | None,
+    ranks: Collection[int] | None,
+    others: Sequence[StashFile] = (),
+) -> OpenedRun:
+    """Identify the processes of opened directories and align their clocks.
 
-    ``run``: of ``format.growing.GrowingRun.look``. Of an elastic job the last start is loaded. Returns the trace and
-    the run that it is of. Raises FormatError if no process has a clock reading.
+    ``others``: processes that a follower of this host is told of by other hosts. They are numbered behind the own ones,
+    and common time is that of the own ones.
     """
-    opened = _identify([run], run.path, None, None)
-    if opened.starts and opened.start != opened.starts[-1]:
-        opened = _identify([run], run.path, opened.starts[-1], None)
-    return _load_run(opened, None, run.path), opened
-
-
-def _identify(runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None) -> OpenedRun:
-    """Identify the processes of opened directories and align their clocks."""
-    files = [file for run in runs for file in run.processes]
+    own_files = [file for run in runs for file in run.processes]
+    files = [*own_files, *others]
     core = [file.load(_CORE_RECORDS) for file in files]
     clocks = host_clocks(runs[0].path, core)
     everyone = identify_processes(files, core, clocks, start, runs[0].run_id)
-    clocks.refer_to(leader(everyone).clock)
+    own = everyone[: len(own_files)]
+    clocks.refer_to(leader(own).clock)
     clock_losses = _align(runs, everyone, clocks) if len(clocks.of_boots()) > 1 else []
-    clocks.count_from(_first_ns(runs, everyone, clocks))
-    processes = choose_processes(everyone, ranks, path)
+    clocks.count_from(_first_ns(runs, own, clocks))
+    processes = own_first(choose_processes(everyone, ranks, path), others)
     shown, starts = generations([process.identity for process in everyone])
-    tracks = _thread_tracks(processes)
+    tracks = thread_tracks(processes)
     processes, device_losses = _with_device_clocks(processes)
     return OpenedRun(
         path,
@@ -253,7 +266,7 @@ def _align(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClock
     """Correct the clocks of several hosts by their common operations, decoded on the first guess."""
     clocks.count_from(_first_ns(runs, everyone, clocks))
     processes = choose_processes(everyone, None, "")
-    tracks = _thread_tracks(processes)
+    tracks = thread_tracks(processes)
     processes, _ = _with_device_clocks(processes)
     decoded = decode_processes(processes, tracks, MEETING_TABLES)
     return align_run(clocks, processes, [one.tables for one in decoded], [one.end_ns for one in decoded])
@@ -267,9 +280,12 @@ def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunCl
     return min(begins + [begin for begin in told if isinstance(begin, int)])
 
 
-def _thread_tracks(processes: Sequence[Process]) -> TrackRegistry:
-    """Register the tracks of all threads first, so that ids do not depend on which tables are loaded."""
-    tracks = TrackRegistry(StringPool())
+def thread_tracks(processes: Sequence[Process], tracks: TrackRegistry | None = None) -> TrackRegistry:
+    """Register the tracks of all threads first, so that ids do not depend on which tables are loaded.
+
+    ``tracks``: where they are added; a new registry by default.
+    """
+    tracks = TrackRegistry(StringPool()) if tracks is None else tracks
     for process in processes:
         for tid in process.file.thread_ids():
             tracks.thread(process.number, tid)
@@ -292,3 +308,69 @@ def _warn(trace: Trace) -> None:
             DataLossWarning,
             stacklevel=4,
         )
+
+
+# What is in memory of a run that still records, and what other hosts tell of their ranks.
+#
+#     own processes of this host    all tables   -> trace    what the analyses read
+#     ranks of other hosts          a few tables -> joint    with the trace: numbers of steps, collectives matched
+
+#: Tables of other hosts' ranks: those that steps are found in, and those that collectives are matched by.
+_JOINT_TABLES = frozenset(
+    {
+        *("phases", "batches", "spans", "device_brackets", "streams", "devices"),
+        *("groups", "collectives", "collective_waits", "collective_details", "device_clocks"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GrownRun:
+    """What is known of a run that still records."""
+
+    #: Of the processes of this host.
+    trace: Trace
+    #: With ranks of other hosts, which have :data:`_JOINT_TABLES` alone; the trace itself if there are none.
+    joint: Trace
+    #: All processes, those of this host first.
+    opened: OpenedRun
+
+
+def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
+    """Load what is in memory of a run that still records, as ``load_trace`` does; nothing is warned of.
+
+    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts tell of their ranks. Of an elastic job
+    the last start is loaded. Raises FormatError if no process has a clock reading.
+    """
+    opened = identify_run([run], run.path, None, None, others)
+    if opened.starts and opened.start != opened.starts[-1]:
+        opened = identify_run([run], run.path, opened.starts[-1], None, others)
+    told = {id(file) for file in others}
+    own = [process for process in opened.processes if id(process.file) not in told]
+    theirs = opened.processes[len(own) :]
+    # Tracks of this host come first, so that those of others can be left out.
+    opened = replace(opened, tracks=thread_tracks(own, TrackRegistry(opened.strings)))
+    decoded = decode_processes(own, opened.tracks, None)
+    tracks_count = len(opened.tracks)
+    outline, io = read_io([one.io for one in decoded], [one.tables for one in decoded], tracks_count)
+    decoded += decode_processes(theirs, thread_tracks(theirs, opened.tracks), _JOINT_TABLES)
+    notes = GroupNotes.of_all(one.notes for one in decoded)
+    tables = join_tables([one.tables for one in decoded], None, notes, opened.tracks) | describe(opened, decoded)
+    mine = (
+        {name: _of_first(name, table, len(own), tracks_count) for name, table in tables.items()}
+        if theirs
+        else dict(tables)
+    )
+    if io is not None:
+        mine["io"] = io
+    trace = Trace(opened.strings, mine, path=run.path, io_outline=outline)
+    return GrownRun(trace, Trace(opened.strings, tables, path=run.path) if theirs else trace, opened)
+
+
+def _of_first(name: str, table: Table, count: int, tracks_count: int) -> Table:
+    """Return the rows of the first processes and tracks. Tracks of others stay, so that numbers do, as of nobody."""
+    if name == "tracks":
+        return table.replace(process_id=np.where(table["process_id"] < count, table["process_id"], -1))
+    if "process_id" in table:
+        return table.take(table["process_id"] < count)
+    return table.take(table["track_id"] < tracks_count) if name == "spans" else table

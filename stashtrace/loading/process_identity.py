@@ -189,6 +189,19 @@ def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None
     ]
 
 
+def own_first(processes: Sequence[Process], others: Sequence[StashFile]) -> list[Process]:
+    """Return chosen processes numbered anew: those whose files are among ``others`` behind all others."""
+    if not others:
+        return list(processes)
+    told = {id(file) for file in others}
+    ordered = sorted(processes, key=lambda process: id(process.file) in told)
+    number = {process.number: new for new, process in enumerate(ordered)}
+    return [
+        replace(p, number=new, identity=replace(p.identity, parent=number.get(p.identity.parent, -1)))
+        for new, p in enumerate(ordered)
+    ]
+
+
 def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
     """Collect the facts about one process from its header and its core records."""
     learned: dict[str, str] = {}

@@ -46,6 +46,11 @@ def code(enumeration: str, name: str) -> int:
     raise KeyError(f"{enumeration}.{name}")
 
 
+def code_names(enumeration: str) -> list[str]:
+    """Return the names of an enumeration of ``records.def``."""
+    return [entry["name"] for entry in _schema()["codes"] if entry["enumeration"] == enumeration]
+
+
 class RecordWriter:
     """Emits rows of one record type; reserved fields become zero.
 

@@ -41,6 +41,8 @@ _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 #: What the process that follows a run writes beside its windows; these are never removed with it.
 _OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*")
+#: Folder in which the processes that follow a run tell each other of the ranks of their hosts.
+HOSTS_FOLDER = "hosts"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
@@ -138,6 +140,15 @@ def is_part_of_run(name: str) -> bool:
     return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list or is_of_follower
 
 
+def remove_told(directory: Path) -> None:
+    """Remove what hosts told each other of their ranks: the recording has all of it. Other files there stay."""
+    with contextlib.suppress(OSError):
+        for path in sorted((directory / HOSTS_FOLDER).iterdir()):
+            if path.name.endswith(TRACE_SUFFIXES) and not path.is_dir():
+                path.unlink()
+        (directory / HOSTS_FOLDER).rmdir()
+
+
 def _remove_run(path: Path) -> None:
     """Remove the files of a run from its directory.
 
@@ -152,6 +163,7 @@ def _remove_run(path: Path) -> None:
         )
     try:
         remove_left_in(path)
+        remove_told(path)
         entries = sorted(path.iterdir())
         other = [file.name for file in entries if not is_part_of_run(file.name) or file.is_dir()]
         if other:

@@ -174,7 +174,8 @@ def run_command(
     follower = None
     if follow is not None:
         with file_rights(options.share):
-            follower = Follower(records, follow, os.environ, follow_sockets)
+            words = follow if records == directory or url else [*follow, "--shared", str(directory)]
+            follower = Follower(records, words, os.environ, follow_sockets)
     try:
         with _Watch(goal, follower) as watch:
             try:

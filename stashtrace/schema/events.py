@@ -113,6 +113,7 @@ COLLECTIVES = schema(
     col.nbytes("message_bytes", "payload of this rank's input"),
     col.number("peer_rank", "root or peer within the group, -1 if none", missing=-1),
     Column("collective_flags", "i8", "", "", of=kinds.CollectiveFlag),
+    Column("element_code", "i8", "", "of this rank's tensors; of several the first", of=kinds.ElementType),
     col.moment("call_ns", "the caller entered"),
     col.moment("return_ns", "the launching call returned, -1 if unseen", missing=-1),
     col.moment("begin_ns", "the backend began, -1 if unseen", missing=-1),

@@ -187,6 +187,28 @@ class CollectiveFlag(enum.IntFlag):
     IN_BACKWARD = 16
 
 
+class ElementType(Code):
+    """What the elements of a tensor are."""
+
+    UNKNOWN = 0
+    FLOAT32 = 1
+    FLOAT64 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    UINT8 = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    BOOL8 = 10
+    COMPLEX64 = 11
+    COMPLEX128 = 12
+    FLOAT8_E4M3FN = 13
+    FLOAT8_E5M2 = 14
+    FLOAT8_E4M3FNUZ = 15
+    FLOAT8_E5M2FNUZ = 16
+
+
 class DeviceClock(Code):
     """A clock of a device."""
 

@@ -10,7 +10,7 @@ import pytest
 from installed import needs_torch
 from traced import TracedRun, run_traced
 
-from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, ThreadRole
+from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, ElementType, ThreadRole
 from stashtrace.schema.table import Table
 
 pytestmark = pytest.mark.torch
@@ -346,6 +346,10 @@ def test_eager_operations(run: TracedRun) -> None:
     ]
     assert table["message_bytes"][:3].tolist() == [16, 16, 16]
     assert table["peer_rank"][[1, 3, 7, 8]].tolist() == [1, 0, 0, 0]
+    barrier = np.array(ops(table)) == "barrier"
+    assert set(table["element_code"][barrier].tolist()) == {ElementType.UNKNOWN}
+    assert set(table["element_code"][~barrier][:-2].tolist()) == {ElementType.FLOAT32}
+    assert table["element_code"][-2:].tolist() == [ElementType.INT64, ElementType.UINT8], "sizes and bytes of an object"
     assert run.texts(table, "name_code")[0] == "c10d::allreduce_"
     assert not (table["collective_flags"] & CollectiveFlag.FUNCTIONAL).any()
 

@@ -7,7 +7,7 @@ rank has entered, optimizer. Lengths vary by a fixed seed; chosen steps of chose
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,19 +32,26 @@ def write_job(
     begin_ms: float = 100.0,
     first_pid: int = 1000,
     lockstep: bool = True,
+    hosts: Sequence[str] = ("node01",),
+    evaluates: Collection[tuple[int, int]] = (),
+    inside_count: int = 0,
 ) -> None:
     """Write the files of a job.
 
     ``late_ms``: (rank, step) -> how much longer its forward takes.
     ``slow_read_ms``: the same of the read of its batch. ``dead``: (rank, step) at which a rank's files end.
     ``restart``: TORCHELASTIC_RESTART_COUNT; empty for a job that is not elastic. ``begin_ms``: of the first step; the
-    processes begin 100 ms before it. ``lockstep``: whether all ranks end where one does; else the others go on.
+    processes begin 100 ms before it. ``hosts``: the ranks are divided among them, in order. ``evaluates``: (rank, step)
+    after which a rank makes a forward under ``no_grad``. ``lockstep``: whether all ranks end where one does; else the
+    others go on. ``inside_count``: all-reduces a step in a group of the ranks of each host.
     """
     random = np.random.default_rng(11)
     late_ms, ends = late_ms or {}, dict(dead)
     starts = np.full(ranks_count, START_NS + round(begin_ms * MS))
-    mains = [_Main(folder, rank, ranks_count, first_pid, restart, begin_ms) for rank in range(ranks_count)]
-    workers = [_Worker(folder, rank, ranks_count, first_pid, restart, begin_ms) for rank in range(ranks_count)]
+    host_of = [hosts[rank * len(hosts) // ranks_count] for rank in range(ranks_count)]
+    common = (ranks_count, first_pid, restart, begin_ms)
+    mains = [_Main(folder, rank, *common, host_of[rank]) for rank in range(ranks_count)]
+    workers = [_Worker(folder, rank, *common, host_of[rank]) for rank in range(ranks_count)]
     made = starts.copy()
     for step in range(steps_count):
         entered = np.zeros(ranks_count, dtype=np.int64)
@@ -67,6 +74,11 @@ def write_job(
         for rank, main in enumerate(mains):
             if entered[rank] >= 0:
                 starts[rank] = main.reduce(step, int(entered[rank]), done)
+                if inside_count:
+                    members = [other for other, host in enumerate(host_of) if host == host_of[rank]]
+                    starts[rank] = main.reduce_inside(members, step, inside_count, int(starts[rank]))
+                if (rank, step) in evaluates:
+                    starts[rank] = main.evaluate(int(starts[rank]), round(step_ms * 0.5 * MS))
     for main, worker, end in zip(mains, workers, starts.tolist(), strict=True):
         main.save(end)
         worker.save(end)
@@ -75,7 +87,15 @@ def write_job(
 
 class _Process:
     def __init__(
-        self, folder: Path, pid: int, ppid: int, rank: int, ranks_count: int, restart: str, begin_ms: float
+        self,
+        folder: Path,
+        pid: int,
+        ppid: int,
+        rank: int,
+        ranks_count: int,
+        restart: str,
+        begin_ms: float,
+        host: str,
     ) -> None:
         environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks_count), "LOCAL_RANK": str(rank)}
         if restart:
@@ -83,7 +103,7 @@ class _Process:
         self.begin_ns = START_NS + round((begin_ms - 100.0) * MS)
         started = {"start_ticks": self.begin_ns, "start_monotonic_ns": self.begin_ns}
         started["start_realtime_ns"] = self.begin_ns + REALTIME_OFFSET_NS
-        self.file = StashWriter(folder, pid=pid, ppid=ppid, env=environment, metadata=started)
+        self.file = StashWriter(folder, host=host, pid=pid, ppid=ppid, env=environment, metadata=started)
         self.rows: dict[str, list[tuple[object, ...]]] = {}
 
     def add(self, record: str, **fields: object) -> None:
@@ -104,9 +124,10 @@ class _Process:
 
 class _Main(_Process):
     def __init__(
-        self, folder: Path, rank: int, ranks_count: int, first_pid: int, restart: str, begin_ms: float
+        self, folder: Path, rank: int, ranks_count: int, first_pid: int, restart: str, begin_ms: float, host: str
     ) -> None:
-        super().__init__(folder, first_pid + 10 * rank, 1, rank, ranks_count, restart, begin_ms)
+        super().__init__(folder, first_pid + 10 * rank, 1, rank, ranks_count, restart, begin_ms, host)
+        self.rank = rank
         self.learn(rank=str(rank), world_size=str(ranks_count))
         text = self.file.intern
         members = ",".join(map(str, range(ranks_count)))
@@ -156,12 +177,50 @@ class _Main(_Process):
         self.phase(Phase.OPTIMIZER, done + 50_000, end, name="SGD")
         return end
 
+    def reduce_inside(self, members: Sequence[int], step: int, count: int, begin: int) -> int:
+        """Make all-reduces with the ranks of this host, and return the end of the last one."""
+        text = self.file.intern
+        group = 1000 + members[0]
+        if not step:
+            self.add(
+                "group",
+                ticks=begin,
+                group_hash=group,
+                name_id=text("host"),
+                backend_id=text("gloo"),
+                members_id=text(",".join(map(str, members))),
+                group_rank=members.index(self.rank),
+                group_size=len(members),
+            )
+        for number in range(step * count, (step + 1) * count):
+            key = 1_000_000 + number
+            fields = {
+                "group_hash": group,
+                "sequence": number,
+                "collective_id": key,
+                "op_code": int(CollectiveOp.ALL_REDUCE),
+            }
+            self.add("collective_call", call_ticks=begin, message_bytes=1 << 10, peer_rank=-1, **fields)
+            self.add("collective_done", return_ticks=begin + 5_000, end_ticks=begin + 40_000, collective_id=key)
+            self.add("collective_wait", begin_ticks=begin + 6_000, end_ticks=begin + 40_000, collective_id=key)
+            begin += 50_000
+        return begin
+
+    def evaluate(self, begin: int, length: int) -> int:
+        """Make a forward without gradients behind a step, and return its end."""
+        cpu = {"begin_cpu_ns": begin - START_NS, "end_cpu_ns": begin + length - START_NS}
+        fields = {"phase_code": int(Phase.FORWARD), "phase_flags": 0, "name_id": self.file.intern("Net")}
+        self.add("phase_span", begin_ticks=begin + 50_000, end_ticks=begin + length, **fields, **cpu)
+        return begin + length
+
 
 class _Worker(_Process):
     def __init__(
-        self, folder: Path, rank: int, ranks_count: int, first_pid: int, restart: str, begin_ms: float
+        self, folder: Path, rank: int, ranks_count: int, first_pid: int, restart: str, begin_ms: float, host: str
     ) -> None:
-        super().__init__(folder, first_pid + 10 * rank + 1, first_pid + 10 * rank, rank, ranks_count, restart, begin_ms)
+        super().__init__(
+            folder, first_pid + 10 * rank + 1, first_pid + 10 * rank, rank, ranks_count, restart, begin_ms, host
+        )
         self.learn(role="worker", worker_id="0")
         self.add("thread_info", ticks=self.begin_ns + MS, tid=self.file.pid, role_code=int(ThreadRole.WORKER))
 

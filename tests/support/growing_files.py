@@ -38,10 +38,13 @@ class _Ring:
     written_count: int = 0
 
 
-def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = ()) -> Iterator[int]:
+def grow(
+    recorded: Path, target: Path, every_ns: int, killed: Collection[int] = (), *, by_ticks: bool = False
+) -> Iterator[int]:
     """Write more of a run each time, and yield CLOCK_MONOTONIC of that moment; the last time all of it is there.
 
-    ``killed``: ids of processes whose rings stay.
+    ``killed``: ids of processes whose rings stay. ``by_ticks``: ticks are ns and the same moment on all hosts, whatever
+    their clocks say.
     """
     run = open_run(recorded)
     target.mkdir(parents=True, exist_ok=True)
@@ -50,8 +53,8 @@ def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = 
         shutil.copy(recorded / "run.json", target / "run.json")
         (target / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if not k.startswith("end_")}))
     files = [
-        _File(process, target, rings, process.metadata["pid"] in killed)
-        for process, rings in zip(run.processes, _rings(run), strict=True)
+        _File(process, target, rings, process.metadata["pid"] in killed, by_ticks)
+        for process, rings in zip(run.processes, _rings(run, by_ticks), strict=True)
     ]
     now, last = min(f.begin_ns for f in files), max(f.end_ns for f in files)
     while now <= last:
@@ -61,7 +64,7 @@ def grow(recorded: Path, target: Path, every_ns: int, killed: Collection[int] = 
         yield now
 
 
-def _rings(run: RawRun) -> Iterator[list[_Ring]]:
+def _rings(run: RawRun, by_ticks: bool) -> Iterator[list[_Ring]]:
     core = [file.load(("clock_sync",)) for file in run.processes]
     clocks = host_clocks(run.path, core)
     for process, raw in zip(run.processes, core, strict=True):
@@ -77,18 +80,22 @@ def _rings(run: RawRun) -> Iterator[list[_Ring]]:
             if "duration_ticks" in names:
                 ticks.append((rows["begin_ticks"] + rows["duration_ticks"]).astype(np.uint64))
             latest = np.max(ticks, axis=0) if ticks else np.zeros(len(rows), dtype=np.uint64)
-            there = clock(latest) if ticks else np.zeros(len(rows), dtype=np.int64)
+            there = (
+                (latest.astype(np.int64) if by_ticks else clock(latest))
+                if ticks
+                else np.zeros(len(rows), dtype=np.int64)
+            )
             made.append(_Ring(chunks[0], rows, np.maximum.accumulate(there)))
         yield made
 
 
 class _File:
-    def __init__(self, process: StashFile, target: Path, rings: list[_Ring], killed: bool) -> None:
+    def __init__(self, process: StashFile, target: Path, rings: list[_Ring], killed: bool, by_ticks: bool) -> None:
         self._path = target / f"{process.name}.stash"
         self._ring = target / f"{process.name}.ring"
         self._process = process
         self._rings = rings
-        self.begin_ns = int(process.metadata["start_monotonic_ns"])
+        self.begin_ns = int(process.metadata["start_ticks" if by_ticks else "start_monotonic_ns"])
         self.end_ns = max((int(ring.there_ns[-1]) for ring in rings), default=self.begin_ns)
         self._begun = False
         self._killed = killed

@@ -39,6 +39,7 @@ def as_other_boot(
     realtime_offset_ns: int | None = None,
     boot_id: str = OTHER_BOOT,
     host: str = "node02",
+    wall_step: tuple[int, int] = (0, 0),
 ) -> None:
     """Rewrite a file in place: its monotonic and real clocks run at another rate from now on, and are off.
 
@@ -50,6 +51,8 @@ def as_other_boot(
         How much faster both clocks run.
     realtime_offset_ns : int, optional
         Added to CLOCK_REALTIME; ``offset_ns`` if None.
+    wall_step : tuple of int
+        From this tick on CLOCK_REALTIME was set forward by so many ns.
     """
     with ByteFile(str(path)) as source:
         head = read_head(source)
@@ -77,7 +80,7 @@ def as_other_boot(
             rows = codec.decode(segment.codec, payload, segment.row_count, layout.dtype).copy()
             passed = later(rows["monotonic_ns"])
             rows["monotonic_ns"] += offset_ns + passed
-            rows["realtime_ns"] += realtime + passed
+            rows["realtime_ns"] += realtime + passed + np.where(rows["ticks"] >= wall_step[0], wall_step[1], 0)
             payload, kind = rows.tobytes(), int(Codec.RAW)
         out.append(
             pack_segment(

@@ -160,6 +160,7 @@ class TraceBuilder:
         message_bytes: int = 1 << 20,
         peer_rank: int = -1,
         flags: int = 0,
+        element: int = 0,
         status: int = 0,
     ) -> dict[int, int]:
         """Append one collective: rank -> (call, end), (call, return, end), (call, return, begin, end); end -1 = never.
@@ -190,6 +191,7 @@ class TraceBuilder:
                 message_bytes=message_bytes,
                 peer_rank=peer_rank,
                 collective_flags=int(flags),
+                element_code=int(element),
                 call_ns=call,
                 return_ns=returned,
                 begin_ns=begin,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.device_collectives import on_devices
 from stashtrace.analysis.collectives.matching import match, process_values
@@ -13,7 +14,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ElementType
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -26,6 +27,7 @@ COLLECTIVE_TIMES = schema(
     col.number("sequence", "number within the group", detail=4),
     col.word("op", "CollectiveOp in lower case"),
     Column("bytes", "i8", "bytes", "payload of this rank's input"),
+    col.word("element_type", "type of its elements, of several tensors the first's; empty if unknown", detail=3),
     *INTERVAL,
     col.ns("wait_ns", "from the own call to the call of the last rank"),
     col.ns("transfer_ns", "from there to the end, queueing included"),
@@ -52,7 +54,8 @@ def collectives(trace: Trace) -> Table:
 
     Columns
     -------
-    rank, step, communicator, sequence, op, bytes, begin_ns, end_ns, wait_ns, transfer_ns, last_rank, method
+    rank, step, communicator, sequence, op, bytes, element_type, begin_ns, end_ns, wait_ns, transfer_ns, last_rank,
+    method
 
     Raises
     ------
@@ -88,6 +91,7 @@ def collective_rows(trace: Trace) -> Table:
             "sequence": table["sequence"],
             "op": np.array([op.name.lower() for op in CollectiveOp])[np.clip(table["op_code"], 0, max(CollectiveOp))],
             "bytes": table["message_bytes"],
+            "element_type": element_names(table["element_code"]),
             "begin_ns": begin,
             "end_ns": end,
             "wait_ns": entered - begin,
@@ -96,6 +100,12 @@ def collective_rows(trace: Trace) -> Table:
             "method": np.where(matched.by_clock, "clock", "duration"),
         },
     )
+
+
+def element_names(code: npt.NDArray[np.integer]) -> npt.NDArray[np.str_]:
+    """Return the names of element types; empty for an unknown one."""
+    names = np.array(["", *(one.name.lower() for one in ElementType if one)])
+    return np.asarray(names[np.clip(code, 0, len(names) - 1)])
 
 
 def communicator_names(trace: Trace, group_hash: np.ndarray) -> np.ndarray:

@@ -235,7 +235,14 @@ def left_out_claims(trace: Trace) -> list[Claim]:
     """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
     steps = run_facts(trace).get("steps", "")
     claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
-    return claims + _begins_later(trace) + _other_trainers(trace)
+    return _still_recording(trace) + claims + _begins_later(trace) + _other_trainers(trace)
+
+
+def _still_recording(trace: Trace) -> list[Claim]:
+    """Return a claim about a run that goes on: more will be recorded."""
+    losses = trace.losses
+    count = int(losses["lost_count"][losses["name_code"] == trace.strings.find("still_recording")].sum())
+    return [Claim("machine", "still_recording", items_count=count)] if count else []
 
 
 def _begins_later(trace: Trace) -> list[Claim]:

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
-from stashtrace.analysis.collectives.matching import Matched, match
-from stashtrace.analysis.collectives.shares import NetworkCuts, network_cuts
+from stashtrace.analysis.collectives.matching import Matched, match, match_columns
+from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.table import Table
@@ -368,3 +369,35 @@ def kept_per_thread(
         return result
 
     return kept
+
+
+# What the budget of a rank needs to know of the others: the numbers of its steps, and its collectives as matched.
+#
+# A trace of some ranks that brings both along has the budget that these ranks have in the trace of all.
+
+
+def matched_among_all(together: Trace) -> Table:
+    """Return the facts about each collective that need all ranks: rows of ``matched_collectives``, by key."""
+    index = TraceIndex(together)
+    table, cuts = index.trace.collectives, index.network_cuts
+    columns = {name: table[name] for name in ("collective_key", "process_id", "rank")}
+    columns |= match_columns(index.matched, by_devices=False)
+    columns |= match_columns(index.on_devices.matched, by_devices=True)
+    columns |= dict(zip(KEPT, (cuts.low_ns, cuts.point_ns, cuts.high_ns, cuts.estimated), strict=True))
+    return Table(TABLES["matched_collectives"], columns).sort_by("collective_key")
+
+
+def as_among_all(own: Trace, together: Trace, numbered: Table) -> Trace:
+    """Return the trace of some ranks with what the trace of all of them says of its steps and collectives.
+
+    ``own``, ``together``: with the same numbers of processes, tracks and collectives. ``numbered``: rows of ``steps``
+    of all ranks.
+    """
+    ranks = own.ranks
+    steps = numbered.take(np.isin(numbered["rank"], ranks))
+    schema = TABLES["numbered_steps"]
+    facts = {"numbered_steps": Table(schema, {name: steps[name] for name in schema.names})}
+    if len(own.collectives):
+        matched = matched_among_all(together)
+        facts["matched_collectives"] = matched.take(np.isin(matched["rank"], ranks))
+    return own.replace(**facts)

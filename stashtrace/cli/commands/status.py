@@ -1,4 +1,7 @@
-"""``stashtrace status DIR``: show how far a run is that is still going, or hangs. Reads live files only."""
+"""``stashtrace status DIR``: show how far a run is that is still going, or hangs. Reads live files only.
+
+Of a run that is followed it shows what its followers know, and reads no records unless they see no step ending.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -41,9 +44,13 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.format.liveness import LiveRings
     from stashtrace.format.reader import open_run
+    from stashtrace.live.view.status import followed_status
     from stashtrace.loading.load import load_trace
     from stashtrace.summary.status_text import describe_stuck, newest_steps, newest_text, step_time_text
 
+    if lines := followed_status(Path(path), arguments.run):
+        print_lines(lines)
+        return 0
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])
         return 0

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.collective_names import collective_op, element_bytes, subgroup_hash
+from stashtrace.importers.collective_names import collective_op, element_bytes, element_type, subgroup_hash
 from stashtrace.importers.flight_recorder.pickle import read_pickle
 from stashtrace.importers.import_context import ImportContext, Int64
 from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.source import Source
-from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, Severity
+from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, ElementType, Severity
 
 #: A dump of 2,000 operations with their stacks takes a few MiB.
 _LARGEST_BYTES = 256 << 20
@@ -166,6 +166,7 @@ def _entry(raw: Any, groups: dict[str, Group]) -> Entry | None:
         name=name,
         peer=_peer(name),
         size_bytes=_bytes_of(raw.get("input_sizes"), raw.get("input_dtypes")),
+        element=_type_of(raw.get("input_dtypes")),
         called_ns=called,
         started_ns=max(_number(raw, "time_discovered_started_ns", 0), 0),
         ended_ns=ended,
@@ -199,6 +200,11 @@ def _bytes_of(sizes: Any, types: Any) -> int:
         if not 0 <= total < HIGHEST:
             return 0
     return total
+
+
+def _type_of(types: Any) -> ElementType:
+    """Return the element type of the first input; unknown if there is none."""
+    return element_type(str(types[0])) if isinstance(types, list | tuple) and types else ElementType.UNKNOWN
 
 
 def _place(frames: Any) -> str:
@@ -274,6 +280,7 @@ class Entry:
     name: str
     peer: int
     size_bytes: int
+    element: ElementType
     called_ns: int
     started_ns: int
     ended_ns: int
@@ -316,6 +323,7 @@ def add_entries(
         op_code=_column([int(e.op) for e in listed]),
         name_code=context.codes(e.name for e in listed),
         message_bytes=_column([e.size_bytes for e in listed]),
+        element_code=_column([int(e.element) for e in listed]),
         peer_rank=_column([e.peer for e in listed]),
         call_ns=called,
         return_ns=-1,

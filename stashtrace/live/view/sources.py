@@ -20,6 +20,36 @@ if TYPE_CHECKING:
     from stashtrace.live.view.unfollowed import FollowedHere
 
 
+def view_of_states(path: Path, run_id: str) -> LiveView | None:
+    """Return what those say who follow a run; None if nobody does. ``path``, ``run_id``: as of :class:`Watched`.
+
+    Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace.
+    """
+    states = _states(path, run_id)
+    return _merged(states, read_run_file(path), path, "follower") if states else None
+
+
+def _merged(states: Sequence[LiveState], facts: Mapping[str, Any], path: Path, origin: str) -> LiveView:
+    return merge_states(states, facts, path=str(path), origin=origin, now_realtime_ns=time.time_ns())
+
+
+def _states(path: Path, run_id: str) -> list[LiveState]:
+    """Return the states of the wanted run, one a host."""
+    try:
+        states = read_states(path)
+    except FormatError:
+        if path.exists():
+            raise
+        states = []
+    if not path.exists():
+        raise FormatError(f"{path} is gone: it was renamed or removed")
+    found = [state for state in states if state.run_id.startswith(run_id.partition(".")[0])]
+    if len({state.run_id for state in found}) > 1:
+        listed = ", ".join(sorted({state.run_id for state in found}))
+        raise FormatError(f"{path} holds several runs: {listed}", hint="choose one with `--run ID`")
+    return found
+
+
 class Watched:
     """A run that is looked at again and again.
 
@@ -37,7 +67,7 @@ class Watched:
         Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace. Raises
         MissingDataError if it is no run, or one that cannot be followed from this host.
         """
-        facts, states = read_run_file(self._path), self._states()
+        facts, states = read_run_file(self._path), _states(self._path, self._run_id)
         if states:
             self._here = None
             return self._view(states, facts, "follower")
@@ -52,20 +82,4 @@ class Watched:
         return self._view(self._recorded, facts, "recording")
 
     def _view(self, states: Sequence[LiveState], facts: Mapping[str, Any], origin: str) -> LiveView:
-        return merge_states(states, facts, path=str(self._path), origin=origin, now_realtime_ns=time.time_ns())
-
-    def _states(self) -> list[LiveState]:
-        """Return the states of the wanted run, one a host."""
-        try:
-            states = read_states(self._path)
-        except FormatError:
-            if self._path.exists():
-                raise
-            states = []
-        if not self._path.exists():
-            raise FormatError(f"{self._path} is gone: it was renamed or removed")
-        found = [state for state in states if state.run_id.startswith(self._run_id.partition(".")[0])]
-        if len({state.run_id for state in found}) > 1:
-            listed = ", ".join(sorted({state.run_id for state in found}))
-            raise FormatError(f"{self._path} holds several runs: {listed}", hint="choose one with `--run ID`")
-        return found
+        return _merged(states, facts, self._path, origin)

@@ -25,14 +25,14 @@ Int64 = npt.NDArray[np.int64]
 
 #: The best reading of each window of this length is kept, or of so many windows of a short run: in shorter pieces, the
 #: noise of readings would look like a change of rate.
-_WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
+WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000
 #: A reading this much wider than the usual best one only adds noise.
 _WIDE_RATIO = 4
 #: Error claimed for a reading without a bracket: the start pair in a file's header, read once, often right
 #: after a fork, when the first touch of each page faults.
-_UNBRACKETED_NS = 100_000
+UNBRACKETED_NS = 100_000
 #: A rate is taken from readings at least this far apart, else from the files' headers.
 _RATE_SPAN_NS = 20_000_000
 #: A rate that differs from the usual one by more than this is a jump of the clock, not drift ...
@@ -86,7 +86,7 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     """
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
-    bracket = np.where(readings.bracket_ns[order] < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns[order])
+    bracket = np.where(readings.bracket_ns[order] < 0, 2 * UNBRACKETED_NS, readings.bracket_ns[order])
     kept = _best_per_window(ns, bracket)
     nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
     kept, rejected = consistent_run(ticks, ns, bracket, kept, nominal, drift_ppb)
@@ -105,7 +105,7 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 
 def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
     """Return the index of the narrowest reading in each window of time; windows without a narrow one have none."""
-    width = min(_WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
+    width = min(WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
     window = (ns - ns.min()) // width
     best = np.lexsort([bracket, window])
     starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
@@ -165,7 +165,7 @@ def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
 
 def realtime_offset(readings: Readings) -> tuple[int, int]:
     """Return (REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, from its narrow readings."""
-    bracket = np.where(readings.bracket_ns < 0, 2 * _UNBRACKETED_NS, readings.bracket_ns)
+    bracket = np.where(readings.bracket_ns < 0, 2 * UNBRACKETED_NS, readings.bracket_ns)
     narrow = bracket <= np.quantile(bracket, 0.5)
     offsets = np.sort((readings.realtime_ns - readings.monotonic_ns)[narrow])
     return int(offsets[len(offsets) // 2]), int(offsets[-1] - offsets[0] + 1) // 2
@@ -246,7 +246,7 @@ class HostClock:
         A run that has not reached the full length of the windows of readings gets others when it goes on.
         """
         ns = self.map.ns[1:-1]
-        if len(ns) < 3 or ns[-1] - ns[0] < _WINDOW_NS * _LEAST_WINDOWS:
+        if len(ns) < 3 or ns[-1] - ns[0] < WINDOW_NS * _LEAST_WINDOWS:
             return None
         return int(ns[-2]) + self.offset_ns - self.origin_ns
 
@@ -264,11 +264,23 @@ class HostClock:
             return self.offset_ns, self.drift_ppb, self.error_ns, self.error_ns
         return self.offset_ns + self._correction_at_origin(), self.drift_ppb, self.error_ns, self._touch_error_ns
 
+    def monotonic_ns(self, common_ns: int) -> int:
+        """Return a moment of the common clock, in ns on the monotonic clock of the boot."""
+        moment = common_ns + self.origin_ns
+        if self._course is not None:
+            back = TickMap(self._course.ns, self._course.ticks, 0)
+            moment = int(back(np.array([moment]).view(np.uint64))[0])
+        return moment - self.offset_ns
+
+    def common_ns(self, monotonic_ns: int) -> int:
+        """Return a moment of the boot's monotonic clock, in ns on the common clock."""
+        moment = monotonic_ns + self.offset_ns
+        if self._course is not None:
+            moment = int(self._course(np.array([moment]).view(np.uint64))[0])
+        return moment - self.origin_ns
+
     def _correction_at_origin(self) -> int:
-        assert self._course is not None
-        back = TickMap(self._course.ns, self._course.ticks, 0)
-        origin = np.array([self.origin_ns])
-        return self.origin_ns - int(back(origin.view(np.uint64))[0])
+        return self.origin_ns - self.offset_ns - self.monotonic_ns(0)
 
 
 class RunClocks:
@@ -295,8 +307,11 @@ class RunClocks:
         return {clock.boot_id: clock for clock in self}
 
     def settled_ns(self) -> int | None:
-        """Return until when later readings do not move the times of any clock; None if they may move all of one."""
-        times = [clock.settled_ns() for clock in self]
+        """Return until when later readings do not move the times of the reference; None if they may move all of them.
+
+        Times of other hosts may always move: each operation that hosts have in common says more of their clocks.
+        """
+        times = [clock.settled_ns() for clock in self if clock.boot_id == self.reference]
         known = [time for time in times if time is not None]
         return min(known) if len(known) == len(times) else None
 

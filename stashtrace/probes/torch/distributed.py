@@ -34,6 +34,8 @@ _COALESCED = recorder.code("CollectiveFlag", "coalesced")
 _ASYNC = recorder.code("CollectiveFlag", "async_op")
 _INFERENCE = recorder.code("CollectiveFlag", "inference")
 _IN_BACKWARD = recorder.code("CollectiveFlag", "in_backward")
+#: Of the flags of a call: from this bit on they are an ElementType.
+_ELEMENT_BIT = 8
 _MESSAGES = tuple(recorder.code("CollectiveOp", name) for name in ("send", "receive"))
 #: Beginning of an operator's name, and its CollectiveOp; the first match counts.
 _OPS = (
@@ -64,6 +66,8 @@ _torch: Any = None
 _unbox_group: Any = None
 _unbox_work: Any = None
 _is_inference: Any = None
+#: Type of torch -> its bits in the flags.
+_element_bits_of: dict[Any, int] = {}
 
 
 def install(c10d: ModuleType) -> None:
@@ -181,6 +185,10 @@ def _watch_operators() -> None:
     _unbox_group = torch._C._distributed_c10d.ProcessGroup.unbox
     _unbox_work = torch._C._distributed_c10d.Work.unbox
     _is_inference = torch.is_inference_mode_enabled
+    for name in recorder.code_names("ElementType"):  # some are not in every torch
+        element = getattr(torch, "bool" if name == "bool8" else name, None)
+        if isinstance(element, torch.dtype):
+            _element_bits_of[element] = recorder.code("ElementType", name) << _ELEMENT_BIT
     make_library: Any = torch.library.Library
     torch_work.install_wait(torch._C._distributed_c10d.Work)
     for namespace, make in (("c10d", _collective_kernel), ("_c10d_functional", _functional_kernel)):
@@ -295,7 +303,11 @@ def _enter(about: _Operator, args: Any, begin: int, blocking: bool) -> torch_wor
     if _is_inference():
         flags |= _INFERENCE
     launch = torch_work.Launch(_next_id() & 0xFFFFFFFF, begin, group)
-    size = _bytes(args[about.payload]) if about.payload >= 0 else 0
+    size = 0
+    if about.payload >= 0:
+        payload = args[about.payload]
+        size = _bytes(payload)
+        flags |= _element_bits(payload)
     _emit_call(begin, group_hash, sequence, size, launch.collective_id, about.name_id, peer, about.code, flags)
     if state.functional:
         state.functional_launch = launch
@@ -317,6 +329,15 @@ def _bytes(tensors: Any) -> int:
         return int(tensors.nbytes)
     except (RuntimeError, AttributeError):
         return 0  # a sparse tensor
+
+
+def _element_bits(tensors: Any) -> int:
+    """Return the type of the elements of the first tensor as bits of the flags."""
+    while isinstance(tensors, (list, tuple)):
+        if not tensors:
+            return 0
+        tensors = tensors[0]
+    return _element_bits_of.get(getattr(tensors, "dtype", None), 0)
 
 
 def _on_cpu(args: Any) -> bool | None:

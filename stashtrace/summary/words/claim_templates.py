@@ -603,6 +603,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
         f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
         " the shares are of these"
     ),
+    "still_recording": _filled("the run goes on: {items_count:process} still recorded when this was made"),
     "steps_kept": _filled("steps {name} of the job: the records of earlier ones were dropped, as asked"),
     "window_steps": _filled("a window of a run: steps {name} of the job"),
     "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),

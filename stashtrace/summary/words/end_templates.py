@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from stashtrace.analysis.findings.ending.looked import ENDED, RUNS, STOPPED, SYSTEM, UNKNOWN, split_name
 from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, OTHERS_RUN, STANDS_STILL
+from stashtrace.schema.kinds import ElementType
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
@@ -145,6 +146,9 @@ def _mismatch(f: Finding) -> str:
     if len(kinds) > 1:
         return f"mismatched collectives: as number {number}, {', while '.join(parts)}"
     call = operation(calls[0]["kind"])
+    if any(e["of_count"] > 0 for e in calls):
+        types = [f"{_ranks(e['name'])} {ElementType(e['of_count']).name.lower()}" for e in calls]
+        return f"mismatched element types in {call} {number}: {', '.join(types)}"
     return f"mismatched message sizes in {call} {number}: {', '.join(parts)}"
 
 

@@ -13,7 +13,7 @@ import stashtrace
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.ending.end_claims import stuck_at_end
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
-from stashtrace.schema.kinds import CollectiveOp, TrackKind
+from stashtrace.schema.kinds import CollectiveOp, ElementType, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words import claim_text, evidence_texts
@@ -138,6 +138,31 @@ def test_collectives_of_different_sizes_are_named() -> None:
     assert sentences(build.trace())[0] == (
         "mismatched message sizes in all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
     )
+
+
+def test_collectives_of_different_element_types_are_named() -> None:
+    """Before their sizes, which differ because the types do; ended ones and unknown types tell nothing."""
+    build = started(3)
+    for rank in range(3):
+        build.collective({rank: (35 * MS, 36 * MS)}, sequence=3, element=ElementType.INT64 if rank else 1)
+    for rank, element in enumerate((ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.FLOAT32)):
+        build.collective(pending(rank), message_bytes=4096 // (1 + rank % 2), sequence=4, element=element)
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    assert sentences(build.trace())[0] == (
+        "mismatched element types in all-reduce 4 of default_pg: ranks 0,2 float32, rank 1 bfloat16"
+    )
+    table = stashtrace.analyze(build.trace(), "collectives")
+    assert sorted(table["element_type"][table["sequence"] == 4].tolist()) == ["bfloat16", "float32", "float32"]
+    assert set(table["element_type"][table["sequence"] == 0].tolist()) == {""}
+
+
+def test_an_unknown_element_type_is_no_mismatch() -> None:
+    build = started(2)
+    build.collective(pending(0), element=ElementType.FLOAT32)
+    build.collective(pending(1), sequence=3)
+    found = stuck(build)
+    assert found is not None
+    assert found.mismatch is None
 
 
 def test_a_wait_that_ended_with_the_job_is_still_told() -> None:

@@ -183,7 +183,7 @@ def _mismatches(trace: Trace, found: Stuck) -> list[Claim]:
     if found.mismatch is None:
         return []
     claim = _mismatch(found.mismatch)
-    one_of_each = sorted(ranks[0] for _, _, ranks in found.mismatch.calls)
+    one_of_each = sorted(ranks[0] for *_, ranks in found.mismatch.calls)
     return [replace(claim, evidence=(*claim.evidence, *_looked(trace, one_of_each)))]
 
 
@@ -281,13 +281,19 @@ def _still_work(trace: Trace, ranks: Sequence[int], since_ns: int) -> tuple[Evid
 def _mismatch(mismatch: Mismatch) -> Claim:
     rows: tuple[Evidence, ...] = tuple(
         Evidence(
-            "called", "collectives", items_count=len(ranks), moved_bytes=size, kind=name, name=ranks_text(list(ranks))
+            "called",
+            "collectives",
+            items_count=len(ranks),
+            of_count=element or -1,
+            moved_bytes=size,
+            kind=name,
+            name=ranks_text(list(ranks)),
         )
-        for name, size, ranks in mismatch.calls
+        for name, size, element, ranks in mismatch.calls
     )
     if mismatch.swapped_with >= 0:
         rows += (Evidence("other_order", "collectives", items_count=mismatch.swapped_with),)
-    least = mismatch.calls[-1][2]
+    least = mismatch.calls[-1][-1]
     return Claim(
         "headline",
         "mismatch",

@@ -95,7 +95,7 @@ def ranks_to_look_at(trace: Trace) -> list[int]:
         return list(idle.ranks) if idle is not None else []
     ranks = {root.rank for root in found.roots} | {rank for rank, _ in found.circle}
     if found.mismatch is not None:
-        ranks |= {ranks[0] for _, _, ranks in found.mismatch.calls}
+        ranks |= {ranks[0] for *_, ranks in found.mismatch.calls}
     return sorted(ranks or found.waiting)
 
 

@@ -60,11 +60,12 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An operation of a group that its members called differently: ``calls`` has the ranks of each way."""
+    """An operation of a group that its members called differently."""
 
     group: str
     sequence: int
-    calls: tuple[tuple[str, int, tuple[int, ...]], ...]
+    #: The ranks of each way: operation, bytes or -1, ElementType or 0, ranks.
+    calls: tuple[tuple[str, int, int, tuple[int, ...]], ...]
     #: Number of the next operation if it is called the other way round, so that only the order differs; else -1.
     swapped_with: int = -1
 
@@ -289,9 +290,14 @@ class _Waits:
             rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
             each = GroupBy(table["sequence"][rows])
             for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
-                return self._told_apart(group, rows[table["sequence"][rows] == sequence], by_size=False)
+                return self._told_apart(group, rows[table["sequence"][rows] == sequence])
+            typed = rows[(table["element_code"][rows] > 0) & self._undone(rows)]
+            types = GroupBy(table["sequence"][typed])
+            element = table["element_code"][typed]
+            for sequence in types.values[types.min(element) < types.max(element)].tolist() if len(types) else ():
+                return self._told_apart(group, typed[table["sequence"][typed] == sequence], by_type=True)
             alike = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
-            alike = alike[np.isin(alike, self.pending) | (table["status_code"][alike] == 1)]
+            alike = alike[self._undone(alike)]
             sizes = GroupBy(table["sequence"][alike])
             if not len(sizes):
                 continue
@@ -300,15 +306,22 @@ class _Waits:
                 return self._told_apart(group, alike[table["sequence"][alike] == sequence], by_size=True)
         return None
 
-    def _told_apart(self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool) -> Mismatch:
+    def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which rows have not ended, or failed."""
+        return np.asarray(np.isin(rows, self.pending) | (self.table["status_code"][rows] == 1))
+
+    def _told_apart(
+        self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool = False, by_type: bool = False
+    ) -> Mismatch:
         table = self.table
-        ways: dict[tuple[str, int], list[int]] = {}
+        ways: dict[tuple[str, int, int], list[int]] = {}
         for row in rows.tolist():
             name = CollectiveOp(int(table["op_code"][row])).name.lower()
             size = int(table["message_bytes"][row]) if by_size else -1
-            ways.setdefault((name, size), []).append(int(table["rank"][row]))
+            element = int(table["element_code"][row]) if by_type else 0
+            ways.setdefault((name, size, element), []).append(int(table["rank"][row]))
         listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
-        calls = tuple((name, size, tuple(sorted(ranks))) for (name, size), ranks in listed)
+        calls = tuple((*way, tuple(sorted(ranks))) for way, ranks in listed)
         sequence = int(table["sequence"][rows[0]])
         return Mismatch(group.name, sequence, calls, sequence + 1 if self._is_swapped(group, sequence) else -1)
 

@@ -103,8 +103,8 @@ class _HostUse:
         )
 
     def other_cpus(self, begin: Int64, end: Int64) -> Floats:
-        """Return how many CPUs the processes outside the job use in each window, with what the hypervisor takes."""
-        busy = [self._most_sampled(f"host_{part}_ns_total") for part in ("user", "system", "steal")]
+        """Return how many CPUs the processes outside the job use in each window."""
+        busy = [self._most_sampled(f"host_{part}_ns_total") for part in ("user", "system")]
         if any(series is None for series in busy):
             return np.full(len(begin), -1.0)
         known = [series for series in busy if series is not None]

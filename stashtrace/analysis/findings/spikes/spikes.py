@@ -134,7 +134,7 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
     """
     if not found:
         return Table.empty(SPIKES)
-    slow = np.array([step.step for step in found])
+    slow = np.array([number for step in found for number in (step.step, step.grew_step_index)])
     causes, beside = _causes(trace, counted, found), _beside(trace, counted, hidden, found, slow)
     rows = [
         (
@@ -214,7 +214,10 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
 def _beside(
     trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
 ) -> list[dict[str, tuple[float, float]]]:
-    """Return the figures beside each slow step, and what they usually are in steps of its kind on that rank."""
+    """Return the figures beside each slow step, and what they usually are in steps of its kind on that rank.
+
+    Of a step that waited for the end of the one before, they are those of that one.
+    """
     beside, host = Beside(trace, host_steps(trace), hidden), host_steps(trace)
     out: list[dict[str, tuple[float, float]]] = []
     of_rank: dict[tuple[int, str], tuple[Table, dict[str, Floats]]] = {}
@@ -225,20 +228,24 @@ def _beside(
             own = host.take(alike & np.isin(host["step"], counted["step"])).sort_by("step")
             of_rank[rank, step.step_kind] = own, beside.figures(rank, own)
         own, figures = of_rank[rank, step.step_kind]
-        at, others = int(np.searchsorted(own["step"], step.step)), ~np.isin(own["step"], slow)
+        grew = step.grew_step_index if step.grew_step_index in own["step"] else step.step
+        at, others = int(np.searchsorted(own["step"], grew)), ~np.isin(own["step"], slow)
         out.append({name: (float(figures[name][at]), _usual(figures[name][others])) for name in _BESIDE})
     return out
 
 
 def _usual(figure: Floats) -> float:
+    """Return what a figure usually is; -1 if that is unknown."""
     known = figure[figure >= 0]
-    return float(np.median(known)) if len(known) else 0.0
+    return float(np.median(known)) if len(known) else -1.0
 
 
 def _named(beside: dict[str, tuple[float, float]], step: SlowStep) -> str:
     """Name what is clearly more than usual in a slow step, or slower."""
     longer, names = step.length_ns - step.usual_ns, []
     for name, (figure, usual) in beside.items():
+        if usual < 0:
+            continue
         if name in _SLOWER:
             stands_out = 0 <= figure < _SLOWER[name] * usual
         else:

@@ -1,0 +1,166 @@
+"""What other hosts of the job tell of their ranks, through the run directory: ``live.share`` writes it there.
+
+A host that tells nothing for a while is left out, so that the steps of this one close without it; it is taken in again
+when it goes on. Ranks that are missing from the begin are awaited for a while, as hosts do not begin together.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from stashtrace.errors import FormatError
+from stashtrace.format.growing import GrowingFile, GrowingRun
+from stashtrace.format.stash_file import StashFile
+from stashtrace.loading.run_tables import OpenedRun, missing_ranks
+from stashtrace.record.directory import HOSTS_FOLDER
+from stashtrace.record.launchers import launchers
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import LossRow
+from stashtrace.text import list_some
+from stashtrace.units import duration_text, ranks_text
+
+#: A follower makes a round every ten seconds at most: one that has told nothing for so long is dead or stopped.
+SILENT_NS = 30_000_000_000
+#: Ranks that have told nothing yet are awaited for so long.
+AWAITED_NS = 30_000_000_000
+#: Each costs some milliseconds a round: of more ranks none is taken in, as some alone would name wrong causes.
+MOST_RANKS = 128
+_NAMED = 3
+
+
+def other_launchers(directory: Path, host: str) -> list[str]:
+    """Return the other hosts whose launchers record into a directory."""
+    hosts = {str(facts.get("host", "")) for facts in launchers(directory)}
+    return sorted(hosts - {host, ""})
+
+
+class OtherHosts:
+    """Ranks of other hosts.
+
+    ``directory``: of the run. ``host``: name of this one. ``run_id``: of the run.
+    """
+
+    def __init__(self, directory: Path, host: str, run_id: str) -> None:
+        def is_theirs(metadata: Mapping[str, Any]) -> bool:
+            return metadata.get("host") != host and metadata.get("run_id") == run_id
+
+        self._directory, self._host = directory, host
+        self._run = GrowingRun(str(directory / HOSTS_FOLDER), is_theirs)
+        #: Hosts that have told nothing for a while -> when they last did.
+        self._silent: dict[str, int] = {}
+        self._taken: list[GrowingFile] = []
+        #: Ranks that are missing, and of how many; since when the others have been awaited.
+        self._missing: list[int] = []
+        self._present: list[int] = []
+        self._world = -1
+        self._begin_ns = self._now_ns = 0
+        self._start = -1
+        self._told: set[int] = set()
+        self._launchers: list[str] = []
+        #: Ranks that other hosts tell of, if they are too many; else 0.
+        self._too_many = 0
+        self._clock_losses: list[LossRow] = []
+        #: Why nothing can be read of what others tell.
+        self._error = ""
+
+    def launchers(self) -> list[str]:
+        """Return the other hosts whose launchers record into the same directory."""
+        return other_launchers(self._directory, self._host)
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of the rows in memory."""
+        return self._run.held_bytes
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether ranks of hosts that record into the same directory were missing in the last round."""
+        return bool(self._missing) and bool(self._launchers)
+
+    def look(self, at_ns: int) -> list[StashFile]:
+        """Take in what was told since the last look, and return the ranks of the hosts that tell; ``at_ns``: now."""
+        self._now_ns, self._error = at_ns, ""
+        if not (self._directory / HOSTS_FOLDER).is_dir():
+            return []
+        try:
+            self._run.look(at_ns)
+        except FormatError as error:  # what this host sees itself does not depend on it
+            self._error, self._taken = str(error), []
+            return []
+        newest: dict[str, int] = {}
+        for file in self._run.files:
+            if file.is_open:
+                host = str(file.metadata.get("host", ""))
+                newest[host] = max(newest.get(host, 0), file.newest_ns)
+        self._silent = {host: seen for host, seen in newest.items() if at_ns - seen > SILENT_NS}
+        self._taken = [file for file in self._run.files if not self._is_silent(file)]
+        count = len(self.recording())
+        self._too_many = count if count > MOST_RANKS else 0
+        if self._too_many:
+            self._run.forget(at_ns, ())
+            self._taken = []
+        return list(self._taken)
+
+    def _is_silent(self, file: StashFile) -> bool:
+        return str(file.metadata.get("host", "")) in self._silent
+
+    def recording(self) -> list[GrowingFile]:
+        """Return the ranks that had not ended at the last look, without those of hosts that tell nothing."""
+        return [file for file in self._taken if file.is_open]
+
+    def is_recording(self, file: StashFile) -> bool:
+        """Whether a file is one of :meth:`recording`."""
+        return any(file is one for one in self.recording())
+
+    def awaited(self, opened: OpenedRun, at_ns: int) -> bool:
+        """Return whether ranks may still come without which no step can close; ``at_ns``: now."""
+        self._present, self._missing, self._world = missing_ranks([p.identity for p in opened.everyone])
+        self._clock_losses = opened.clock_losses
+        if opened.start != self._start:
+            self._start, self._begin_ns, self._told = opened.start, at_ns, set()
+        self._told |= {p.identity.rank for p in opened.everyone if p.identity.role is ProcessRole.RANK}
+        if not self._missing:
+            return False
+        self._launchers = self.launchers()
+        unseen = set(self._missing) - self._told
+        if self._too_many:
+            return False
+        return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < AWAITED_NS
+
+    def forget(self, before_ns: int, keep: Collection[str]) -> None:
+        """Let go of rows as ``GrowingRun.forget`` does."""
+        self._run.forget(before_ns, keep)
+
+    def notes(self) -> list[str]:
+        """Say what this host cannot know, in a sentence each."""
+        notes = [
+            f"{host} has told nothing of its ranks for {duration_text(self._now_ns - seen)}: "
+            "steps close without them, and waits for them have no cause"
+            for host, seen in sorted(self._silent.items())
+        ]
+        notes += [self._error] if self._error else []
+        unseen = sorted(set(self._missing) - self._told)
+        if self._too_many:
+            notes.append(
+                f"other hosts tell of {self._too_many} ranks, of which a follower takes in {MOST_RANKS} at most: "
+                "waits for them have no cause"
+            )
+        elif unseen and self._launchers:
+            who = list_some(self._launchers, _NAMED)
+            notes.append(
+                f"nothing is told of {_ranks(unseen)} of {self._world}, which may run on {who} without --live: "
+                "waits for them have no cause"
+            )
+        elif unseen:
+            notes.append(
+                f"this host sees {_ranks(self._present)} of {self._world}: other hosts do not record into "
+                f"{self._directory}, so it cannot say for which of their ranks its own ranks wait"
+            )
+        return notes + [text for _, reason, _, _, text in self._clock_losses if reason == "clock_stepped"]
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"

@@ -1,0 +1,280 @@
+"""Tell other hosts of the ranks of this one: what they need of each step to say who waited for whom.
+
+    RUN/hosts/HOST.PID.N.stash     rows of one rank: its collectives, the parts of its training loop, readings of clocks
+    RUN/hosts/HOST.PID.N.ring      without rows: it is there until the rank has ended
+
+Each follower writes files of its own ranks and reads those of other hosts; nothing else is needed of the file system
+than that one host sees what another one has appended. A file is one of a process with a part of its records, so that
+it is read, and its clocks are aligned, as those of the run are. What other hosts have had time to read becomes holes.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace import _native
+from stashtrace.format.codec import encode
+from stashtrace.format.container import SEGMENT_HEADER, pack_head, pack_segment, padded
+from stashtrace.format.growing import LASTING, GrowingFile, Holes, Range
+from stashtrace.format.project import current_layouts
+from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC
+from stashtrace.format.stash_file import PART_BYTES, Chunk, StashFile
+from stashtrace.live.table import open_own
+from stashtrace.loading.clocks.host_clock import UNBRACKETED_NS
+from stashtrace.record.directory import HOSTS_FOLDER
+from stashtrace.schema.kinds import BatchPhase, PhaseFlag, SpanKind
+from stashtrace.schema.strings import ranks_of
+from stashtrace.whole_files import whole_file
+
+Rows = npt.NDArray[np.void]
+
+#: Records that are told, in this order: a reader that sees a part of a round sees no step without its collectives.
+SHARED = (
+    *("metadata", "thread_info", "group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
+    *("clock_ping", "collective_call", "collective_done", "collective_wait", "nccl_call", "nccl_task"),
+    *("device_clock", "device_bracket", "span", "instant", "batch", "phase_span", "clock_sync"),
+)
+_MARKS = (SpanKind.STEP_MARK, SpanKind.STEP)
+#: Of these records only some rows belong to the training loop; of collectives, see :class:`_Collectives`.
+_WANTED: dict[str, Callable[[Rows], npt.NDArray[np.bool_]]] = {
+    "span": lambda rows: np.isin(rows["kind_code"], _MARKS),
+    "instant": lambda rows: np.isin(rows["kind_code"], _MARKS),
+    "batch": lambda rows: rows["phase_code"] == BatchPhase.WAIT,
+    "phase_span": lambda rows: (rows["phase_flags"] & PhaseFlag.BACKGROUND) == 0,
+}
+_OF_COLLECTIVES = ("group", "collective_call", "collective_done", "collective_wait")
+#: Other hosts have so much time to read a row.
+_READ_WITHIN_NS = 120_000_000_000
+_CLOCK_RING = 0xFFFF_FFFF
+
+
+def string_fields(record: str) -> list[str]:
+    """Return the fields of a record that hold the number of a text."""
+    [entry] = (one for one in _native.schema()["records"] if one["name"] == record)
+    return [one["name"] for one in entry["fields"] if one["doc"].startswith("string id")]
+
+
+@dataclass(slots=True)
+class _Collectives:
+    """Which rows of collectives other hosts need: not those of groups inside this host, nor waits for ended ones."""
+
+    #: Ranks of this host.
+    ranks: frozenset[int]
+    #: Groups all of whose members are of this host.
+    _inside: set[int] = field(default_factory=set)
+    #: Collectives that are not told and may have further rows; those whose end was told in this round or the last one.
+    _skipped: set[int] = field(default_factory=set)
+    _ended: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+
+    def next_round(self) -> None:
+        """Forget which collectives ended before the last round."""
+        self._skipped -= self._ended[0]
+        self._ended = self._ended[1], set()
+
+    def wanted(self, record: str, rows: Rows, texts: Mapping[int, str]) -> Rows:
+        """Return the rows that are told; ``texts``: of the process."""
+        if record == "group":
+            for group, number in zip(rows["group_hash"].tolist(), rows["members_id"].tolist(), strict=True):
+                members = ranks_of(texts.get(number, ""))
+                if members and self.ranks.issuperset(members):
+                    self._inside.add(group)
+        elif record == "collective_call":
+            inside = np.isin(rows["group_hash"], np.array(sorted(self._inside), dtype=np.uint64))
+            self._skipped.update(rows["collective_id"][inside].tolist())
+            return rows[~inside]
+        elif record == "collective_done":
+            skipped = np.isin(rows["collective_id"], list(self._skipped))
+            self._ended[1].update(rows["collective_id"][rows["end_ticks"] > 0].tolist())
+            return rows[~skipped]
+        elif record == "collective_wait":
+            known = [*self._ended[0], *self._ended[1], *self._skipped]
+            return rows[~np.isin(rows["collective_id"], known)]
+        return rows
+
+
+@dataclass(slots=True)
+class _ToldRank:
+    """The file in which other hosts read of one rank."""
+
+    path: Path
+    source: GrowingFile
+    collectives: _Collectives
+    #: Next row of each ring that has not been told.
+    _next: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
+    #: Rows written, by record and ring.
+    _written: dict[tuple[int, int], int] = field(default_factory=dict)
+    _texts: set[int] = field(default_factory=set)
+    _size_bytes: int = 0
+    _holes: Holes = field(default_factory=Holes)
+    #: Processes of which the first reading of the clocks was told.
+    _begun: set[str] = field(default_factory=set)
+
+    @property
+    def _own_tid(self) -> int:
+        """The first thread of the rank."""
+        return int(self.source.metadata.get("pid", 0))
+
+    def begin(self) -> None:
+        """Write the head, and the ring that says that the rank has not ended."""
+        head = self.source.head
+        wanted = {*SHARED, "string_part"}
+        records = [one for one in head.records if isinstance(one, dict) and one.get("name") in wanted]
+        data = pack_head(records, head.metadata)
+        ring = RING_FILE_HEADER.pack(RING_FILE_MAGIC, 1, 0, int(head.metadata.get("pid", 0)), PAGE_BYTES, 0, 0, 0)
+        with whole_file(self.path.with_suffix(".ring")) as partial:
+            partial.write_bytes(ring.ljust(PAGE_BYTES, b"\0"))
+        with whole_file(self.path) as partial:
+            partial.write_bytes(data)
+        self._size_bytes = len(data)
+
+    def write(self, clocks_of: Iterable[StashFile], at_ns: int) -> int:
+        """Append what is new; return how many bytes.
+
+        ``clocks_of``: processes of this host whose readings of the clocks are told here, too. Raises OSError if the
+        system refuses.
+        """
+        parts: list[bytes] = []
+        self.collectives.next_round()
+        for record in SHARED:
+            for chunk in self.source.chunks((record,)):
+                self._add(parts, self.source, chunk, chunk.ring_id, at_ns)
+        for file in clocks_of:
+            for chunk in file.chunks(("clock_sync",)):
+                self._add(parts, file, chunk, _CLOCK_RING, at_ns)
+        for file in (self.source, *clocks_of):
+            self._tell_begin(parts, file, at_ns)
+        data = b"".join(parts)
+        if data:
+            try:
+                with open(self.path, "ab", opener=open_own) as target:
+                    if target.tell() + len(data) != self._size_bytes:  # a part of an earlier round is missing
+                        self._holes, self._size_bytes = Holes(), target.tell() + len(data)
+                    target.write(data)
+            except OSError:
+                self._holes, self._size_bytes = Holes(), -1
+                raise
+        return len(data)
+
+    def _add(self, parts: list[bytes], file: StashFile, chunk: Chunk, ring_id: int, at_ns: int) -> None:
+        """Add the new rows of a chunk, behind the texts that they name."""
+        record = chunk.layout.name
+        key = (file.name, chunk.layout.record_id, chunk.tid, chunk.ring_id)
+        rows = chunk.rows[max(0, self._next.get(key, 0) - chunk.first_sequence) :]
+        self._next[key] = max(self._next.get(key, 0), chunk.first_sequence + len(chunk.rows))
+        if record in _WANTED and len(rows):
+            rows = rows[_WANTED[record](rows)]
+        elif record in _OF_COLLECTIVES and len(rows):
+            rows = self.collectives.wanted(record, rows, file.texts())
+        if not len(rows):
+            return
+        if file is self.source:
+            self._add_texts(parts, record, rows, chunk.tid, at_ns)
+        tid = chunk.tid if file is self.source else self._own_tid
+        self._pack(parts, record, chunk.layout.record_id, rows, tid, ring_id, at_ns)
+
+    def _add_texts(self, parts: list[bytes], record: str, rows: Rows, tid: int, at_ns: int) -> None:
+        named = {int(i) for name in string_fields(record) if name in (rows.dtype.names or ()) for i in rows[name]}
+        new = sorted(named - self._texts - {0})
+        if not new:
+            return
+        texts, layout = self.source.texts(), current_layouts()["string_part"]
+        made = []
+        for number in new:
+            if number in texts:  # else its parts are not all there yet: the next row that names it tells it
+                data = texts[number].encode()
+                pieces = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)] or [b""]
+                made += [(number, part, len(data), piece) for part, piece in enumerate(pieces)]
+                self._texts.add(number)
+        if made:
+            self._pack(parts, "string_part", layout.record_id, np.array(made, dtype=layout.dtype), tid, 0, at_ns)
+
+    def _tell_begin(self, parts: list[bytes], file: StashFile, at_ns: int) -> None:
+        """Tell the readings in the head of another process as a row: its head is not told."""
+        if file is self.source or file.name in self._begun:
+            return
+        self._begun.add(file.name)
+        layout, facts = current_layouts()["clock_sync"], file.metadata
+        bracket = int(2 * UNBRACKETED_NS * float(facts.get("tick_hz") or 1e9) / 1e9)
+        values = [facts.get(name) for name in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
+        if all(isinstance(value, int) and value > 0 for value in values):
+            row = np.array([(*values, bracket, 0)], dtype=layout.dtype)
+            self._pack(parts, "clock_sync", layout.record_id, row, self._own_tid, _CLOCK_RING, at_ns)
+
+    def _pack(
+        self, parts: list[bytes], record: str, record_id: int, rows: Rows, tid: int, ring_id: int, at_ns: int
+    ) -> None:
+        codec, payload = encode(rows)
+        first = self._written.get((record_id, ring_id), 0)
+        self._written[record_id, ring_id] = first + len(rows)
+        segment = pack_segment(
+            payload,
+            record_id=record_id,
+            codec=codec,
+            tid=tid,
+            ring_id=ring_id,
+            row_count=len(rows),
+            first_sequence=first,
+        )
+        begin, end = self._size_bytes, self._size_bytes + SEGMENT_HEADER.size + padded(len(payload))
+        self._size_bytes = end
+        if record not in LASTING:
+            self._holes.release(Range(begin, end, len(rows), at_ns, (begin,)))
+        parts.append(segment)
+
+    def drop(self, before_ns: int) -> None:
+        """Give the space of rows that were told before a time back. Raises OSError if the file system cannot."""
+        self._holes.punch(str(self.path), before_ns)
+
+    def end(self) -> None:
+        """Say that the rank has ended."""
+        self.path.with_suffix(".ring").unlink(missing_ok=True)
+
+
+class Share:
+    """What this host tells others of its ranks. ``directory``: of the run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / HOSTS_FOLDER
+        self._ranks: dict[str, _ToldRank] = {}
+        #: What was told so far.
+        self.bytes_count = 0
+        self._has_holes = True
+
+    def tell(self, ranks: Mapping[int, GrowingFile], others: Iterable[StashFile], at_ns: int) -> None:
+        """Tell what is new.
+
+        ``ranks``: rank of this host -> its file. ``others``: of its other processes: their readings of the clocks are
+        told with the first rank. ``at_ns``: the time now. Raises OSError if the system refuses.
+        """
+        self._folder.mkdir(exist_ok=True)
+        for number, file in enumerate(ranks.values()):
+            told = self._ranks.get(file.name)
+            if told is None:
+                path = self._folder / f"{file.name}.stash"
+                told = _ToldRank(path, file, _Collectives(frozenset(ranks)))
+                told.begin()
+                self._ranks[file.name] = told
+            self.bytes_count += told.write([] if number else list(others), at_ns)
+            if not file.is_open:
+                told.end()
+        for name in self._ranks.keys() - {
+            file.name for file in ranks.values()
+        }:  # of an earlier start of an elastic job
+            self._ranks.pop(name).end()
+        if self._has_holes:
+            try:
+                for told in self._ranks.values():
+                    told.drop(at_ns - _READ_WITHIN_NS)
+            except OSError:  # then the files grow, as those of the run do
+                self._has_holes = False
+
+    def end(self) -> None:
+        """Say that no more comes of this host. Raises OSError if the system refuses."""
+        for told in self._ranks.values():
+            told.end()

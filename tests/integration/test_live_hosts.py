@@ -1,0 +1,91 @@
+"""Jobs on two hosts (network namespaces with names of their own) that are followed: `run --live` under torchrun."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_job import stashtrace
+from ground_truth.hosts import Host, hosts
+from ground_truth.machine import Missing
+from test_jobs_on_many_hosts import Job, torchrun
+
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.stalls.budget import stalls
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.live.state import LiveState, read_states
+from stashtrace.live.table import read_live, wide_rows
+from stashtrace.loading.load import load_trace
+from stashtrace.record.directory import HOSTS_FOLDER
+from stashtrace.schema.groupby import GroupBy
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.root]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[Host]]:
+    pytest.importorskip("torch")
+    try:
+        with hosts(2) as made:
+            yield made
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) -> None:
+    """Each host accounts for its own rank; the sums are those of the merged recording."""
+    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", LATE_RANK="1")
+    assert job.codes() == [0, 0], [job.said(host) for host in pair]
+    run = tmp_path / "shared/run"
+    live, states = read_live(run), read_states(run)
+    assert [max(own["steps_count"] for own in state.ranks.values()) for state in states] == [600, 600]
+    trace = load_trace(run)
+    table = steps(trace)
+    whole = wide_rows(stalls(trace, by="step", warmup=True), table, start=0, complete=np.ones(len(table), dtype=bool))
+    assert len(live) == len(whole) == 1200
+    live = live.take(live["complete"] == 1)  # on a busy machine the last steps may be told of too late
+    assert len(live) > 600
+    at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
+    # Readings of the clocks that were let go of meanwhile move a moment by a few ns.
+    for name in KIND_COLUMNS.values():
+        assert np.abs(live[name] - whole[name][at]).max() <= 100, name
+    assert (live["cause_rank"] == whole["cause_rank"][at]).mean() > 0.99
+    waited = live.take((live["rank"] == 0) & (live["step"] % 10 == 0) & (live["step"] > 20))
+    assert (waited["cause_rank"] == 1).mean() > 0.9
+    assert not (run / HOSTS_FOLDER).exists(), "the merge removes what hosts told each other"
+
+
+def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> None:
+    """The other one says that it cannot know for whom its rank waits."""
+    command = torchrun(pair, 1500)
+    job = Job(tmp_path, pair[:1], command, "shared/run", "--live")
+    other = Job(tmp_path, pair[1:], command, "shared/run")
+    note = "nothing is told of rank 1 of 2, which may run on node1 without --live: waits for them have no cause"
+    run, deadline = tmp_path / "shared/run", time.monotonic() + 100
+    while time.monotonic() < deadline and not any(note in state.notes for state in _states(run)):
+        time.sleep(0.5)
+    shown = stashtrace("live", "shared/run", "--once", cwd=tmp_path)
+    assert job.codes() == other.codes() == [0]
+    assert shown.returncode == 0
+    assert "nothing is told of rank 1 of 2" in " ".join(shown.stdout.split())
+
+
+def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -> None:
+    job = Job(tmp_path, pair, torchrun(pair, 800), "run-{}", "--live")
+    assert job.codes() == [0, 0], [job.said(host) for host in pair]
+    for rank, host in enumerate(pair):
+        run = tmp_path / f"run-{host.name}"
+        (state,) = read_states(run)
+        assert state.notes == [
+            f"this host sees rank {rank} of 2: other hosts do not record into {run}, "
+            "so it cannot say for which of their ranks its own ranks wait"
+        ]
+        assert not (run / HOSTS_FOLDER).exists()
+
+
+def _states(run: Path) -> list[LiveState]:
+    return read_states(run) if run.exists() else []

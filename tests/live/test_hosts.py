@@ -1,0 +1,325 @@
+"""Hosts of one job that follow their own ranks and tell each other of them through the run directory."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from growing_files import grow
+from made_job import MS, write_job
+from other_boot import as_other_boot
+from stash_files import RUN_ID, START_NS
+from test_accounts import SECOND, afterwards
+
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.errors import DataLossWarning
+from stashtrace.format.growing import GrowingRun
+from stashtrace.live import other_hosts
+from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.other_hosts import OtherHosts
+from stashtrace.live.share import Share
+from stashtrace.live.table import LIVE_STEPS
+from stashtrace.record.directory import HOSTS_FOLDER
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.table import Table
+
+NODES = ("node01", "node02")
+
+
+@dataclass
+class Host:
+    """What runs on one host: its accounts, and what it tells others."""
+
+    directory: Path
+    name: str
+    #: Every so many looks it makes a round; 0 for a host that has died.
+    pace: int = 1
+    #: Of its CLOCK_MONOTONIC against that of the first host.
+    offset_ns: int = 0
+    parts: list[Table] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def is_ours(metadata: Mapping[str, Any]) -> bool:
+            return metadata["host"] == self.name
+
+        self.others = OtherHosts(self.directory, self.name, RUN_ID)
+        self.accounts = LiveAccounts(GrowingRun(str(self.directory), is_ours), self.others)
+        self.share = Share(self.directory)
+        (self.directory / f"launch.{self.name}.1.json").write_text(json.dumps({"host": self.name}))
+
+    def round(self, now_ns: int, *, ended: bool = False) -> None:
+        self.parts.append(self.accounts.round(now_ns + self.offset_ns, ended=ended).closed)
+        self.tell(now_ns)
+
+    def tell(self, now_ns: int) -> None:
+        ranks, rest = self.accounts.own_files()
+        self.share.tell(ranks, rest, now_ns + self.offset_ns)
+
+    def closed(self) -> Table:
+        return Table.concat(LIVE_STEPS, self.parts)
+
+
+def follow(
+    recorded: Path, target: Path, change: Callable[[int, list[Host]], None] = lambda at, hosts: None, **grown: Any
+) -> list[Host]:
+    """Let a run grow and follow it on two hosts; ``change`` is called with the number of each look."""
+    target.mkdir()
+    hosts = [Host(target, name) for name in NODES]
+    now_ns = 0
+    for at, now_ns in enumerate(grow(recorded, target, SECOND, **grown)):
+        change(at, hosts)
+        for host in hosts:
+            if host.pace and at % host.pace == 0:
+                host.round(now_ns)
+    living = [host for host in hosts if host.pace]
+    for host in living:  # what came since the last round is told before the last steps close
+        host.accounts.run.look(now_ns + host.offset_ns)
+        host.tell(now_ns)
+    for host in living:
+        host.round(now_ns, ended=True)
+    return hosts
+
+
+def unequal(live: Table, whole: Table, tolerance_ns: int = 0) -> list[str]:
+    """Where the times of a step differ, in words; the hosts' clocks have zeros of their own."""
+    at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
+    assert (at >= 0).all(), "a step closed that the recording does not have"
+    other = whole.take(at)
+    pairs = {name: (live[name], other[name]) for name in (*KIND_COLUMNS.values(), "cause_rank", "cause_ns")}
+    pairs["length"] = live["end_ns"] - live["begin_ns"], other["end_ns"] - other["begin_ns"]
+    return [
+        f"rank {live['rank'][row]} step {live['step'][row]}: {name} {mine[row]} {theirs[row]}"
+        for name, (mine, theirs) in pairs.items()
+        for row in np.flatnonzero(abs(mine - theirs) > (0 if name == "cause_rank" else tolerance_ns)).tolist()
+    ]
+
+
+def late_job(folder: Path, **more: Any) -> dict[tuple[int, int], float]:
+    """Four ranks on two hosts; now and then a rank of each is late."""
+    late = {(rank, step): 40.0 for rank in (1, 2) for step in range(50 + rank, 250, 9)}
+    write_job(folder, ranks_count=4, steps_count=300, late_ms=late, hosts=NODES, **more)
+    return late
+
+
+def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path) -> None:
+    """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them."""
+    late = late_job(tmp_path / "job")
+    hosts = follow(tmp_path / "job", tmp_path / "grown")
+    whole = afterwards(tmp_path / "job")
+    for host, ranks in zip(hosts, ((0, 1), (2, 3)), strict=True):
+        live = host.closed()
+        assert sorted(set(live["rank"].tolist())) == list(ranks)
+        assert len(live) == 600
+        assert unequal(live, whole) == []
+        assert (live["complete"] == 1).all()
+        assert sum(map(len, host.parts[:-1])) > 500, "most steps are to close while the run grows"
+        assert host.others.notes() == []
+    abroad = hosts[0].closed().take(np.isin(hosts[0].closed()["step"], [step for rank, step in late if rank == 2]))
+    assert set(abroad["cause_rank"].tolist()) == {2}
+    assert int(abroad["cause_ns"].sum()) >= 0.8 * 2 * len(late) / 2 * 40 * MS
+
+
+def test_a_rank_that_alone_evaluates(tmp_path: Path) -> None:
+    """The steps of the others have the numbers that they have in the whole job."""
+    late_job(tmp_path / "job", evaluates=[(0, step) for step in range(20, 300, 20)])
+    hosts = follow(tmp_path / "job", tmp_path / "grown")
+    whole = afterwards(tmp_path / "job")
+    for host in hosts:
+        assert unequal(host.closed(), whole) == []
+        assert len(host.closed()) == int(np.isin(whole["rank"], host.closed()["rank"]).sum())
+
+
+CLOCKS = {"close": (7 * MS, 0), "an hour off": (3600 * SECOND, 0), "set in the middle": (7 * MS, 600 * SECOND)}
+
+
+@pytest.mark.parametrize("wall", CLOCKS.values(), ids=CLOCKS)
+def test_hosts_with_clocks_of_their_own(tmp_path: Path, wall: tuple[int, int]) -> None:
+    """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the own clock.
+
+    ``wall``: how far the wall clock of the other host is off, and by how much it is set while the job runs.
+    """
+    late = late_job(tmp_path / "job")
+    for path in (tmp_path / "job").glob("node02.*.stash"):
+        as_other_boot(
+            path,
+            offset_ns=77 * SECOND,
+            drift_ppb=20_000,
+            realtime_offset_ns=wall[0],
+            wall_step=(START_NS + 9 * SECOND, wall[1]),
+        )
+
+    def set_clock(at: int, hosts: list[Host]) -> None:
+        hosts[1].offset_ns = 77 * SECOND
+
+    hosts = follow(tmp_path / "job", tmp_path / "grown", set_clock, by_ticks=True)
+    whole = afterwards(tmp_path / "job")
+    for host in hosts:
+        live = host.closed()
+        assert len(live) == 600
+        assert unequal(live, whole, tolerance_ns=MS) == []
+        waited = live.take(live["cause_ns"] > 10 * MS)
+        assert len(waited) > 0.9 * len(late)
+    sums = [sum(int(host.closed()[name].sum()) for host in hosts) for name in ("straggler_ns", "network_ns")]
+    assert sums == pytest.approx([int(whole["straggler_ns"].sum()), int(whole["network_ns"].sum())], rel=0.01)
+
+
+def test_a_host_that_dies(tmp_path: Path) -> None:
+    """Its ranks and its follower stop at once: the other host's steps close without it, and it says so."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=900, hosts=NODES, dead=[(2, 300), (3, 300)], lockstep=False)
+
+    def die(at: int, hosts: list[Host]) -> None:
+        if at == 32:
+            hosts[1].pace = 0
+
+    heard: list[str] = []
+
+    def watch(at: int, hosts: list[Host]) -> None:
+        die(at, hosts)
+        heard.extend(hosts[0].others.notes())
+
+    killed = (1020, 1021, 1030, 1031)
+    here, _ = follow(tmp_path / "job", tmp_path / "grown", watch, killed=killed)
+    live = here.closed()
+    assert len(live) == 2 * 900
+    assert int((live["complete"] == 0).sum()) > 0
+    assert (live["complete"][live["step"] < 250] == 1).all()
+    assert any(note.startswith("node02 has told nothing of its ranks for 3") for note in heard), set(heard)
+    assert unequal(live.take(live["complete"] == 1), afterwards(tmp_path / "job")) == []
+
+
+def test_a_host_that_is_late(tmp_path: Path) -> None:
+    """It makes a round every seven seconds: the other one waits for it, and nothing is missing."""
+
+    def slow(at: int, hosts: list[Host]) -> None:
+        hosts[1].pace = 7
+
+    late_job(tmp_path / "job")
+    hosts = follow(tmp_path / "job", tmp_path / "grown", slow)
+    whole = afterwards(tmp_path / "job")
+    for host in hosts:
+        assert len(host.closed()) == 600
+        assert unequal(host.closed(), whole) == []
+        assert (host.closed()["complete"] == 1).all()
+
+
+def test_a_host_that_joins_later(tmp_path: Path) -> None:
+    """Its follower begins in the middle: until then steps close without it, and from then on they are whole."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=900, hosts=NODES)
+
+    def join(at: int, hosts: list[Host]) -> None:
+        hosts[1].pace = int(at > 36)
+
+    hosts = follow(tmp_path / "job", tmp_path / "grown", join)
+    whole = afterwards(tmp_path / "job")
+    here, there = (host.closed() for host in hosts)
+    assert len(here) == len(there) == 1800
+    alone = here["complete"] == 0
+    assert 100 < int(alone.sum()) < 1400
+    assert unequal(here.take(~alone), whole) == []
+    assert unequal(there, whole) == []
+
+
+def test_a_host_that_falls_silent_comes_back(tmp_path: Path) -> None:
+    """Its follower is stopped for a minute; the numbers of the steps stay what they are."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=1700, hosts=NODES)
+
+    def pause(at: int, hosts: list[Host]) -> None:
+        hosts[1].pace = 0 if 30 < at < 70 else 1
+
+    hosts = follow(tmp_path / "job", tmp_path / "grown", pause)
+    whole = afterwards(tmp_path / "job")
+    for host in hosts:
+        live = host.closed()
+        assert len(live) == 3400
+        assert unequal(live.take(live["complete"] == 1), whole) == []
+    alone = hosts[0].closed()["complete"] == 0
+    assert 0 < int(alone.sum()) < 2000
+    assert (hosts[0].closed()["complete"][-100:] == 1).all()
+
+
+def test_a_host_that_tells_nothing_of_its_last_steps(tmp_path: Path) -> None:
+    """Its follower is too busy when the job ends: the steps that it has not told of are marked."""
+    late_job(tmp_path / "job")
+    (tmp_path / "grown").mkdir()
+    hosts = [Host(tmp_path / "grown", name) for name in NODES]
+    moments = grow(tmp_path / "job", tmp_path / "grown", SECOND)
+    for at, now_ns in enumerate(moments):
+        for host in hosts if at < 12 else hosts[:1]:
+            host.round(now_ns)
+    hosts[0].round(now_ns, ended=True)
+    live = hosts[0].closed()
+    assert len(live) == 600
+    assert 100 < int((live["complete"] == 0).sum()) < 400
+    assert unequal(live.take(live["complete"] == 1), afterwards(tmp_path / "job")) == []
+
+
+def test_ranks_that_are_started_again(tmp_path: Path) -> None:
+    for restart, begin_ms, pid in (("0", 100.0, 1000), ("1", 20_000.0, 3000)):
+        write_job(
+            tmp_path / "job",
+            ranks_count=4,
+            steps_count=150,
+            restart=restart,
+            begin_ms=begin_ms,
+            first_pid=pid,
+            hosts=NODES,
+        )
+    hosts = follow(tmp_path / "job", tmp_path / "grown")
+    whole = afterwards(tmp_path / "job", start=1)
+    for host in hosts:
+        second = host.closed().take(host.closed()["start"] == 1)
+        assert len(second) == 300
+        assert unequal(second, whole) == []
+
+
+def test_more_ranks_than_a_follower_takes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps close as on a host alone, and that is said."""
+    monkeypatch.setattr(other_hosts, "MOST_RANKS", 1)
+    late_job(tmp_path / "job")
+    heard: set[str] = set()
+    hosts = follow(tmp_path / "job", tmp_path / "grown", lambda at, hosts: heard.update(hosts[0].others.notes()))
+    assert [len(host.closed()) for host in hosts] == [600, 600]
+    assert (hosts[0].closed()["complete"] == 0).sum() > 500
+    note = "other hosts tell of 2 ranks, of which a follower takes in 1 at most: waits for them have no cause"
+    assert note in heard
+
+
+def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
+    """A host says in one sentence what it knows and what it cannot know; its steps close as ever."""
+    late_job(tmp_path / "job")
+    for path in (tmp_path / "job").glob("node02.*"):
+        path.unlink()
+    (tmp_path / "grown").mkdir()
+    host = Host(tmp_path / "grown", "node01")
+    for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
+        host.round(now_ns)
+    assert len(host.closed()) > 500
+    assert (host.closed()["complete"] == 1).all()
+    with pytest.warns(DataLossWarning, match="ranks_missing"):
+        assert unequal(host.closed(), afterwards(tmp_path / "job")) == []
+    (note,) = host.others.notes()
+    assert note == (
+        f"this host sees ranks 0,1 of 4: other hosts do not record into {tmp_path / 'grown'}, "
+        "so it cannot say for which of their ranks its own ranks wait"
+    )
+
+
+@pytest.mark.parametrize("inside_count", [0, 40])
+def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
+    """What is told of a step of a rank takes less than 1 KB: what ranks of one host do together is not told."""
+    late_job(tmp_path / "job", inside_count=inside_count)
+    hosts = follow(tmp_path / "job", tmp_path / "grown")
+    whole = afterwards(tmp_path / "job")
+    assert [unequal(host.closed(), whole) for host in hosts] == [[], []]
+    assert hosts[0].share.bytes_count / (2 * 300) < 400
+    told = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
+    assert [name for name in told if name.endswith(".stash")] == [
+        f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
+    ]
+    assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
