@@ -16,7 +16,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 #: A run to which other work on the machine may have added more than this part of its step is not used.
 CONTENDED_RATIO = 0.05
 #: So many times the rounds that are wanted may be lost to other work before the comparison is given up.
-_MOST_LOST = 2
+_MOST_LOST = 4
 
 
 @dataclass(frozen=True, slots=True)
