@@ -17,6 +17,8 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 CONTENDED_RATIO = 0.05
 #: So many times the rounds that are wanted may be lost to other work before the comparison is given up.
 _MOST_LOST = 4
+#: So many runs of one job alone tell what use of the CPUs by others is usual beside it.
+_RUNS_THAT_TELL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def compare_by_turns(
 
 
 def is_contended(run: StepsOfRun, quietest: StepsOfRun) -> bool:
-    """Return whether other work may have made the step of a run longer than in the quietest run of the same job.
+    """Return whether other work may have made the step of a run longer than in the quietest one.
 
     False where one of the runs does not tell how much CPU time went to others: then the job itself may have waited.
     """
@@ -94,10 +96,15 @@ def _undisturbed(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> list[tuple[S
 
 
 def _contended(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> set[int]:
-    """Return the runs, by ``id``, that other work disturbed: each beside the quietest run of its side."""
+    """Return the runs, by ``id``, that other work disturbed: each beside the quietest run.
+
+    That is the quietest of both jobs, until there are so many of each that not all of one can have met other work by
+    chance: a job may start programs of its own that are not recorded.
+    """
     found: set[int] = set()
+    everything = [run for pair in pairs for run in pair]
     for runs in zip(*pairs, strict=True):
-        known = [run for run in runs if run.cpus is not None]
+        known = [run for run in (runs if len(pairs) >= _RUNS_THAT_TELL else everything) if run.cpus is not None]
         if known:
             quietest = min(known, key=_use_of_others)
             found |= {id(run) for run in runs if is_contended(run, quietest)}
