@@ -43,7 +43,9 @@ def parser() -> Parser:
     )
     add_value(parser, "--good", "COMMIT", "a commit that is fast", required=True)
     add_value(parser, "--bad", "COMMIT", "a later one that is slow", required=True)
-    add_repeated(parser, "--fail-if", "KIND+N%", "growth that makes a commit bad, as for `stashtrace check`; repeatable")
+    add_repeated(
+        parser, "--fail-if", "KIND+N%", "growth that makes a commit bad, as for `stashtrace check`; repeatable"
+    )
     add_repeated(parser, "--allow", "FIELD", "compare although this differs", choices=DECIDING)
     rounds = "runs of a commit before it is judged; two and three times as many where they do not decide (default 3)"
     add_value(parser, "--rounds", "N", rounds, read_whole, default=3)

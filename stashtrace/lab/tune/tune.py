@@ -227,7 +227,9 @@ def difference_text(likeness: Likeness) -> str:
     """Say where losses begin to differ."""
     if likeness.differs_at < 0:
         return "a run has no losses"
-    return f"the loss of backward pass {likeness.differs_at + 1} is {likeness.after:.9g} instead of {likeness.before:.9g}"
+    return (
+        f"the loss of backward pass {likeness.differs_at + 1} is {likeness.after:.9g} instead of {likeness.before:.9g}"
+    )
 
 
 def _verdict(compared: Compared) -> Verdict:
