@@ -73,8 +73,8 @@ def compare_by_turns(
                 pairs.append((before(), second))
             else:
                 pairs.append((before(), after()))
-        sides = (Side(name, tuple(runs)) for name, runs in zip(names, zip(*usable, strict=True), strict=True))
-        gate = judge(*sides, conditions, allowed=allowed, by_turns=True)
+        old, new = (Side(name, tuple(runs)) for name, runs in zip(names, zip(*usable, strict=True), strict=True))
+        gate = judge(old, new, conditions, allowed=allowed, by_turns=True)
         if gate.verdict != "inconclusive":
             break
     return Compared(gate, 2 * len(pairs), len(_contended(pairs)))

@@ -30,7 +30,7 @@ def bisect_lines(found: Found, commits_count: int) -> list[str]:
     lines = [_headline(found), ""]
     chosen = ", half of what grew most from the good commit to the bad one" if found.chosen else ""
     lines += wrap(f"a commit is bad if a run has more than {', '.join(map(str, found.conditions))}{chosen}", "")
-    lines += ["", *align(_rows(found), range(3, 5)), ""]
+    lines += ["", *align(_rows(found), (0, 1, 2, 5)), ""]
     if found.first_bad is None:
         lines += ["the first bad commit is one of:", *(f"  {_named(commit)}" for commit in found.left), ""]
     lines += ["evidence:"]
@@ -61,7 +61,7 @@ def bisect_document(found: Found, commits_count: int) -> dict[str, Any]:
                 "why": one.why,
                 "runs_count": one.runs_count,
                 "contended_runs_count": one.compared.contended_count if one.compared is not None else 0,
-                "gate": document(one.compared.gate) if _has_gate(one.compared) else None,
+                "gate": _gate(one),
             }
             for one in _all(found)
         ],
@@ -102,8 +102,8 @@ def _sentences(one: Judged) -> list[str]:
     return sentences(one.compared.gate)
 
 
-def _has_gate(compared: Compared | None) -> bool:
-    return compared is not None and compared.gate is not None
+def _gate(one: Judged) -> dict[str, Any] | None:
+    return document(one.compared.gate) if one.compared is not None and one.compared.gate is not None else None
 
 
 def _named(commit: Commit) -> str:

@@ -115,7 +115,7 @@ class Repository:
 
     @contextmanager
     def worktrees(self, folder: Path, good: Commit, bad: Commit) -> Iterator[tuple[Path, Path]]:
-        """Check out both commits into ``good`` and ``tested`` below a new folder; remove them at the end, come what may.
+        """Check out both commits into ``good`` and ``tested`` below a new folder; remove them at the end.
 
         Raises CaptureError if git cannot.
         """

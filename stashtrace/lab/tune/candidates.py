@@ -30,20 +30,24 @@ def candidates(trace: Trace, steps: StepsOfRun, settings: Settings, cores: Seque
     """
     loaders = loader_facts(trace)
     predicted = _predicted(trace, loaders)
-    names = {one.name for one in predicted}
-    others = [*_of_loaders(steps, loaders, names), *_of_cpus(steps, loaders, cores), *_of_nccl(steps)]
-    return [one for one in (*predicted, *others) if settings.get(one.name) != one.value]
+    # Where a replay says nothing of workers, no number of them is better.
+    others = [
+        *_of_loaders(steps, loaders, ask_workers=predicted is None),
+        *_of_cpus(steps, loaders, cores),
+        *_of_nccl(steps),
+    ]
+    return [one for one in (*(predicted or ()), *others) if settings.get(one.name) != one.value]
 
 
-def _predicted(trace: Trace, loaders: Sequence[LoaderFacts]) -> list[Candidate]:
-    """Return the changes of a replay that are settings, those that save most first."""
+def _predicted(trace: Trace, loaders: Sequence[LoaderFacts]) -> list[Candidate] | None:
+    """Return the changes of a replay that are settings, those that save most first; None if it predicts nothing."""
     try:
         graph = build(trace)
         run = what_if(graph, [])
     except MissingDataError:
-        return []
+        return None
     if not run.is_reliable:
-        return []
+        return None
     buckets = None
     if "script" not in ddp_facts(trace).sources:  # what the script gives has precedence
         with contextlib.suppress(MissingDataError):
@@ -69,11 +73,11 @@ def _candidate(answer: Answer, trace: Trace, loaders: Sequence[LoaderFacts]) -> 
     return None
 
 
-def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], predicted: set[str]) -> list[Candidate]:
+def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], *, ask_workers: bool) -> list[Candidate]:
     found: list[Candidate] = []
     workers = _workers(loaders)
     if loaders and _share(steps, "data") >= _WORTH_RATIO:
-        if WORKERS not in predicted:
+        if ask_workers:
             found.append(Candidate(WORKERS, str(max(2 * workers, 1)), str(workers)))
         if workers:
             present = str(_most(loaders, "prefetch_factor"))

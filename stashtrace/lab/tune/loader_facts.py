@@ -1,4 +1,4 @@
-"""What a run says of its DataLoaders: where they are made, with which settings (``probes/torch/loader_settings.py``)."""
+"""What a run says of its DataLoaders: where they are made, and with which settings."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

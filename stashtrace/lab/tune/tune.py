@@ -1,4 +1,4 @@
-"""Choose settings for a job: one at a time, kept only where the step is shorter beyond doubt and losses stay the same."""
+"""Choose settings for a job: kept is what makes the step shorter beyond doubt while its losses stay the same."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stashtrace.errors import CaptureError, MissingDataError
 from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings
-from stashtrace.summary.gate_text import sentences
+from stashtrace.units import percent_text
 
 #: Judged after the rounds asked for, and after twice as many.
 _STAGES = 2
@@ -170,7 +170,8 @@ class _Tuner:
         if compared.verdict == "worse":  # the job without the setting is worse
             self.kept = changed
             self._losses = seen[-1].losses
-        return Trial(candidate, _verdict(compared), _why(compared), self.runs_count - begun, compared, worst)
+        why = _why(compared, self._condition.percent)
+        return Trial(candidate, _verdict(compared), why, self.runs_count - begun, compared, worst)
 
     def compare(self, settings: Settings) -> Compared:
         """Compare the job with everything that is kept with the job with these settings."""
@@ -237,10 +238,20 @@ def _verdict(compared: Compared) -> Verdict:
     return verdicts.get(compared.verdict, "inconclusive")
 
 
-def _why(compared: Compared) -> str:
-    if compared.gate is None:
+def _why(compared: Compared, least_percent: float) -> str:
+    change = _step_change(compared)
+    if change is None:
         return f"other work on the machine disturbed {compared.contended_count} of {compared.runs_count} runs"
-    return sentences(compared.gate)[0]
+    low, middle, high = (saved_text(ns, change) for ns in (change.low_ns, change.change_ns, change.high_ns))
+    return f"saves {middle} of the step, between {low} and {high}; to be kept it has to save {least_percent:g} %"
+
+
+def saved_text(saved_ns: float, change: Change) -> str:
+    """Return a saving as a part of the step without the setting, which is the one after the change.
+
+    ``change``: of the step, from the job with the setting to the job without.
+    """
+    return f"{'-' if saved_ns < 0 else ''}{percent_text(abs(saved_ns) / change.after_ns)}"
 
 
 def _step_change(compared: Compared | None) -> Change | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from stashtrace.analysis.compare.change import Change
 from stashtrace.lab.tune.settings import permanent_lines
-from stashtrace.lab.tune.tune import Trial, Tuned
+from stashtrace.lab.tune.tune import Trial, Tuned, saved_text
 from stashtrace.summary.gate_text import document
 from stashtrace.text import align, count_noun, wrap
-from stashtrace.units import duration_text, percent_text, range_text
+from stashtrace.units import duration_text, range_text
 
 _WIDTH = 79
 
@@ -29,7 +29,7 @@ def tune_lines(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str
     lines = wrap(_headline(tuned), "", width=_WIDTH)
     if tuned.trials:
         head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
-        lines += ["", *align([head, *map(_row, tuned.trials)], (1, 2, 3, 4, 7))]
+        lines += ["", *align([head, *map(_row, tuned.trials)], (0, 5, 6))]
     told = [trial for trial in tuned.trials if trial.verdict in ("other results", "not applied", "failed")]
     lines += [""] if told else []
     for trial in told:
@@ -77,10 +77,10 @@ def _headline(tuned: Tuned) -> str:
     if not tuned.settings or change is None:
         tried = count_noun(len(tuned.trials), "setting")
         return f"NOTHING KEPT: {tried} tried on a step of {duration_text(tuned.before_ns)}, none clearly better"
-    least = percent_text(max(change.low_ns, 0.0) / change.after_ns)
+    least = saved_text(change.low_ns, change)
     kept = ", ".join(f"{name}={value}" for name, value in tuned.settings.items())
     times = f"{duration_text(change.after_ns)} to {duration_text(change.before_ns)}"
-    return f"TUNED: the step went from {times}, saving {_saved(change)}, at least {least}, with {kept}"
+    return f"TUNED: the step went from {times}, saving {saved_text(change.change_ns, change)}, at least {least}, with {kept}"
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
@@ -90,15 +90,13 @@ def _row(trial: Trial) -> tuple[str, ...]:
         predicted = range_text(duration_text(candidate.low_ns), duration_text(candidate.high_ns))
     measured = ("-", "-", "-")
     if change is not None:
-        measured = (duration_text(change.after_ns), duration_text(change.before_ns), _saved(change))
+        measured = (
+            duration_text(change.after_ns),
+            duration_text(change.before_ns),
+            saved_text(change.change_ns, change),
+        )
     results = trial.likeness.verdict if trial.likeness is not None else "-"
     return str(candidate), predicted, *measured, results, trial.verdict, str(trial.runs_count)
-
-
-def _saved(change: Change) -> str:
-    """Part of the step without the settings that they save; the step with them is the one before."""
-    saved = change.change_ns / change.after_ns
-    return f"{'-' if saved < 0 else ''}{percent_text(abs(saved))}"
 
 
 def _change(change: Change | None) -> dict[str, float] | None:

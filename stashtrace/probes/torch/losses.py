@@ -9,10 +9,12 @@ device once in eight passes. ``lab/tune/losses.py`` reads the facts.
 from __future__ import annotations
 
 import functools
+import math
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import annotations, patching, recorder
+from stashtrace.probes import annotations as marks
+from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
 VARIABLE = "STASHTRACE_LOSSES"
@@ -48,7 +50,7 @@ class _Losses:
             self._flush()
 
     def _flush(self) -> None:
-        first, values = self._count - len(self._pending), [sum(map(float, sums)) for sums in self._pending]
+        first, values = self._count - len(self._pending), [math.fsum(map(float, sums)) for sums in self._pending]
         self._pending.clear()
         recorder.record_fact(f"{FACT} {first}", " ".join(value.hex() for value in values))
 
@@ -58,7 +60,7 @@ def install(torch: ModuleType) -> None:
     original, losses = torch.autograd.backward, _Losses(torch)
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if not annotations.is_compiling():
+        if not marks.is_compiling():
             try:
                 losses.add(tensors)
             except Exception as error:
