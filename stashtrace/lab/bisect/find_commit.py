@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stashtrace.analysis.compare.change import Change
-from stashtrace.analysis.compare.gate_verdict import Condition, Gate
+from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.bisect.commits import Commit, Next
@@ -131,8 +131,7 @@ def find_commit(
         return Judged(commit, _MARK_OF.get(compared.verdict, "skip"), _why(compared), compared, counted[0])
 
     chosen = not conditions
-    # Any growth will do to choose by, and the limit is above zero only later.
-    ends = judge(bad[0], conditions or [Condition(STEP, 0.0)])
+    ends = judge(bad[0], conditions or [Condition.of(DEFAULT_CONDITION)])
     if chosen:
         conditions = [_condition_of(ends.compared.gate)] if ends.mark == "bad" and ends.compared is not None else []
     _require_worse(ends, good[0])

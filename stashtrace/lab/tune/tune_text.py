@@ -80,7 +80,8 @@ def _headline(tuned: Tuned) -> str:
     least = saved_text(change.low_ns, change)
     kept = ", ".join(f"{name}={value}" for name, value in tuned.settings.items())
     times = f"{duration_text(change.after_ns)} to {duration_text(change.before_ns)}"
-    return f"TUNED: the step went from {times}, saving {saved_text(change.change_ns, change)}, at least {least}, with {kept}"
+    saved = f"{saved_text(change.change_ns, change)}, at least {least}"
+    return f"TUNED: the step went from {times}, saving {saved}, with {kept}"
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
