@@ -75,7 +75,7 @@ def test_settings_take_the_place_of_those_of_the_script(tmp_path: Path) -> None:
         ({"num_workers": 2, "persistent_workers": True}, 3),
         ({"num_workers": 2, "persistent_workers": True}, 2),
     ]
-    lines = SCRIPT.strip().splitlines()
+    lines = SCRIPT.splitlines()
     assert [lines[one.line - 1].split(" = ")[0].strip() for one in facts] == ["loader", "plain"]
     settings = {"num_workers": "2", "pin_memory": "1", "bucket_cap_mb": "8"}
     assert not_applied(run.trace, settings) == {

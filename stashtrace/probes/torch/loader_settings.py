@@ -66,7 +66,7 @@ def _constructor(wanted: dict[str, int | bool], torch_file: str) -> Any:
             if multiprocessing.current_process().daemon:
                 original(self, *args, **kwargs)
                 return
-            bound = _bound(signature, self, *args, **kwargs)
+            bound = patching.bind(signature, self, *args, **kwargs)
             if bound is None:
                 original(self, *args, **kwargs)  # which raises what it would without us
                 return
@@ -81,14 +81,6 @@ def _constructor(wanted: dict[str, int | bool], torch_file: str) -> Any:
         return __init__
 
     return make
-
-
-def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
-    """Return the arguments by name, None if the constructor does not take them."""
-    try:
-        return signature.bind(*args, **kwargs)
-    except TypeError:
-        return None
 
 
 def _fitting(wanted: dict[str, int | bool], given: dict[str, Any]) -> dict[str, int | bool]:
