@@ -41,6 +41,8 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("diff", "Compare two runs, by stalls or by kernels"),
     ("check", "Fail if a run is worse than a baseline: a gate for changes"),
     ("history", "Ask many runs: late hosts, slow commits, neighbours, cost"),
+    ("bisect", "Find the commit that made a job slower, and why"),
+    ("tune", "Try settings on a job, and keep those that make it faster"),
     ("characterize", "Measure what devices, data and network cost, by experiment"),
     ("whatif-cache", "Forecast the step time by the cached share of the data"),
     ("stage", "Copy files to a faster disk, and measure the gain"),

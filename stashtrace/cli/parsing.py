@@ -153,6 +153,11 @@ def add_value(
     target.add_argument(option, metavar=metavar, help=text, **settings)
 
 
+def add_repeated(target: argparse._ActionsContainer, option: str, metavar: str, text: str, **settings: Any) -> None:
+    """Add an option that may be given several times; its value is a list."""
+    target.add_argument(option, metavar=metavar, help=text, action="append", default=[], **settings)
+
+
 def add_flag(target: argparse._ActionsContainer, option: str, text: str) -> None:
     """Add an option without a value."""
     target.add_argument(option, action="store_true", help=text)

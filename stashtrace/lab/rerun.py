@@ -7,9 +7,10 @@ within a round changes, so that a steady drift cancels. Each run is a process of
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
@@ -31,6 +32,10 @@ class Job:
     command: tuple[str, ...]
     #: In which it runs.
     folder: Path
+    #: Options of ``stashtrace run``.
+    options: tuple[str, ...] = ()
+    #: Variables of the job beside those of this process.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def turns(rounds: int, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
@@ -64,27 +69,44 @@ def record_by_turns(
             raise UsageError(
                 f"{job.folder} is no folder to run a job in", hint="`git worktree add DIR COMMIT` makes one of a commit"
             )
+    make_runs_folder(out)
+    runs: dict[str, list[Path]] = {job.name: [] for job in jobs}
+    order = turns(rounds, jobs)
+    for done, (number, job) in enumerate(order):
+        name = f"{job.name}-{number}"
+        on_run(done, len(order), name)
+        runs[job.name].append(record_job(job, (out / name).absolute()))
+    return runs
+
+
+def make_runs_folder(out: Path) -> None:
+    """Make a folder for runs.
+
+    Raises CaptureError if it is in use or cannot be made.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise CaptureError(f"{out} exists and is not empty", hint="choose another directory with -o")
     except OSError as error:
         raise CaptureError(f"cannot make {out}: {error.strerror}", hint="choose another directory with -o") from error
-    runs: dict[str, list[Path]] = {job.name: [] for job in jobs}
-    order = turns(rounds, jobs)
-    for done, (number, job) in enumerate(order):
-        name = f"{job.name}-{number}"
-        on_run(done, len(order), name)
-        runs[job.name].append(_record(job, (out / name).absolute()))
-    return runs
 
 
-def _record(job: Job, directory: Path) -> Path:
+def record_job(job: Job, directory: Path) -> Path:
+    """Record a job once, what it prints in a file beside ``directory``, an absolute path, and return that.
+
+    Raises CaptureError if the job fails.
+    """
     log = directory.with_name(f"{directory.name}.log")
-    words = own_program("stashtrace", "run", "--no-merge", "--out", str(directory), "--", *job.command)
+    words = own_program("stashtrace", "run", "--no-merge", "--out", str(directory), *job.options, "--", *job.command)
     with new_log(log) as output:
         process = subprocess.Popen(
-            words, cwd=job.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            words,
+            cwd=job.folder,
+            env={**os.environ, **job.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     try:
         code = process.wait()

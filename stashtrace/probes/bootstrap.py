@@ -59,6 +59,13 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     ):
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
+for _variable, _name, _probe in (
+    ("STASHTRACE_LOADER", "torch.utils.data.dataloader", ("torch_dataloader", "torch.loader_settings")),
+    ("STASHTRACE_LOSSES", "torch", ("torch_step", "torch.losses")),
+):
+    if _variable in os.environ:
+        PROBES[_name] = ((_probe[0], f"stashtrace.probes.{_probe[1]}:install"), *PROBES[_name])
+
 #: The package that these probes are part of, which a job may import for its annotations.
 _PACKAGE = "stashtrace"
 

@@ -8,6 +8,7 @@ the original through, and none of its own. A ``loss`` row names what could not b
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,14 @@ def replace(collector: str, owner: Any, name: str, make: Callable[[Any], Any], *
         recorder.unavailable(collector, "not_patched", f"{label}: {error!r}")
         return False
     return True
+
+
+def bind(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
+    """Return the arguments of a call by name, None if the function does not take them."""
+    try:
+        return signature.bind_partial(*args, **kwargs)
+    except TypeError:
+        return None
 
 
 def look_like(wrapper: Any, original: Any) -> Any:

@@ -56,6 +56,8 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "diff": (("diff", "{run}", "{run}"),),
     "check": (("check", "{run}", "--against", "{run}"),),
     "history": (("history", "{tmp}/history", "--add", "{run}"), ("history", "{tmp}/history", "runs")),
+    "bisect": (("bisect", "--good", "HEAD", "--bad", "HEAD", "--", sys.executable),),
+    "tune": (("tune", "-o", "{tmp}/tune", "--", sys.executable, "-c", "raise SystemExit(1)"),),
     "characterize": (("characterize", "{tmp}/nothing"),),
     "whatif": (("whatif", "{run}"),),
     "whatif-cache": (("whatif-cache", "{run}"),),

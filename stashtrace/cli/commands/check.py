@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stashtrace.cli.comparison_sides import DEFAULT_FOLDER, check_name, name_of, save, side_of
 from stashtrace.cli.option_values import read_percent, read_whole
@@ -18,6 +18,7 @@ from stashtrace.cli.parsing import (
     TEXT_FORMATS,
     Parser,
     add_flag,
+    add_repeated,
     add_value,
     runs_or_newest,
     split_at_dashes,
@@ -63,9 +64,9 @@ def parser() -> Parser:
     )
     what = f"{RUN_OR_FILES}; several are runs of one job (default: {NEWEST})"
     parser.add_argument("runs", metavar="RUN", nargs="*", help=what)
-    _add_again(parser, "--against", "BASELINE", "what was before; may be given again for more runs")
-    _add_again(parser, "--fail-if", "KIND+N%", "growth that is too much; may be given again (default step+5%%)")
-    _add_again(parser, "--allow", "FIELD", "compare although this differs", choices=DECIDING)
+    add_repeated(parser, "--against", "BASELINE", "what was before; may be given again for more runs")
+    add_repeated(parser, "--fail-if", "KIND+N%", "growth that is too much; may be given again (default step+5%%)")
+    add_repeated(parser, "--allow", "FIELD", "compare although this differs", choices=DECIDING)
     allowance = "run-to-run allowance, in percent of the step, with fewer than three runs a side (default 2)"
     add_value(parser, "--allowance", "PERCENT", allowance, read_percent)
     add_value(parser, "--baselines", "DIR", f"folder of baselines (default {DEFAULT_FOLDER})", default=DEFAULT_FOLDER)
@@ -80,11 +81,6 @@ def parser() -> Parser:
     add_value(told, "--junit", "FILE", "write a JUnit XML file")
     add_flag(told, "--annotate", "print annotations of GitHub (default where GITHUB_ACTIONS is true)")
     return parser
-
-
-def _add_again(parser: Parser, option: str, metavar: str, text: str, **settings: Any) -> None:
-    """Add an option that may be given several times; its value is a list."""
-    parser.add_argument(option, metavar=metavar, help=text, action="append", default=[], **settings)
 
 
 def main(argv: Sequence[str]) -> int:

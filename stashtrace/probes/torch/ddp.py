@@ -59,7 +59,7 @@ def _constructor(wanted: int | float | None) -> Any:
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal recorded_count
-            bound = _bound(signature, self, *args, **kwargs)
+            bound = patching.bind(signature, self, *args, **kwargs)
             if bound is None:
                 original(self, *args, **kwargs)  # which raises what it would without us
                 return
@@ -75,14 +75,6 @@ def _constructor(wanted: int | float | None) -> Any:
         return __init__
 
     return make
-
-
-def _bound(signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments | None:
-    """Return the arguments by name, None if the constructor does not take them."""
-    try:
-        return signature.bind_partial(*args, **kwargs)
-    except TypeError:
-        return None
 
 
 def _record_facts(wrapper: Any, number: int, source: str) -> None:

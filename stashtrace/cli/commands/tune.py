@@ -1,0 +1,97 @@
+"""``stashtrace tune -- CMD``: try settings on a job, and keep those that make it faster with the same results."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from stashtrace.cli.find_runs import read_runs
+from stashtrace.cli.option_values import read_names, read_percent, read_whole
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
+from stashtrace.cli.print_results import print_answer
+from stashtrace.cli.screen import Screen, end_on_terminate
+from stashtrace.errors import UsageError
+from stashtrace.record.program import find_program
+from stashtrace.record.staged_files import check_staged_list
+
+_DESCRIPTION = """Try settings on a job without an edit of its script, one at a time, in short
+runs that take turns. A setting is kept only where `stashtrace check` would call
+the step shorter beyond doubt, and the losses of the first steps stay the same."""
+_EPILOG = """Tried are num_workers, prefetch_factor, pin_memory and persistent_workers of
+DataLoaders (in place of what the script gives), bucket_cap_mb of
+DistributedDataParallel, OMP_NUM_THREADS, a share of the CPUs for each rank
+(cpu_affinity), staged_files, and some variables of NCCL. The order is that of
+`stashtrace whatif`. Losses have to stay equal to the bit; OMP_NUM_THREADS,
+bucket_cap_mb and buffers of NCCL may change their rounding unless --exact is
+given. A job whose losses differ from run to run cannot be tuned: exit code 4.
+
+example:
+  stashtrace tune --until-step 60 -- torchrun --nproc-per-node 2 train.py"""
+
+
+def parser() -> Parser:
+    """Return the parser of ``stashtrace tune``."""
+    parser = Parser("tune", _DESCRIPTION, _EPILOG, usage="stashtrace tune [options] -- COMMAND [ARGUMENT ...]")
+    steps = "end each run when its ranks have made K steps (default 60)"
+    add_value(parser, "--until-step", "K", steps, partial(read_whole, least=15), default=60)
+    rounds = "runs a side before a setting is judged, twice as many where they do not decide (default 3)"
+    add_value(parser, "--rounds", "N", rounds, read_whole, default=3)
+    least = "keep what saves more than this, in percent of the step (default 3)"
+    add_value(parser, "--least", "PERCENT", least, read_percent, default=3.0)
+    add_value(parser, "--only", "NAMES", "comma list of settings to try (default: all)", read_names, default=())
+    add_flag(parser, "--exact", "keep nothing that changes the last bits of a loss")
+    add_value(parser, "--staged", "LIST", "also try copies of files: a list that `stashtrace stage` wrote", type=Path)
+    add_value(parser, "--most-runs", "N", "begin no setting after so many runs (default 200)", read_whole, default=200)
+    parser.add_out("DIR", "folder for the runs (default: ./tune-MMDD-HHMMSS)")
+    parser.add_format(TEXT_FORMATS)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tune the job, and print what was kept and how to make it permanent."""
+    words, command = split_at_dashes(argv)
+    given = parser().read(words)
+    from stashtrace.lab.rerun import make_runs_folder
+    from stashtrace.lab.tune.run_job import TunedJob
+    from stashtrace.lab.tune.settings import BUCKET, FILES, LOADER, NCCL, OMP, PINNING
+    from stashtrace.lab.tune.tune import tune
+    from stashtrace.lab.tune.tune_text import trial_text, tune_document, tune_lines
+
+    find_program(command)
+    names = (*LOADER, BUCKET, OMP, PINNING, FILES, *NCCL)
+    for name in given.only:
+        if name not in names:
+            raise UsageError(f"--only {name}: no such setting", hint=f"choose from: {', '.join(names)}")
+    if given.staged is not None:
+        check_staged_list(given.staged)
+    out = Path(given.out or time.strftime("tune-%m%d-%H%M%S"))
+    make_runs_folder(out)
+    end_on_terminate()
+    screen = Screen()
+    job = TunedJob(
+        command,
+        out,
+        until_step=given.until_step,
+        load=partial(read_runs, quiet=True),
+        only=given.only,
+        staged=given.staged,
+        on_run=lambda number, settings: screen.say(f"stashtrace: run {number + 1}: {_text(settings)}"),
+    )
+    tuned = tune(
+        job,
+        rounds=given.rounds,
+        least_percent=given.least,
+        exact=given.exact,
+        most_runs=given.most_runs,
+        on_trial=lambda trial: screen.say(f"stashtrace: {trial_text(trial)}"),
+    )
+    content = tune_document(tuned, command, job.loaders)
+    print_answer(given.format, tune_lines(tuned, command, job.loaders), content)
+    return 0
+
+
+def _text(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "as it is"

@@ -1,0 +1,192 @@
+"""Find the first commit that is worse than a good one, by the statistics of `check` on runs that are made by turns."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from stashtrace.analysis.compare.change import Change
+from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
+from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
+from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
+from stashtrace.lab.bisect.commits import Commit, Next
+from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
+from stashtrace.summary.gate_text import sentences
+from stashtrace.text import count_noun
+
+#: Judged after the rounds asked for, twice and three times as many.
+_STAGES = 3
+#: Where nothing is asked for, this part of what a kind grew by is too much.
+_HALF = 0.5
+Mark = Literal["good", "bad", "skip"]
+_MARK_OF: dict[str, Mark] = {"not worse": "good", "worse": "bad"}
+
+
+class Bisection(Protocol):
+    """`git bisect` in a working tree."""
+
+    def begin(self, tested: Path, good: Commit, bad: Commit) -> Next:
+        """Begin."""
+        ...
+
+    def judge(self, tested: Path, verdict: str) -> Next:
+        """Tell the verdict on the commit that is checked out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A commit and what its runs say."""
+
+    commit: Commit
+    #: As `git bisect` takes it.
+    mark: Mark
+    #: Why, in one sentence.
+    why: str
+    compared: Compared | None
+    runs_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer."""
+
+    good: Commit
+    bad: Commit
+    conditions: tuple[Condition, ...]
+    #: Whether they follow from what grew between the two commits.
+    chosen: bool
+    #: The last commit, beside the good one.
+    ends: Judged
+    #: In the order in which they were judged.
+    judged: tuple[Judged, ...]
+    #: None if too many commits could not be judged.
+    first_bad: Commit | None
+    #: Then the commits of which one is the first bad one.
+    left: tuple[Commit, ...] = ()
+
+    @property
+    def runs_count(self) -> int:
+        """Runs of all commits, those of the good one and those that failed included."""
+        return sum(one.runs_count for one in (self.ends, *self.judged))
+
+    @property
+    def evidence(self) -> Judged:
+        """The judgement of the first bad commit, or of the last one."""
+        return next((one for one in self.judged if one.commit == self.first_bad), self.ends)
+
+
+class InconclusiveError(StashtraceError):
+    """The runs do not tell whether the last commit is worse."""
+
+    exit_code = 5
+
+
+def find_commit(
+    bisection: Bisection,
+    record: Callable[[Commit, Path], StepsOfRun],
+    good: tuple[Commit, Path],
+    bad: tuple[Commit, Path],
+    conditions: Sequence[Condition] = (),
+    *,
+    rounds: int = 3,
+    allowed: Sequence[str] = (),
+    on_judged: Callable[[Judged], None] = lambda one: None,
+) -> Found:
+    """Bisect the commits after a good one up to a bad one.
+
+    ``record``: builds a commit in a folder where that is needed, and makes one run. ``good``, ``bad``: each with the
+    working tree that holds it; other commits are checked out in that of the bad one. ``conditions``: what makes a
+    commit bad; without any, half of the growth of the kind that grew most. Raises CaptureError if the good commit or
+    the bad one does not run. Raises MissingDataError if the bad one is not worse, or the two are not comparable.
+    Raises InconclusiveError if the runs do not tell.
+    """
+
+    def judge(commit: Commit, asked: Sequence[Condition]) -> Judged:
+        counted = [0]
+
+        def run(which: tuple[Commit, Path]) -> StepsOfRun:
+            counted[0] += 1
+            try:
+                return record(*which)
+            except (CaptureError, MissingDataError) as error:
+                raise _FailedError(which[0], error) from error
+
+        try:
+            compared = compare_by_turns(
+                lambda: run(good),
+                lambda: run((commit, bad[1])),
+                asked,
+                rounds=stages(rounds, _STAGES),
+                names=(good[0].short, commit.short),
+                allowed=allowed,
+            )
+        except _FailedError as failed:
+            if failed.commit == good[0]:
+                raise CaptureError(f"the good commit {good[0].short}: {failed.why}", hint=failed.why.hint) from failed
+            return Judged(commit, "skip", f"it does not run: {failed.why}", None, counted[0])
+        return Judged(commit, _MARK_OF.get(compared.verdict, "skip"), _why(compared), compared, counted[0])
+
+    chosen = not conditions
+    ends = judge(bad[0], conditions or [Condition.of(DEFAULT_CONDITION)])
+    if chosen:
+        conditions = [_condition_of(ends.compared.gate)] if ends.mark == "bad" and ends.compared is not None else []
+    _require_worse(ends, good[0])
+    on_judged(ends)
+    judged: list[Judged] = []
+    following = bisection.begin(bad[1], good[0], bad[0])
+    while following.commit is not None:
+        one = judge(following.commit, conditions)
+        judged.append(one)
+        on_judged(one)
+        following = bisection.judge(bad[1], one.mark)
+    found = following.first_bad, following.left
+    return Found(good[0], bad[0], tuple(conditions), chosen, ends, tuple(judged), *found)
+
+
+class _FailedError(Exception):
+    """A commit does not build or run."""
+
+    def __init__(self, commit: Commit, why: StashtraceError) -> None:
+        super().__init__(commit.sha)
+        self.commit, self.why = commit, why
+
+
+def _condition_of(gate: Gate | None) -> Condition:
+    """Return half of the growth of the kind that grew most beyond doubt, or of the step if none did."""
+    assert gate is not None
+    step = next(change for change in gate.changes if change.kind == STEP)
+    kinds = [change for change in gate.changes if change.kind != STEP]
+    most = max(kinds, key=_certain_growth, default=step)
+    grown = most if most.low_ns > 0 else step
+    return Condition(grown.kind, round(_HALF * 100 * grown.change_ns / step.before_ns, 1))
+
+
+def _certain_growth(change: Change) -> float:
+    return change.low_ns
+
+
+def _require_worse(ends: Judged, good: Commit) -> None:
+    """Raise unless the last commit is worse than the good one."""
+    if ends.mark == "bad":
+        return
+    both = f"{ends.commit.short} beside {good.short}"
+    if ends.compared is None:
+        raise CaptureError(f"the bad commit {ends.commit.short}: {ends.why}", hint="--bad has to be one that runs")
+    if ends.compared.verdict == "not worse":
+        raise MissingDataError(
+            f"nothing to find, {both} is {ends.why}", hint="choose other commits, or another kind with --fail-if"
+        )
+    if ends.compared.verdict == "not comparable":
+        raise MissingDataError(f"{both}: {ends.why}", hint="--allow compares them all the same")
+    raise InconclusiveError(f"{both}: {ends.why}", hint="longer runs, more --rounds, or a machine with less other work")
+
+
+def _why(compared: Compared) -> str:
+    if compared.gate is None:
+        lost = f"{compared.contended_count} of {count_noun(compared.runs_count, 'run')}"
+        return f"inconclusive: other work disturbed {lost}"
+    return sentences(compared.gate)[0]

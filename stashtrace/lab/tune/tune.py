@@ -1,0 +1,260 @@
+"""Choose settings for a job: kept is what makes the step shorter beyond doubt while its losses stay the same."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from stashtrace.analysis.compare.change import Change
+from stashtrace.analysis.compare.gate_verdict import Condition
+from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
+from stashtrace.errors import CaptureError, MissingDataError
+from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
+from stashtrace.lab.tune.losses import Likeness, Losses, compare_losses
+from stashtrace.lab.tune.settings import Candidate, Settings
+from stashtrace.units import percent_text
+
+#: Judged after the rounds asked for, and after twice as many.
+_STAGES = 2
+Verdict = Literal["kept", "no better", "inconclusive", "other results", "not applied", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRun:
+    """A run of the job with some settings."""
+
+    steps: StepsOfRun
+    losses: Losses
+    #: Setting -> why the job does not have it all the same.
+    not_applied: dict[str, str] = field(default_factory=dict)
+
+
+class Job(Protocol):
+    """The job to tune."""
+
+    def record(self, settings: Settings) -> TunedRun:
+        """Make a run with settings; raises CaptureError if it fails."""
+        ...
+
+    def candidates(self, settings: Settings) -> Sequence[Candidate]:
+        """Return what to try on top of settings, by the last run with them; the most promising first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A setting that was tried."""
+
+    candidate: Candidate
+    verdict: Verdict
+    #: Why, in one sentence.
+    why: str
+    runs_count: int
+    compared: Compared | None = None
+    likeness: Likeness | None = None
+
+    @property
+    def change(self) -> Change | None:
+        """Growth of the step without the setting over that with it; None where that was not measured."""
+        return _step_change(self.compared)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was kept, and what that gains."""
+
+    settings: dict[str, str]
+    trials: tuple[Trial, ...]
+    #: The job without settings beside the job with all of them; None if nothing was kept.
+    together: Compared | None
+    #: Step of the job as it was.
+    before_ns: float
+    runs_count: int
+    #: Whether the limit of runs ended it.
+    was_cut: bool
+
+    @property
+    def change(self) -> Change | None:
+        """Growth of the step without the settings over that with all of them."""
+        return _step_change(self.together)
+
+
+def tune(
+    job: Job,
+    *,
+    rounds: int = 3,
+    least_percent: float = 3.0,
+    exact: bool = False,
+    most_runs: int = 200,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> Tuned:
+    """Try the candidates of a job, and keep what makes its step shorter by ``least_percent`` beyond doubt.
+
+    ``rounds``: runs a side before a candidate is judged. ``exact``: keep nothing that changes the last bits of a loss.
+    ``most_runs``: no candidate is begun after so many. Raises MissingDataError if losses were not seen, or differ
+    between equal runs. Raises CaptureError if the job fails as it is.
+    """
+    tuner = _Tuner(job, rounds, Condition(STEP, least_percent), exact)
+    before_ns = tuner.require_equal_runs()
+    tried: set[tuple[str, str]] = set()
+    trials: list[Trial] = []
+    was_cut = False
+    while candidate := next((c for c in job.candidates(tuner.kept) if (c.name, c.value) not in tried), None):
+        if tuner.runs_count >= most_runs:
+            was_cut = True
+            break
+        tried |= {(candidate.name, candidate.value), (candidate.name, candidate.present)}
+        trials.append(tuner.attempt(candidate))
+        on_trial(trials[-1])
+    kept = [trial for trial in trials if trial.verdict == "kept"]
+    together = tuner.compare({}) if len(kept) > 1 else kept[0].compared if kept else None
+    return Tuned(dict(tuner.kept), tuple(trials), together, before_ns, tuner.runs_count, was_cut)
+
+
+class _Tuner:
+    """The settings that are kept so far, and the losses that they have."""
+
+    def __init__(self, job: Job, rounds: int, condition: Condition, exact: bool) -> None:
+        self._job, self._rounds, self._condition, self._exact = job, rounds, condition, exact
+        self.kept: Settings = {}
+        self.runs_count = 0
+        self._losses: Losses = {}
+
+    def require_equal_runs(self) -> float:
+        """Run the job twice as it is; return its step in ns.
+
+        Raises MissingDataError unless both runs have the same losses.
+        """
+        first, second = self._record({}), self._record({})
+        likeness = compare_losses(first.losses, second.losses)
+        if likeness.verdict == "unseen":
+            raise MissingDataError(
+                "no loss of the job was seen, so nothing shows whether a setting changes its results",
+                hint="losses are seen where backward() is called on them",
+            )
+        self._require_equal(likeness)
+        self._losses = first.losses
+        return float(second.steps.of(STEP).mean())
+
+    def attempt(self, candidate: Candidate) -> Trial:
+        """Try a candidate on top of what is kept, and keep it if it is better."""
+        begun = self.runs_count
+        changed = {**self.kept, candidate.name: candidate.value}
+        seen: list[TunedRun] = []
+        worst = Likeness("equal")
+
+        def with_it() -> StepsOfRun:
+            nonlocal worst
+            run = self._record(changed)
+            seen.append(run)
+            if candidate.name in run.not_applied:
+                raise _RefusedError("not applied", run.not_applied[candidate.name])
+            likeness = compare_losses(self._losses, run.losses)
+            if likeness.verdict != "equal":
+                worst = likeness
+            self._require_alike(candidate, likeness)
+            return run.steps
+
+        try:
+            compared = compare_by_turns(
+                with_it,
+                lambda: self._checked(self.kept),
+                [self._condition],
+                rounds=stages(self._rounds, _STAGES),
+                names=("with it", "without it"),
+            )
+        except _RefusedError as refused:
+            return Trial(candidate, refused.verdict, str(refused), self.runs_count - begun, None, worst)
+        if compared.verdict == "worse":  # the job without the setting is worse
+            self.kept = changed
+            self._losses = seen[-1].losses
+        why = _why(compared, self._condition.percent)
+        return Trial(candidate, _verdict(compared), why, self.runs_count - begun, compared, worst)
+
+    def compare(self, settings: Settings) -> Compared:
+        """Compare the job with everything that is kept with the job with these settings."""
+        return compare_by_turns(
+            lambda: self._record(self.kept).steps,
+            lambda: self._record(settings).steps,
+            [self._condition],
+            rounds=stages(self._rounds, 1),
+            names=("tuned", "as it was"),
+        )
+
+    def _record(self, settings: Settings) -> TunedRun:
+        self.runs_count += 1
+        try:
+            return self._job.record(settings)
+        except CaptureError as error:
+            if settings == self.kept:
+                raise
+            raise _RefusedError("failed", str(error)) from error
+
+    def _checked(self, settings: Settings) -> StepsOfRun:
+        """Make a run with what is kept, whose losses are known."""
+        run = self._record(settings)
+        self._require_equal(compare_losses(self._losses, run.losses))
+        return run.steps
+
+    def _require_alike(self, candidate: Candidate, likeness: Likeness) -> None:
+        """Raise _RefusedError if losses changed more than the candidate may change them."""
+        may_round = not candidate.promises_equal and not self._exact
+        if likeness.verdict == "equal" or (likeness.verdict == "rounding" and may_round):
+            return
+        if likeness.verdict == "unseen":
+            raise _RefusedError("other results", "no loss was seen, so nothing shows that the results are the same")
+        raise _RefusedError("other results", difference_text(likeness))
+
+    def _require_equal(self, likeness: Likeness) -> None:
+        if likeness.verdict != "equal":
+            raise MissingDataError(
+                f"two equal runs do not compute the same: {difference_text(likeness)}",
+                hint="seed the job (torch.manual_seed, the generators of its data set), so that settings can be"
+                " checked for what they change",
+            )
+
+
+class _RefusedError(Exception):
+    """A candidate is out, whatever it saves."""
+
+    def __init__(self, verdict: Verdict, why: str) -> None:
+        super().__init__(why)
+        self.verdict = verdict
+
+
+def difference_text(likeness: Likeness) -> str:
+    """Say where losses begin to differ."""
+    if likeness.differs_at < 0:
+        return "a run has no losses"
+    return (
+        f"the loss of backward pass {likeness.differs_at + 1} is {likeness.after:.9g} instead of {likeness.before:.9g}"
+    )
+
+
+def _verdict(compared: Compared) -> Verdict:
+    verdicts: dict[str, Verdict] = {"worse": "kept", "not worse": "no better"}
+    return verdicts.get(compared.verdict, "inconclusive")
+
+
+def _why(compared: Compared, least_percent: float) -> str:
+    change = _step_change(compared)
+    if change is None:
+        return f"other work on the machine disturbed {compared.contended_count} of {compared.runs_count} runs"
+    low, middle, high = (saved_text(ns, change) for ns in (change.low_ns, change.change_ns, change.high_ns))
+    return f"saves {middle} of the step, between {low} and {high}; to be kept it has to save {least_percent:g} %"
+
+
+def saved_text(saved_ns: float, change: Change) -> str:
+    """Return a saving as a part of the step without the setting, which is the one after the change.
+
+    ``change``: of the step, from the job with the setting to the job without.
+    """
+    return f"{'-' if saved_ns < 0 else ''}{percent_text(abs(saved_ns) / change.after_ns)}"
+
+
+def _step_change(compared: Compared | None) -> Change | None:
+    if compared is None or compared.gate is None:
+        return None
+    return next((change for change in compared.gate.changes if change.kind == STEP), None)
