@@ -23,8 +23,8 @@ from typing import Any
 from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import RUN_FILE
+from stashtrace.schema.window import FACT, Window
 from stashtrace.whole_files import write_whole
 
 WINDOWS_FOLDER = "windows"

@@ -33,11 +33,11 @@ from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
-from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
+from stashtrace.schema.window import FACT, Window
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.text import count_noun

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from stashtrace.format.growing import CLOCKS_NS
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.loading.window import FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
+from stashtrace.schema.window import FACT, Window
 
 
 @dataclass(slots=True)

@@ -57,13 +57,13 @@ from stashtrace.loading.process_identity import (
 from stashtrace.loading.run_tables import OpenedRun, describe
 from stashtrace.loading.stores import load_stored
 from stashtrace.loading.temporary_archives import named, unpacked_paths
-from stashtrace.loading.window import FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace
 from stashtrace.schema.tracks import TrackRegistry
+from stashtrace.schema.window import FACT, Window, without_torn_collectives
 from stashtrace.store.layout import STORE_FILE
 
 _OWN_FILES = (".stash", ".ring")

@@ -30,7 +30,7 @@ OWN_DESTINATIONS = {
     *("help", "out", "overwrite", "run_id", "scratch", "no_merge", "grace", "log", "format", "verbose", "debug"),
     "history",
     *("live", "keep_last", "keep_bytes", "metrics_file", "metrics_port", "otlp"),  # of the process that follows the run
-    "on_trigger",
+    *("on_trigger", "into"),
 }
 named = pytest.mark.parametrize("name", DECLARATIONS)
 

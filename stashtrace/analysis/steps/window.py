@@ -1,4 +1,4 @@
-"""Where the steps of a recording begin that has only a part of its job (``loading.window``)."""
+"""Where the steps of a recording begin that has only a part of its job (``schema.window``)."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.loading.window import FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.schema.window import FACT, Window, without_torn_collectives
 
 #: Later clock readings may have moved the begin of the step by less than this; the part of the loop before it began
 #: earlier.
