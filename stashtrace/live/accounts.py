@@ -28,12 +28,11 @@ from stashtrace.live.other_hosts import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
 from stashtrace.loading.load import GrownRun, load_growing
-from stashtrace.loading.run_tables import OpenedRun
+from stashtrace.loading.run_tables import OpenedRun, Window
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.schema.window import Window
 
 #: Steps before the open ones that stay in memory: a batch may have been made so long before it is waited for, and some
 #: rules of ``analysis.steps`` compare a step with others.

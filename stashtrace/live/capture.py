@@ -23,8 +23,8 @@ from typing import Any
 from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
+from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import RUN_FILE
-from stashtrace.schema.window import FACT, Window
 from stashtrace.whole_files import write_whole
 
 WINDOWS_FOLDER = "windows"
@@ -148,7 +148,7 @@ class Captures:
         try:
             size = sum(write_packed(file, str(path / f"{file.name}.stash")) for file in accounts.run.files)
             window = replace(accounts.window or Window(0, {}), last_step=closed)
-            facts = {**self._facts, FACT: window.fact(accounts.origin_ns)}
+            facts = {**self._facts, WINDOW_FACT: window.fact(accounts.origin_ns)}
             facts["window_of"] = str(facts.get("run_id", ""))
             write_whole(path / RUN_FILE, json.dumps(facts))
         except (OSError, StashtraceError) as error:

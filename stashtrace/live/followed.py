@@ -33,11 +33,11 @@ from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
+from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
-from stashtrace.schema.window import FACT, Window
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.text import count_noun
@@ -264,7 +264,9 @@ class FollowedRun:
         """Record no longer: the window lies there. The run itself is the last period."""
         idle.end()
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
-        write_run_file(self.directory, {**read_run_file(self.directory), FACT: last.fact(self.accounts.origin_ns)})
+        write_run_file(
+            self.directory, {**read_run_file(self.directory), WINDOW_FACT: last.fact(self.accounts.origin_ns)}
+        )
 
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:

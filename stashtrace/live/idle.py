@@ -16,9 +16,9 @@ from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import MissingDataError
 from stashtrace.live.capture import Request
+from stashtrace.loading.run_tables import Window
 from stashtrace.record.follower import set_period
 from stashtrace.schema.trace import Trace
-from stashtrace.schema.window import Window
 
 #: Ranks that do not begin a step for so long do not begin one: the request is given up.
 PATIENCE_NS = 60_000_000_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from stashtrace.format.growing import CLOCKS_NS
 from stashtrace.live.accounts import LiveAccounts
+from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import read_run_file, write_run_file
-from stashtrace.schema.window import FACT, Window
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class Keeper:
         before_ns = min(wanted.begins_ns.values()) + accounts.origin_ns - CLOCKS_NS
         # First where the run begins, then the holes: a run that is cut off in between has too many rows, not too few.
         content = read_run_file(self.directory)
-        write_run_file(self.directory, {**content, FACT: wanted.fact(accounts.origin_ns)})
+        write_run_file(self.directory, {**content, WINDOW_FACT: wanted.fact(accounts.origin_ns)})
         try:
             self.dropped_bytes += accounts.run.drop(before_ns)
             self.window = wanted
         except OSError as error:
             if not self.dropped_bytes:  # then all rows are there, whatever was noted before
-                content.pop(FACT, None)
+                content.pop(WINDOW_FACT, None)
             write_run_file(self.directory, content)
             reason = error.strerror or str(error)
             self.error = f"no more steps are dropped: the file system of {self.directory} refuses it ({reason})"

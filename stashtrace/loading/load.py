@@ -54,7 +54,7 @@ from stashtrace.loading.process_identity import (
     leader,
     own_first,
 )
-from stashtrace.loading.run_tables import OpenedRun, describe
+from stashtrace.loading.run_tables import WINDOW_FACT, OpenedRun, Window, describe, without_torn_collectives
 from stashtrace.loading.stores import load_stored
 from stashtrace.loading.temporary_archives import named, unpacked_paths
 from stashtrace.schema.events import TABLES
@@ -63,7 +63,6 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.schema.window import FACT, Window, without_torn_collectives
 from stashtrace.store.layout import STORE_FILE
 
 _OWN_FILES = (".stash", ".ring")
@@ -185,7 +184,7 @@ def _load_run(run: OpenedRun, wanted: frozenset[str] | None, shown: str) -> Trac
     if io is not None:
         tables["io"] = io
     trace = Trace(run.strings, tables, path=shown, io_outline=outline)
-    window = Window.read(str(run.runs[0].run.get(FACT, "")), str(run.clocks.origin_monotonic_ns))
+    window = Window.read(str(run.runs[0].run.get(WINDOW_FACT, "")), str(run.clocks.origin_monotonic_ns))
     return trace if window is None else without_torn_collectives(trace, window)
 
 

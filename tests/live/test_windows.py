@@ -26,10 +26,10 @@ from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import Captures, Limits, Request, put_request, take_requests
 from stashtrace.live.keeping import Keeper
 from stashtrace.loading.load import load_trace
+from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.table import Table
-from stashtrace.schema.window import Window
 from stashtrace.summary.summary_text import summary
 
 

@@ -1,4 +1,4 @@
-"""Where the steps of a recording begin that has only a part of its job (``schema.window``)."""
+"""Where the steps of a recording begin that has only a part of its job (``loading.run_tables``)."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.loading.run_tables import WINDOW_FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.schema.window import FACT, Window, without_torn_collectives
 
 #: Later clock readings may have moved the begin of the step by less than this; the part of the loop before it began
 #: earlier.
@@ -29,14 +29,14 @@ def fact_of_run(trace: Trace, key: str) -> str:
 
 def window_of(trace: Trace) -> Window | None:
     """Return where a recording begins; None if it is one from the start, or the fact makes no sense."""
-    return Window.read(fact_of_run(trace, FACT), fact_of_run(trace, "origin_monotonic_ns"))
+    return Window.read(fact_of_run(trace, WINDOW_FACT), fact_of_run(trace, "origin_monotonic_ns"))
 
 
 def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
     """Return the trace as one that begins there. ``origin_ns``: zero of its clock on the monotonic clock."""
     row = {
         "process_id": np.array([-1]),
-        "key_code": np.array([trace.strings.code(FACT)]),
+        "key_code": np.array([trace.strings.code(WINDOW_FACT)]),
         "value_code": np.array([trace.strings.code(window.fact(origin_ns))]),
     }
     schema = TABLES["metadata"]
