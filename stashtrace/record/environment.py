@@ -35,24 +35,26 @@ def traced_environment(
     run_dir: str | os.PathLike[str],
     run_id: str,
     library: str | os.PathLike[str] | None = None,
-    package: Path = _PACKAGE,
+    package: Path | None = None,
 ) -> dict[str, str]:
     """Return a copy of ``base`` in which every process of the command records itself.
 
     ``base``: environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is
     a profiler plugin of NCCL that it names. ``options``: what is recorded. ``run_dir``: where the processes write; made
     absolute, since they may change their directory. ``run_id``: hexadecimal name of the run, stored in every file.
-    ``library``: runtime library to preload, the package's own by default. ``package``: this package, or a copy of its
-    part for traced processes (:func:`copy_guest_part`). Raises UsageError, FormatError as
+    ``library``: runtime library to preload, the package's own by default. ``package``: a copy of its part for traced
+    processes (:func:`copy_guest_part`) that stands for it. Raises UsageError, FormatError as
     :meth:`RecordOptions.to_environment`. Raises CaptureError if the library is missing, or LD_PRELOAD cannot name it.
     """
-    inject = package / INJECT_PATH.relative_to(_PACKAGE)
+    inject = INJECT_PATH if package is None else package / INJECT_PATH.relative_to(_PACKAGE)
     if ":" in str(inject):
         raise CaptureError(
             f"the path {inject} holds a colon, which PYTHONPATH cannot name",
             hint="install stashtrace into a folder without colons",
         )
-    library = package / LIBRARY_PATH.name if library is None else Path(library)
+    if library is None:
+        library = LIBRARY_PATH if package is None else package / LIBRARY_PATH.name
+    library = Path(library)
     preload = preload_path(library)
     environment = options.to_environment(base)
     preloaded = _prepend(preload, base.get("LD_PRELOAD", "").replace(" ", ":"))

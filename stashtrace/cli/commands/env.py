@@ -39,6 +39,7 @@ def parser() -> Parser:
     add_value(parser, "--run-id", "JOB", job)
     parser.add_argument(
         "--format",
+        metavar="FORMAT",
         choices=FORMATS,
         default="sh",
         help="sh: export lines (default); slurm: the same as a TaskProlog prints them; dotenv: a file for"
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     options = RecordOptions.from_arguments(arguments)
     if ours:
         traced_environment({}, options, run_dir=".", run_id=job.run_id)  # raises before anything is made
-    package = {} if arguments.into is None else {"package": copy_guest_part(Path(arguments.into).absolute())}
+    package = None if arguments.into is None else copy_guest_part(Path(arguments.into).absolute())
     if ours:
         with file_rights(arguments.share):
             directory = prepare_directory(arguments.out, job=job)
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         directory = arguments.out
     # The formats for elsewhere must not contain variables of this machine.
     base = os.environ if ours else {}
-    environment = traced_environment(base, options, run_dir=directory, run_id=job.run_id, **package)
+    environment = traced_environment(base, options, run_dir=directory, run_id=job.run_id, package=package)
     changed = {name: value for name, value in environment.items() if base.get(name) != value}
     if ours:
         facts = run_facts((), job, options.recorded_collectors())

@@ -12,8 +12,8 @@ from stashtrace.cli.parsing import Parser, runs_or_newest
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError
 
-_EPILOG = """The run of the tracker is the one that the script began under `stashtrace run`;
-it gets the numbers (stashtrace/link_ratio, stashtrace/straggler_rank, ...), the
+_EPILOG = """The run of the tracker is the one that the script began under `stashtrace run`.
+It gets numbers (stashtrace/link_ratio, stashtrace/straggler_rank, ...), the
 sentences of the summary and the page of `stashtrace report`. `stashtrace run
 --log TRACKERS` does this at the end of the job."""
 

@@ -18,8 +18,9 @@ from stashtrace.record.program import find_program
 from stashtrace.record.staged_files import check_staged_list
 
 _DESCRIPTION = """Try settings on a job without an edit of its script, one at a time, in short
-runs that take turns. A setting is kept only where `stashtrace check` would call
-the step shorter beyond doubt, and the losses of the first steps stay the same."""
+runs that take turns. A setting is kept only where `stashtrace check` would say
+that the step is shorter beyond doubt, and where the losses of the first steps
+stay the same."""
 _EPILOG = """Tried are num_workers, prefetch_factor, pin_memory and persistent_workers of
 DataLoaders (in place of what the script gives), bucket_cap_mb of
 DistributedDataParallel, OMP_NUM_THREADS, a share of the CPUs for each rank
