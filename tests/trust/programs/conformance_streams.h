@@ -223,6 +223,7 @@ static void waits(void) {
   CALL(INT, "pthread_cond_clockwait", "past", P(&condition), P(&strict), CLOCK_MONOTONIC, P(&past));
   CALL(INT, "pthread_cond_clockwait", "bad clock", P(&condition), P(&strict), 99, P(&past));
   pthread_mutex_unlock(&strict);
+  CALL(INT, "pthread_cond_broadcast", "nobody waits", P(&condition));
   CALL(INT, "pthread_cond_wait", "not held", P(&condition), P(&strict));
   with_a_thread("pthread_cond_wait", CLOCK_REALTIME);
   with_a_thread("pthread_cond_timedwait", CLOCK_REALTIME);

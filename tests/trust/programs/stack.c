@@ -273,6 +273,7 @@ static void spawn_moved(int by_descriptor) {
   CASE(sendto, socket, sendto(pair[0], memory, 16, 0, NULL, 0))                                     \
   CASE(sendmsg, socket, sendmsg(pair[0], &message, 0))                                              \
   CASE(connect, nobody, connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr*)&nobody, sizeof nobody)) \
+  CASE(pthread_cond_broadcast, nobody, pthread_cond_broadcast(&condition))                           \
   CASE(pthread_cond_wait, woken, LOCKED(pthread_cond_wait(&condition, &mutex)))                     \
   CASE(pthread_cond_timedwait, passed, LOCKED(pthread_cond_timedwait(&condition, &mutex, &passed))) \
   CASE(pthread_cond_clockwait, passed, LOCKED(pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &passed))) \
