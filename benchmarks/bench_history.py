@@ -184,19 +184,9 @@ def _tables(fleet: Any) -> dict[str, list[dict[str, Any]]]:
 
 def planted_fleet(seed: int) -> dict[str, bool]:
     """A late host, a slow commit, a writer that slows reads: which of them are found, and whether others are named."""
-    from made_up_history import MINUTE, SECOND, Fleet, Job, commit
+    from made_up_history import commit, fleet_with_three_plants
 
-    writer = Job(("torchrun", "writer.py"), every_ns=20 * MINUTE, write_ns=90 * SECOND)
-    fleet = Fleet(
-        seed=seed,
-        runs=60,
-        jobs=(Job(("torchrun", "train.py")), writer),
-        commits=6,
-        late_hosts={"node07": (0.8, 40_000_000, "fetch")},
-        slow_commits={3: 0.18},
-        write_slows=3.0,
-        between_hours=1.0,
-    )
+    fleet = fleet_with_three_plants(seed)
     found = _tables(fleet)
     hosts = {row["host"] for row in found["hosts"]}
     commits = {(row["commit"], row["verdict"]) for row in found["commits"]}

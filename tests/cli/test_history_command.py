@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import stashtrace
-from made_up_history import MINUTE, SECOND, Fleet, Job, write_history
+from made_up_history import Fleet, Job, fleet_with_three_plants, write_history
 
 from stashtrace.cli import main
 from stashtrace.cli.commands.history import BY, QUESTIONS, parser
@@ -26,17 +26,7 @@ pytest.importorskip("pyarrow")
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("some runs") / "history"
-    writer = Job(("torchrun", "writer.py"), every_ns=20 * MINUTE, write_ns=90 * SECOND)
-    fleet = Fleet(
-        seed=1,
-        runs=60,
-        jobs=(Job(("torchrun", "train.py")), writer),
-        commits=6,
-        late_hosts={"node07": (0.8, 40_000_000, "fetch")},
-        slow_commits={3: 0.18},
-        write_slows=3.0,
-        between_hours=1.0,
-    )
+    fleet = fleet_with_three_plants(1)
     write_history(folder, fleet)
     return folder
 

@@ -215,3 +215,18 @@ def _reads(
     for section, values in (("reads_count", counts), ("reads_ns", counts * latency), ("steps_count", steps)):
         listed = values.astype(np.int64)
         out.add(section, value=int(listed.sum()), values=listed.tolist(), **place)
+
+
+def fleet_with_three_plants(seed: int) -> Fleet:
+    """Return 60 runs with a late host, a slow commit and a job whose checkpoints slow the reads of others."""
+    writer = Job(("torchrun", "writer.py"), every_ns=20 * MINUTE, write_ns=90 * SECOND)
+    return Fleet(
+        seed=seed,
+        runs=60,
+        jobs=(Job(("torchrun", "train.py")), writer),
+        commits=6,
+        late_hosts={"node07": (0.8, 40_000_000, "fetch")},
+        slow_commits={3: 0.18},
+        write_slows=3.0,
+        between_hours=1.0,
+    )

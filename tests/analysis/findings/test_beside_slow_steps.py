@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS
 from test_over_time import claims, job
+from work_after_meeting import work_after_meeting
 
 from stashtrace.analysis.findings.spikes.spikes import spikes
 from stashtrace.analysis.steps.steps import steps as find_steps
@@ -132,22 +133,9 @@ def test_without_other_steps_to_compare_with_nothing_is_named() -> None:
 
 def test_the_step_in_which_it_grew_is_looked_at() -> None:
     """Rank 1 is late at the end of step 49, with pressure of I/O then; only in step 50 does rank 0 wait for it."""
-    build, clock = TraceBuilder(), [0, 0]
-    late_at: list[int] = []
-    for step in range(80):
-        entered = {rank: clock[rank] + 8 * MS + rank * (step % 7) * MS // 100 for rank in (0, 1)}
-        end = max(entered.values()) + MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
-        for rank, at in entered.items():
-            begin = clock[rank]
-            build.rank(rank).phase("forward", begin, begin + 3 * MS).phase("backward", begin + 3 * MS, at)
-            build.rank(rank).collective_wait(keys[rank], at, end)
-            late = 90 * MS if (rank, step) == (1, 49) else 0
-            late_at += [end, end + late] if late else []
-            build.rank(rank).phase("optimizer", end + late, end + late + MS)
-            clock[rank] = end + late + MS
+    build, work, ends_at = work_after_meeting()
     grown = 0.7 * 90 * MS
-    build.counter(0, "host_psi_io_some_ns_total", {0: 0.0, late_at[0]: 0.0, late_at[1]: grown, clock[0]: grown})
+    build.counter(0, "host_psi_io_some_ns_total", {0: 0.0, work[0]: 0.0, work[1]: grown, ends_at: grown})
     rows = {row["step"]: row for row in spikes(build.trace()).rows()}
     assert rows
     assert all(row["beside"] == "io_pressure" for row in rows.values()), rows

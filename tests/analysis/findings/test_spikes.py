@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS
 from test_over_time import claims, job
+from work_after_meeting import work_after_meeting
 
 from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps
 from stashtrace.analysis.findings.spikes.spikes import spikes
@@ -121,18 +122,7 @@ def test_a_wait_for_data_is_found_among_batches_of_any_length() -> None:
 
 def test_work_behind_the_last_meeting_is_followed_from_the_step_that_waited_for_it() -> None:
     """Rank 1 sleeps 90 ms at the end of step 49; rank 0 waits for it in step 50."""
-    build, clock = TraceBuilder(), [0, 0]
-    for step in range(80):
-        entered = {rank: clock[rank] + 8 * MS + rank * (step % 7) * MS // 100 for rank in (0, 1)}
-        end = max(entered.values()) + MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
-        for rank, at in entered.items():
-            begin = clock[rank]
-            build.rank(rank).phase("forward", begin, begin + 3 * MS).phase("backward", begin + 3 * MS, at)
-            build.rank(rank).collective_wait(keys[rank], at, end)
-            late = 90 * MS if (rank, step) == (1, 49) else 0
-            build.rank(rank).phase("optimizer", end + late, end + late + MS)
-            clock[rank] = end + late + MS
+    build, _, _ = work_after_meeting()
     table = spikes(build.trace())
     rows = {row["step"]: row for row in table.rows()}
     assert set(rows) <= {49, 50}
