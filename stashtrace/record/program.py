@@ -27,7 +27,7 @@ def find_program(command: Sequence[str]) -> str:
     executed.
     """
     if not command:
-        raise UsageError("no command to run", hint="put it after two dashes: `stashtrace run -- python train.py`")
+        raise UsageError("no command to run", hint="put it after two dashes: `-- python train.py`")
     name = command[0]
     script_hint = f"did you mean `stashtrace run -- python {' '.join(command)}`?"
     if "/" in name:

@@ -81,7 +81,7 @@ def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixtu
             "error: no option named '--frobnicate'\n\n"
             "hint: options of a command stand after its name; see `stashtrace --help`\n",
         ),
-        (["run"], "error: no command to run\n\nhint: put it after two dashes: `stashtrace run -- python train.py`\n"),
+        (["run"], "error: no command to run\n\nhint: put it after two dashes: `-- python train.py`\n"),
         (
             ["run", "--sideways", "--", "true"],
             "error: stashtrace run: unrecognized arguments: --sideways\n\n"
