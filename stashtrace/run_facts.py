@@ -1,23 +1,28 @@
-"""Read facts of a process or a run from JSON, without those of the wrong type.
+"""Read facts of a process, a host or a run from JSON, without those of the wrong type.
 
-Used where the head of a .stash, a ``run.json``, the file of a launcher or the description of a store is read. A
-checksum proves that a text was not damaged by chance, but not that the recorder wrote it. After this check, callers can
-rely on the type of each fact.
+Used where the head of a .stash, a ``run.json``, the file of a launcher or a host, or the description of a store is
+read. A checksum proves that a text was not damaged by chance, but not that the recorder wrote it. After this check,
+callers can rely on the type of each fact.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"
 #: Name of the looks at its processes among the facts of a run: what they did when the job stood still.
 LOOKS = "looks"
+#: Name of the steps of a window among the facts of a host: when each of its ranks began each of them.
+WINDOW_STEPS = "window_steps"
+_HOST_FILE = "host.{host}.json"
 _HIGHEST = (1 << 62) - 1
 #: Process ids of Linux.
 _HIGHEST_PID = (1 << 31) - 1
@@ -160,6 +165,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "losses": _is_losses,
     GPU_INVENTORY: _is_inventory,
     LOOKS: _are_looks,
+    WINDOW_STEPS: _is_words,
 }
 
 
@@ -181,6 +187,20 @@ def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the sound facts of a file; raise OSError if it cannot be read, ValueError if it holds no JSON object."""
     with open(path, "rb") as file:
         return valid_facts(json_object(file.read()))
+
+
+def host_file(host: str) -> str:
+    """Return the name of the file with what the follower of a host alone knows of its run; ``*`` for all hosts."""
+    return _HOST_FILE.format(host=host.replace("/", "_"))
+
+
+def read_host_facts(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the facts of each host of a run or window; files that are damaged or gone by now are left out."""
+    found = []
+    for path in sorted(Path(directory).glob(host_file("*"))):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_facts(path))
+    return found
 
 
 def valid_facts(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
-from stashtrace.run_facts import json_object, valid_facts
+from stashtrace.run_facts import host_file, json_object, valid_facts
 from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
 from stashtrace.whole_files import folder_beside, give_mode, whole_file
@@ -209,7 +209,8 @@ class _Work:
         new = scrubber.facts(facts) | {"scrubbed": list(dict.fromkeys([*done, *scrubber.done]))}
         name = path.name
         if path.name != RUN_FILE:
-            name = "launch." + self._scrubber.stem(path.name.removeprefix("launch.").removesuffix(".json")) + ".json"
+            kind, _, stem = path.name.removesuffix(".json").partition(".")
+            name = f"{kind}.{self._scrubber.stem(stem)}.json"
         self._put(path, name, (json.dumps(new, indent=1) + "\n").encode())
 
     def _scrub_calibration(self) -> None:
@@ -287,7 +288,7 @@ def _stash_of(ring: Path) -> Path:
 
 def _facts_files(directory: Path) -> Iterator[Path]:
     yield from [directory / RUN_FILE] if (directory / RUN_FILE).exists() else []
-    yield from sorted(directory.glob("launch.*.json"))
+    yield from sorted([*directory.glob("launch.*.json"), *directory.glob(host_file("*"))])
 
 
 def _facts_of(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.format.stash_file import StashFile
-from stashtrace.run_facts import read_facts
+from stashtrace.run_facts import read_facts, read_host_facts
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow
 
@@ -34,6 +34,8 @@ class RawRun:
     processes: list[StashFile]
     #: Those of no single process: unreadable files, missing run.json.
     losses: list[LossRow] = field(default_factory=list)
+    #: What the follower of each host alone knows; none where nobody followed the run.
+    host_facts: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def run_id(self) -> str:
@@ -72,7 +74,7 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     if not run:
         advice = "run.json is missing: command, exit code and begin of the run are not known"
         losses.append(("format", "no_run_json", int(Severity.INFO), 1, advice))
-    return RawRun(path, run, processes, losses)
+    return RawRun(path, run, processes, losses, read_host_facts(path))
 
 
 def _list(path: str) -> list[str]:

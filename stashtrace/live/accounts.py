@@ -78,6 +78,8 @@ class LiveAccounts:
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS_KEPT))
     #: Steps before the open ones that stay in memory.
     context_steps: int = CONTEXT_STEPS
+    #: Step -> rank of this host -> when it began the step, on the monotonic clock; of the closed steps in memory.
+    begins_ns: dict[int, dict[int, int]] = field(default_factory=dict)
     #: Whether rows must stay as they are, because a window of them is to be sealed.
     held: bool = False
     #: Where steps count from a number that only the rows tell: finds it, None while it is not known.
@@ -112,9 +114,7 @@ class LiveAccounts:
         self.origin_ns = opened.clocks.origin_monotonic_ns
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
-            self.closed, self.window, self._before = {}, None, None
-            self.windows.clear()
-            self._begins.clear()
+            self._count_anew()
         if self.window is None and self.find_begin is not None:
             self.window = self.find_begin(grown.trace, self.origin_ns)
             if self.window is None:
@@ -137,12 +137,23 @@ class LiveAccounts:
 
     def begin_again(self, at_ns: int) -> None:
         """Let the steps count from a begin that is found anew; rows before a time are let go of."""
-        self.closed, self.window, self._before = {}, None, None
-        self.windows.clear()
-        self._begins.clear()
+        self._count_anew()
         self.run.forget(at_ns)
         if self.others is not None:
             self.others.forget(at_ns, ())
+
+    def steps_in_memory(self) -> list[str]:
+        """Return a text for each closed step in memory, as ``run_facts.WINDOW_STEPS`` has them."""
+        first = 0 if self.window is None else self.window.first_step
+        last = min(self.closed.values(), default=-1)
+        known = sorted(self.begins_ns.items())
+        return [Window(step, begins).fact(0) for step, begins in known if first <= step <= last]
+
+    def _count_anew(self) -> None:
+        self.closed, self.window, self._before = {}, None, None
+        self.windows.clear()
+        self.begins_ns.clear()
+        self._begins.clear()
 
     def own_files(self) -> tuple[dict[int, GrowingFile], list[GrowingFile]]:
         """Return the file of each rank of this host, and those of its other processes, as of the last round."""
@@ -157,8 +168,9 @@ class LiveAccounts:
         complete = closed["begin_ns"] > self._cut_ns
         if self.others is not None:
             complete &= (closed["end_ns"] <= self._told_until_ns(self.others)) & (not self.others.is_incomplete)
-        for rank, step in zip(closed["rank"].tolist(), closed["step"].tolist(), strict=True):
+        for rank, step, begin in zip(*(closed[name].tolist() for name in ("rank", "step", "begin_ns")), strict=True):
             self.closed[rank] = max(step, self.closed.get(rank, -1))
+            self.begins_ns.setdefault(step, {})[rank] = begin + self.origin_ns
         return wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
 
     def _told_until_ns(self, others: OtherHosts, boot_id: str = "") -> int:
@@ -272,6 +284,7 @@ class LiveAccounts:
         begins = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
         self.window = Window(first, {rank: at for rank, at in begins.items() if rank in ours})
         self.windows.append(self.window)
+        self.begins_ns = {step: begins for step, begins in self.begins_ns.items() if step >= first}
         boots = {p.identity.rank: p.clock for p in opened.processes if p.identity.role is ProcessRole.RANK}
         self._begins = {
             rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at)) for rank, at in begins.items() if rank not in ours

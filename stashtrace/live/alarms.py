@@ -14,6 +14,7 @@ from dataclasses import replace
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import Captures, Request, Sealed
 from stashtrace.live.events import EventLog
+from stashtrace.live.joint_windows import JointWindows
 from stashtrace.live.state import Event
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.text import count_noun
@@ -24,10 +25,19 @@ class Alarms:
     """Takes the triggers of a run.
 
     ``captures``: seals the windows. ``command``: called for each trigger; None for none. ``after_steps``: of a window.
+    ``joint``: seals this host's part of windows of all hosts; None for a run of this host alone.
     """
 
-    def __init__(self, log: EventLog, captures: Captures, command: TriggerCommand | None, after_steps: int) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        captures: Captures,
+        command: TriggerCommand | None,
+        after_steps: int,
+        joint: JointWindows | None = None,
+    ) -> None:
         self.captures = captures
+        self._joint = joint
         self._log = log
         self._command = command
         self._after_steps = after_steps
@@ -52,7 +62,12 @@ class Alarms:
 
     def answer(self, request: Request, newest: int, at_ns: int) -> None:
         """Open a window that somebody asks for; ``newest``: the last step that has closed."""
-        path = self.captures.ask(f"step-{max(newest, 0):06}-asked", newest, request.after_steps, at_ns, by_hand=True)
+        if self._joint is not None and len(request.hosts) > 1:
+            if why := self._joint.answer(request, newest, at_ns):
+                self.refuse([request], why)
+            return
+        name = f"step-{max(newest, 0):06}-asked"
+        path = self.captures.ask(name, newest, request.after_steps, at_ns, by_hand=True, unlimited=request.unlimited)
         if path:
             self._requests.append(request.name)
         else:
@@ -66,7 +81,11 @@ class Alarms:
         self._call(event)
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool) -> None:
-        """Seal the open window if it need not wait, and call the command for what it is of."""
+        """Seal the open windows that need not wait, and call the command for what they are of."""
+        for request, part in self._joint.seal_ready(accounts, at_ns, ended=ended) if self._joint is not None else ():
+            event = replace(_event_of(part), request=request.name)
+            self._log.add(event)
+            self._call(event)
         sealed = self.captures.seal_if_ready(accounts, at_ns, ended=ended)
         if sealed is None:
             return
@@ -77,6 +96,11 @@ class Alarms:
         for trigger in self._of_window:
             self._call(replace(trigger, window=sealed.path))
         self._of_window, self._requests = [], []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a window waits for its last steps."""
+        return self.captures.is_open or (self._joint is not None and self._joint.is_open)
 
     def settle(self, *, ended: bool) -> None:
         """End a round: say what a storm kept back, and look at the calls of the command."""

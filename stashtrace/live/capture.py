@@ -5,15 +5,18 @@
 
 A trigger asks for some steps before, which are in memory, and some after; it is sealed when these have closed, or when
 they take too long. Its folder is made when it is asked for, so that the line about the trigger can name it. A storm of
-triggers does not fill the disk: so many windows a run, so much time between two.
+triggers does not fill the disk: so many windows a run, so much time between two. Nor does a script that asks again and
+again: so many folders, and so many bytes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -25,21 +28,29 @@ from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import RUN_FILE
+from stashtrace.units import bytes_text
 from stashtrace.whole_files import write_whole
 
 WINDOWS_FOLDER = "windows"
 #: A window whose steps after the trigger do not come is sealed without them.
-_PATIENCE_NS = 60_000_000_000
+PATIENCE_NS = 60_000_000_000
+#: So long a window may stay open in all, however often it is asked for meanwhile.
+_LONGEST_NS = 10 * PATIENCE_NS
 #: Further triggers make an open window longer by so many steps at most.
 _LONGER_STEPS = 50
+#: What to do where there are too many windows.
+_MORE = "remove some, or ask with `stashtrace capture --no-limit`"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What windows may take."""
 
-    #: Windows of one run.
+    #: Windows of one run that triggers open.
     windows_count: int = 20
+    #: Folders of windows in a run, and bytes in them, at which none is opened as somebody asks, or as the job is stuck.
+    folders_count: int = 100
+    folders_bytes: int = 2 << 30
     #: Time between two triggers that seal one, unless the later one costs so many times what the earlier one did.
     pause_ns: int = 60_000_000_000
     worth_more: float = 4.0
@@ -62,8 +73,9 @@ class _Wanted:
     path: Path
     last_step: int
     until_ns: int
-    #: Triggers make it no longer than up to this step.
+    #: Triggers make it no longer than up to this step, and nothing makes it longer than up to this time.
     longest_step: int
+    longest_ns: int
 
 
 class Captures:
@@ -90,21 +102,31 @@ class Captures:
         return self._wanted is not None
 
     def ask(
-        self, name: str, step: int, after_steps: int, at_ns: int, *, cost_ns: int = 0, by_hand: bool = False
+        self,
+        name: str,
+        step: int,
+        after_steps: int,
+        at_ns: int,
+        *,
+        cost_ns: int = 0,
+        by_hand: bool = False,
+        unlimited: bool = False,
     ) -> str:
         """Ask for a window up to ``after_steps`` behind a step; return the folder it will have, empty if it has none.
 
         While a window is open, it holds all steps that have closed; it is made longer for those that come, up to some.
         ``name``: of the folder. ``cost_ns``: of what
-        happened. ``by_hand``: a person asked, or the job is stuck, so no limit holds.
+        happened. ``by_hand``: somebody asked, or the job is stuck, so the limits of triggers do not hold; with
+        ``unlimited`` no limit does.
         """
         last = step + after_steps
         if self._wanted is not None:
             more = last if by_hand else min(last, self._wanted.longest_step)
             if more > self._wanted.last_step:
-                self._wanted.last_step, self._wanted.until_ns = more, at_ns + _PATIENCE_NS
+                until_ns = min(at_ns + PATIENCE_NS, self._wanted.longest_ns)
+                self._wanted.last_step, self._wanted.until_ns = more, until_ns
             return str(self._wanted.path)
-        why = "" if by_hand else self._why_not(at_ns, cost_ns)
+        why = "" if unlimited else self._why_no_folder() if by_hand else self._why_not(at_ns, cost_ns)
         if not why:
             try:
                 path = self._make_folder(name)
@@ -114,7 +136,7 @@ class Captures:
             self.refused_count += 1
             self.refusal = why
             return ""
-        self._wanted = _Wanted(path, last, at_ns + _PATIENCE_NS, last + _LONGER_STEPS)
+        self._wanted = _Wanted(path, last, at_ns + PATIENCE_NS, last + _LONGER_STEPS, at_ns + _LONGEST_NS)
         if not by_hand:
             self._opened_count += 1
             self._last_ns, self._last_cost_ns = at_ns, cost_ns
@@ -132,6 +154,25 @@ class Captures:
             return f"the run has {limits.windows_count} windows"
         too_soon = at_ns - self._last_ns < limits.pause_ns and cost_ns <= limits.worth_more * self._last_cost_ns
         return "the last window was a moment ago" if too_soon else ""
+
+    def why_not_asked(self, request: Request, besides: str) -> str:
+        """Return which limit stands against a window that somebody asks for; empty if none does.
+
+        ``besides``: its own folder, which may be there already.
+        """
+        return "" if request.unlimited else self._why_no_folder(besides)
+
+    def _why_no_folder(self, besides: str = "") -> str:
+        limits = self._limits
+        with contextlib.suppress(OSError):  # there is none yet, or the folder that is made next says why not
+            with os.scandir(self._folder) as entries:
+                folders = [entry.path for entry in entries if entry.name != besides]
+            if len(folders) >= limits.folders_count:
+                return f"{self._folder} holds {len(folders)} windows; {_MORE}"
+            size = sum(_size_bytes(folder) for folder in folders)
+            if size >= limits.folders_bytes:
+                return f"the windows in {self._folder} take {bytes_text(size)}; {_MORE}"
+        return ""
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False) -> Sealed | None:
         """Seal the window that is asked for once its last step has closed; None if it has to wait."""
@@ -170,35 +211,76 @@ class Captures:
                 path = self._folder / f"{name}-{number}"
 
 
-# What a person asks for: a file in the run directory, which the process that follows the run takes.
+def _size_bytes(folder: str) -> int:
+    """Return the bytes of the files in a folder; what is gone by now counts nothing."""
+    size = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                size += entry.stat(follow_symlinks=False).st_size
+    return size
 
-_REQUEST = "capture-{name}.request"
+
+# What somebody asks for: a file in the run directory for each host, which the follower of that host takes.
+
+_REQUEST = "capture-{name}@{host}.request"
+_WINDOW_NAME = re.compile(r"step-\d{6,18}-asked(-\d{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A window that somebody asks for: the steps in memory, and so many that come. ``name``: of the request."""
+    """A window that somebody asks for: the steps in memory, and so many that come."""
 
     after_steps: int
+    #: Of the request; the same on all hosts.
     name: str = field(default="", compare=False)
+    #: All hosts that are asked.
+    hosts: tuple[str, ...] = ()
+    #: Folder of the window, and the last step that one of the hosts has closed, where several are asked.
+    window: str = ""
+    newest: int = -1
+    #: Whether no limit holds.
+    unlimited: bool = False
 
 
-def put_request(directory: Path, request: Request) -> Path:
-    """Ask for a window of a run that is followed; the file is gone once the request was taken.
+def put_request(directory: Path, request: Request, host: str) -> Path:
+    """Ask a host for a window; the file is gone once its follower has taken the request.
 
     Errors of the system are raised as they are.
     """
-    path = directory / _REQUEST.format(name=f"{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns()}")
-    write_whole(path, json.dumps({"after_steps": request.after_steps}))
+    path = directory / _REQUEST.format(name=request.name, host=host.replace("/", "_"))
+    facts = {name: getattr(request, name) for name in Request.__slots__}
+    write_whole(path, json.dumps(facts))
     return path
 
 
-def take_requests(directory: Path) -> list[Request]:
-    """Return what was asked for since the last call; a file that makes no sense is removed like the others."""
+def new_request_name() -> str:
+    """Return a name that no other request has."""
+    return f"{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns()}".replace("/", "_")
+
+
+def take_requests(directory: Path, host: str) -> list[Request]:
+    """Return what a host was asked for since the last call; a file that makes no sense is removed like the others."""
     requests = []
-    for path in sorted(directory.glob(_REQUEST.format(name="*"))):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            after = int(json.loads(path.read_text(encoding="utf-8"))["after_steps"])
-            requests.append(Request(after, path.name))
+    pattern = _REQUEST.format(name="*", host=glob.escape(host.replace("/", "_")))
+    for path in sorted(directory.glob(pattern)):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            requests.append(_read_request(path))
         path.unlink(missing_ok=True)
     return requests
+
+
+def _read_request(path: Path) -> Request:
+    """Raises ValueError, TypeError, KeyError or AttributeError where the file is no request."""
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    hosts, window = tuple(map(str, facts.get("hosts", ()))), str(facts.get("window", ""))
+    if len(hosts) > 1 and _WINDOW_NAME.fullmatch(window) is None:
+        raise ValueError(window)
+    return Request(
+        int(facts["after_steps"]),
+        str(facts["name"]),
+        hosts,
+        window,
+        int(facts.get("newest", -1)),
+        facts.get("unlimited") is True,
+    )

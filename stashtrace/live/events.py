@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 from collections import Counter, deque
@@ -71,13 +72,13 @@ class EventLog:
             self.unwritten_count += 1
 
 
-def read_events(directory: str | os.PathLike[str]) -> list[Event]:
-    """Return the events of all hosts of a run by time; a line that was cut is left out.
+def read_events(directory: str | os.PathLike[str], host: str = "*") -> list[Event]:
+    """Return the events of a host of a run, by default of all, by time; a line that was cut is left out.
 
     Raises FormatError if a file cannot be read.
     """
     events = []
-    for path in sorted(Path(directory).glob(EVENTS_FILE.format(host="*"))):
+    for path in sorted(Path(directory).glob(EVENTS_FILE.format(host=host if host == "*" else glob.escape(host)))):
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError as error:

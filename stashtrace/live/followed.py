@@ -19,9 +19,11 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms
+from stashtrace.live.asking import ask_hosts, asked_hosts
 from stashtrace.live.capture import Captures, Request, take_requests
 from stashtrace.live.events import EventLog
 from stashtrace.live.idle import PATIENCE_NS, IdleRecording
+from stashtrace.live.joint_windows import JointWindows
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
 from stashtrace.live.other_hosts import OtherHosts, other_launchers
@@ -34,8 +36,8 @@ from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
-from stashtrace.record.directory import read_run_file, write_run_file
-from stashtrace.run_facts import LOOKS
+from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
+from stashtrace.run_facts import LOOKS, WINDOW_STEPS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
@@ -91,11 +93,13 @@ class FollowedRun:
         self.share = Share(shared)
         self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours), self.others)
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
+        captures = Captures(directory, facts)
         self.alarms = Alarms(
             log,
-            Captures(directory, facts),
+            captures,
             TriggerCommand(options.on_trigger, directory) if options.on_trigger else None,
             options.after_steps,
+            JointWindows(captures, directory, facts, host, waits=bool(facts.get("idle"))),
         )
         self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
@@ -122,7 +126,15 @@ class FollowedRun:
         self._is_gone = False
 
     def ask(self) -> None:
-        """Let the next round open a window, as ``stashtrace capture`` does."""
+        """Let the next round open a window, as ``stashtrace capture`` does: of all hosts where they share a directory.
+
+        Where the others cannot be asked, it is one of this host.
+        """
+        with contextlib.suppress(OSError, StashtraceError):
+            states = asked_hosts(self.directory)
+            if len(states) > 1:
+                ask_hosts(self.directory, states, self.options.after_steps)
+                return
         self._asked.append(Request(self.options.after_steps))
 
     def round(self, *, ended: bool = False, interval_s: float = 0.0) -> bool:
@@ -212,9 +224,9 @@ class FollowedRun:
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
-                write_run_file(self.directory, {**read_run_file(self.directory), LOOKS: self.stuck.looks})
                 event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
                 self.alarms.add(event, f"step-{max(newest, 0):06}-stuck", at_ns, now=True)
+                update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
         if not ended:
@@ -228,13 +240,13 @@ class FollowedRun:
         """Open the windows that are asked for, seal those that are ready, and drop what need not stay."""
         at_ns = time.monotonic_ns()
         newest = min(self.accounts.closed.values(), default=-1)
-        requests, self._asked = [*self._asked, *take_requests(self.directory)], []
+        requests, self._asked = [*self._asked, *take_requests(self.directory, self.state.host)], []
         if self.idle is not None:
             requests, newest = self._wake(self.idle, requests, at_ns, ended=ended)
         for request in requests:
             self.alarms.answer(request, newest, at_ns)
         self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
-        self.accounts.held = self.alarms.captures.is_open
+        self.accounts.held = self.alarms.is_open
         if self.idle is not None and self.idle.is_on and self.accounts.window is not None and not self.accounts.held:
             self._end_period(self.idle, self.accounts.window)
         if not ended:
@@ -248,7 +260,7 @@ class FollowedRun:
             self.accounts.begin_again(at_ns)
             idle.begin(at_ns)
         begun = self.accounts.window
-        if begun is not None and self.alarms.captures.is_open:  # those that come meanwhile make the window longer
+        if begun is not None and self.alarms.is_open:  # those that come meanwhile make the window longer
             return requests, begun.first_step - 1
         idle.requests += requests
         if begun is not None and idle.requests:
@@ -263,6 +275,10 @@ class FollowedRun:
     def _end_period(self, idle: IdleRecording, begun: Window) -> None:
         """Record no longer: the window lies there. The run itself is the last period."""
         idle.end()
+        if self.others.launchers():  # each of them tells of its ranks
+            facts = {"boot_id": own_boot_id(), WINDOW_STEPS: self.accounts.steps_in_memory()}
+            update_host_facts(self.directory, self.state.host, facts)
+            return
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
         write_run_file(
             self.directory, {**read_run_file(self.directory), WINDOW_FACT: last.fact(self.accounts.origin_ns)}

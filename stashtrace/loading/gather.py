@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stashtrace.loading.process_identity import Place, places
 from stashtrace.record.directory import (
     RUN_FILE,
     TRACE_SUFFIXES,
+    copy_host_facts,
     copy_process,
     free_stem,
     read_run_file,
@@ -27,6 +29,7 @@ from stashtrace.record.directory import (
     write_run_file,
 )
 from stashtrace.record.launchers import folded, launchers
+from stashtrace.run_facts import host_file
 from stashtrace.units import ranks_text
 from stashtrace.whole_files import remove_left_in
 
@@ -42,7 +45,8 @@ _LOOKED_AT_MOST = 20
 
 def is_wanted(name: str) -> bool:
     """Return True for the names of files that a merge of a run directory needs."""
-    return name.endswith(TRACE_SUFFIXES) or name == RUN_FILE or (name.startswith("launch.") and name.endswith(".json"))
+    is_facts = name.startswith("launch.") and name.endswith(".json")
+    return name.endswith(TRACE_SUFFIXES) or name == RUN_FILE or is_facts or fnmatchcase(name, host_file("*"))
 
 
 def run_directories(path: Path) -> list[Path]:
@@ -128,6 +132,7 @@ def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) ->
                 continue
             copy_process(Path(file.path).with_suffix(""), target / stem)
             known[_who(file)] = StashFile(str(target / f"{stem}.stash"))
+        copy_host_facts(Path(run.path), target)
     _fold(target, [Path(run.path) for run in opened])
 
 

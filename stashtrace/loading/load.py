@@ -54,7 +54,7 @@ from stashtrace.loading.process_identity import (
     leader,
     own_first,
 )
-from stashtrace.loading.run_tables import WINDOW_FACT, OpenedRun, Window, describe, without_torn_collectives
+from stashtrace.loading.run_tables import OpenedRun, describe, recorded_window, without_torn_collectives
 from stashtrace.loading.stores import load_stored
 from stashtrace.loading.temporary_archives import named, unpacked_paths
 from stashtrace.schema.events import TABLES
@@ -184,7 +184,7 @@ def _load_run(run: OpenedRun, wanted: frozenset[str] | None, shown: str) -> Trac
     if io is not None:
         tables["io"] = io
     trace = Trace(run.strings, tables, path=shown, io_outline=outline)
-    window = Window.read(str(run.runs[0].run.get(WINDOW_FACT, "")), str(run.clocks.origin_monotonic_ns))
+    window = recorded_window(run)
     return trace if window is None else without_torn_collectives(trace, window)
 
 

@@ -1,6 +1,6 @@
 """Look at the living processes of a run, and hold what was seen as facts of these processes in its trace.
 
-The launcher of a job keeps looks in the run's facts (``run_facts.LOOKS``), so that they outlive the processes.
+Followers keep looks among the facts of their hosts (``run_facts.LOOKS``), so that they outlive the processes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -66,7 +66,7 @@ def with_looks(trace: Trace, texts: Mapping[int, str]) -> Trace:
 
 
 def facts_of_looks(trace: Trace) -> list[dict[str, Any]]:
-    """Return the looks of a trace as a launcher keeps them among the facts of its run (``run_facts.LOOKS``)."""
+    """Return the looks of a trace as a follower keeps them among the facts of its host (``run_facts.LOOKS``)."""
     places = {
         int(row["process_id"]): {"host": trace.text(row["host_code"]), "pid": int(row["pid"])}
         for row in trace.processes.rows()

@@ -18,7 +18,7 @@ from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.process_identity import Identity, Process
 from stashtrace.record.look.model import LOOK_FACT
-from stashtrace.run_facts import GPU_INVENTORY, LOOKS
+from stashtrace.run_facts import GPU_INVENTORY, LOOKS, WINDOW_STEPS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.order import number_collectives
@@ -109,6 +109,8 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
         "origin_realtime_ns": str(origin + reference.realtime_offset_ns),
         "run_id": run.runs[0].run_id,
     }
+    if (joint := _joint_window(run)) is not None:
+        facts[WINDOW_FACT] = joint.fact(origin)
     for raw in run.runs:
         for key, value in raw.run.items():
             if key in ("parts", GPU_INVENTORY, LOOKS):  # of each host; `stashtrace info` shows them
@@ -125,10 +127,10 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
 
 
 def _looks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
-    """Yield the looks that launchers took while the job lived, as facts of the processes that they looked at."""
+    """Yield the looks that followers took while the job lived, as facts of the processes that they looked at."""
     numbers = {(str(p.file.metadata.get("host", "")), p.facts.pid): p.number for p in run.processes}
     for raw in run.runs:
-        for kept in raw.run.get(LOOKS, ()):
+        for kept in (look for facts in (raw.run, *raw.host_facts) for look in facts.get(LOOKS, ())):
             number = numbers.get((kept["host"], kept["pid"]))
             if number is not None:
                 yield number, run.strings.code(LOOK_FACT), run.strings.code(kept["look"])
@@ -278,6 +280,33 @@ class Window:
             if rank_number(rank) >= 0 and begin.isdecimal() and len(begin) <= _MOST_DIGITS:
                 known[int(rank)] = int(begin) - int(origin)
         return cls(int(first), known, int(last) if dash else None)
+
+
+def recorded_window(run: OpenedRun) -> Window | None:
+    """Return the part of its job that a run or window holds; None if it is one from the start, or that is damaged."""
+    fact = str(run.runs[0].run.get(WINDOW_FACT, ""))
+    return _joint_window(run) or Window.read(fact, str(run.clocks.origin_monotonic_ns))
+
+
+def _joint_window(run: OpenedRun) -> Window | None:
+    """Return the steps that all hosts have which sealed a part of a window each; None where none did.
+
+    Each says when its ranks began each of its steps, on its own monotonic clock: hosts hold different earliest steps.
+    """
+    clocks, parts = run.clocks.of_boots(), []
+    for facts in (facts for raw in run.runs for facts in raw.host_facts):
+        clock = clocks.get(str(facts.get("boot_id", "")))
+        told = [step for text in facts.get(WINDOW_STEPS, ()) if (step := Window.read(text, "0")) is not None]
+        if clock is not None and told:
+            parts.append((clock, {step.first_step: step.begins_ns for step in told}))
+    if not parts:
+        return None
+    first = max(min(steps) for _, steps in parts)
+    last = min(max(steps) for _, steps in parts)
+    begins = {
+        rank: clock.common_ns(begin) for clock, steps in parts for rank, begin in steps.get(first, {}).items() if first
+    }
+    return Window(first, begins, last)
 
 
 def without_torn_collectives(trace: Trace, window: Window) -> Trace:

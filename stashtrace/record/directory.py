@@ -29,7 +29,7 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
 from stashtrace.record.launchers import all_ended
-from stashtrace.run_facts import read_facts
+from stashtrace.run_facts import host_file, read_facts
 from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
 
 RUN_FILE = "run.json"
@@ -40,7 +40,7 @@ _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 #: What the process that follows a run writes beside its windows; these are never removed with it.
-_OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*")
+_OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*", host_file("*"))
 #: Folder in which the processes that follow a run tell each other of the ranks of their hosts.
 HOSTS_FOLDER = "hosts"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
@@ -245,6 +245,18 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
         raise _write_error(directory, error) from error
 
 
+def update_host_facts(directory: Path, host: str, facts: Mapping[str, Any]) -> None:
+    """Add facts to the file of a host in a run or window (``run_facts.host_file``): each follower writes its own alone.
+
+    Errors of the system are raised as they are.
+    """
+    path = directory / host_file(host)
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = read_facts(path)
+    write_whole(path, json.dumps({**known, "host": host, **facts}, indent=1) + "\n")
+
+
 def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
     """Return True if another folder now has the name of the one in which a run began."""
     try:
@@ -339,6 +351,16 @@ def copy_process(source: Path, target: Path) -> None:
             _copy(file, target.with_name(target.name + suffix))
 
 
+def copy_host_facts(source: Path, target: Path) -> None:
+    """Copy what the followers of a run know to another directory of it, but for hosts that have told something there.
+
+    Errors of the system are raised as they are.
+    """
+    for told in sorted(source.glob(host_file("*"))):
+        if not (target / told.name).exists():
+            _copy(told, target / told.name)
+
+
 def free_stem(directory: Path, stem: str) -> str:
     """Return a name for a process's files that is free in ``directory``; ``HOST.PID.N`` gets the next free N."""
     host_and_pid, _, number = stem.rpartition(".")
@@ -361,6 +383,7 @@ def bring_home(records: Path, directory: Path) -> None:
             if copied.exists() and filecmp.cmp(records / copied.name, copied, shallow=False):
                 continue  # by an earlier attempt
             copy_process(records / stem, directory / free_stem(directory, stem))
+        copy_host_facts(records, directory)
     except OSError as error:
         raise CaptureError(
             f"cannot copy the records from {records} to {directory}: {(error.strerror or str(error)).lower()}",

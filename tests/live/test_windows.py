@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,52 @@ def test_a_storm_of_triggers_seals_few_windows(tmp_path: Path) -> None:
         sealed += captures.seal_if_ready(accounts, at_ns) is not None
     assert sealed == 3
     assert captures.refused_count == 250 - 3
-    assert captures.ask("step-y", 5, 0, 1001, by_hand=True), "a person may ask beyond the limits"
+    assert captures.ask("step-y", 5, 0, 1001, by_hand=True), "these limits are those of triggers"
+
+
+def ask_in_a_loop(directory: Path, limits: Limits, times: int, **more: bool) -> tuple[int, Captures]:
+    """Ask for a window after each that was sealed, as a script would; return how many were."""
+    captures, sealed = Captures(directory, {}, limits), 0
+    accounts = LiveAccounts(GrowingRun(str(directory)), closed={0: 1000})
+    for at_ns in range(times):
+        if captures.ask("step-x", 5, 0, at_ns, by_hand=True, **more):
+            assert captures.seal_if_ready(accounts, at_ns) is not None
+            sealed += 1
+    return sealed, captures
+
+
+def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
+    """It gets so many windows; one more for each that is removed; and all with the option for it."""
+    limits = Limits(folders_count=3)
+    sealed, captures = ask_in_a_loop(tmp_path, limits, 10)
+    assert sealed == 3
+    more = "remove some, or ask with `stashtrace capture --no-limit`"
+    assert captures.refusal == f"{tmp_path / 'windows'} holds 3 windows; {more}"
+    shutil.rmtree(tmp_path / "windows" / "step-x-2")
+    assert ask_in_a_loop(tmp_path, limits, 10)[0] == 1, "also of a follower that has sealed none"
+    assert ask_in_a_loop(tmp_path, limits, 5, unlimited=True)[0] == 5
+    assert ask_in_a_loop(tmp_path, limits, 5)[1].refusal.startswith(f"{tmp_path / 'windows'} holds 8 windows")
+
+
+def test_windows_take_so_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "windows" / "step-1").mkdir(parents=True)
+    (tmp_path / "windows" / "step-1" / "a.stash").write_bytes(b"x" * 5000)
+    sealed, captures = ask_in_a_loop(tmp_path, Limits(folders_bytes=5000), 3)
+    assert sealed == 0
+    assert captures.refusal.startswith(f"the windows in {tmp_path / 'windows'} take 5.00 KB; remove some")
+    assert ask_in_a_loop(tmp_path, Limits(folders_bytes=6000), 1)[0] == 1
+
+
+def test_a_window_is_not_held_open_for_ever(tmp_path: Path) -> None:
+    """Though it is asked for every half minute: its rows stay in memory as long as it is open."""
+    captures = Captures(tmp_path, {})
+    accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 0})
+    sealed_s = None
+    for at_s in range(0, 3600, 30):
+        assert captures.ask("step-x", at_s, 1000, at_s * SECOND, by_hand=True)
+        if sealed_s is None and captures.seal_if_ready(accounts, at_s * SECOND) is not None:
+            sealed_s = at_s
+    assert sealed_s == 600
 
 
 def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
@@ -209,10 +255,19 @@ def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_requests_are_taken_once(tmp_path: Path) -> None:
-    put_request(tmp_path, Request(7))
-    (tmp_path / "capture-x.request").write_text("{")
-    assert take_requests(tmp_path) == [Request(7)]
-    assert list(tmp_path.iterdir()) == []
+    """Each host takes its own; one that makes no sense, or names another folder, is removed."""
+    for host in ("a", "b"):
+        put_request(tmp_path, Request(7, "x", ("a", "b"), "step-000004-asked", 4), host)
+    (tmp_path / "capture-x@b.request").rename(tmp_path / "capture-x@[b].request")
+    for name, window in (("y", "../../step-000004-asked"), ("z", "")):
+        put_request(tmp_path, Request(7, name, ("a", "b"), window), "a")
+    (tmp_path / "capture-w@a.request").write_text("{")
+    (taken,) = take_requests(tmp_path, "a")
+    assert taken == Request(7, "x", ("a", "b"), "step-000004-asked", 4)
+    assert taken.name == "x"
+    assert take_requests(tmp_path, "a") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["capture-x@[b].request"]
+    assert len(take_requests(tmp_path, "[b]")) == 1
 
 
 @pytest.mark.parametrize("fact", ["x", "-1", "3-x 0:5", "3 0:-5", "3 x:5", "9" * 30])

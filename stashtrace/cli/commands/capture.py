@@ -3,15 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.print_results import print_lines
+from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, OutputError, UsageError
-
-_POLL_S = 0.2
 
 
 def parser() -> Parser:
@@ -20,7 +18,8 @@ def parser() -> Parser:
         "capture",
         "Keep the newest steps of a run that is followed (`stashtrace run --live`), and\n"
         "some that come, in a folder of their own: analyze, view, report and export read\n"
-        "it as a run.",
+        "it as a run. In a directory that several hosts record into, it has the same\n"
+        "steps of the ranks of all hosts that answer.",
         "example: stashtrace capture ./first --steps 20",
     )
     parser.add_argument("path", metavar="RUN", help="directory of a run that is followed")
@@ -29,6 +28,11 @@ def parser() -> Parser:
     )
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=120.0, help="give up after so long (default: 120)"
+    )
+    parser.add_argument(
+        "--no-limit",
+        action="store_true",
+        help="also where the run has 100 windows, or they take 2 GiB",
     )
     return parser
 
@@ -40,30 +44,26 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--steps and --timeout cannot be negative", hint="for example --steps 20 --timeout 300")
     directory = Path(existing_run(arguments.path))
 
-    from stashtrace.live.capture import Request, put_request
-    from stashtrace.live.events import read_events
+    from stashtrace.live.asking import ask_hosts, asked_hosts
     from stashtrace.live.state import read_states
 
-    states = read_states(directory)
-    if not states or all(state.ended for state in states):
-        why = "has ended" if states else "is not followed"
+    states = asked_hosts(directory)
+    if not states:
+        why = "has ended" if read_states(directory) else "is not followed"
         raise UsageError(f"the run in {directory} {why}", hint="begin it with `stashtrace run --live`")
-    known = len(read_events(directory))
     try:
-        request = put_request(directory, Request(arguments.steps))
+        asked = ask_hosts(directory, states, arguments.steps, unlimited=arguments.no_limit)
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror}") from error
-    deadline = time.monotonic() + arguments.timeout
-    while time.monotonic() < deadline:
-        for event in read_events(directory)[known:]:
-            if request.name in event.request.split():
-                if not event.window:
-                    raise CaptureError(event.text)
-                print_lines([event.window])
-                return 0
-        time.sleep(_POLL_S)
-    request.unlink(missing_ok=True)
-    raise CaptureError(
-        f"no window was sealed within {arguments.timeout:g} s",
-        hint="its last steps have not closed; `stashtrace status`",
-    )
+    asked.wait(arguments.timeout)
+    if not asked.windows:
+        if asked.refusals:
+            raise CaptureError(next(iter(asked.refusals.values())))
+        raise CaptureError(
+            f"no window was sealed: {next(iter(asked.missing.values()))}",
+            hint="its last steps have not closed; `stashtrace status`",
+        )
+    for line in asked.lines():
+        Screen().say(f"stashtrace: {line}")
+    print_lines([next(iter(asked.windows.values()))])
+    return 0

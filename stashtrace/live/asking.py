@@ -1,0 +1,130 @@
+"""Ask the followers of a run for a window, and learn what became of it: ``stashtrace capture``, and SIGUSR2.
+
+Each follower has a file of its own in the run directory for the request (``capture.put_request``), so each takes it
+once, and answers with an event in its log.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stashtrace.live.capture import WINDOWS_FOLDER, Request, new_request_name, put_request
+from stashtrace.live.events import read_events
+from stashtrace.live.state import LiveState, read_states
+from stashtrace.text import list_some
+from stashtrace.units import duration_text
+
+#: A follower that has made no round for so long, and for so many of its rounds, is not waited for.
+_SILENT_S, _SILENT_ROUNDS = 10.0, 3
+_POLL_S = 0.2
+_NAMED = 6
+
+
+def asked_hosts(directory: Path) -> list[LiveState]:
+    """Return the states of the followers that can be asked: those whose job has not ended.
+
+    Raises FormatError if a state is damaged.
+    """
+    return [state for state in read_states(directory) if not state.ended]
+
+
+def ask_hosts(directory: Path, states: Sequence[LiveState], after_steps: int, *, unlimited: bool = False) -> Asked:
+    """Ask the followers of these hosts for one window. Errors of the system are raised as they are."""
+    hosts = tuple(state.host for state in states)
+    newest = max((int(own["last_step"]) for state in states for own in state.ranks.values()), default=-1)
+    window = _free_name(directory / WINDOWS_FOLDER, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
+    request = Request(after_steps, new_request_name(), hosts, window, newest, unlimited)
+    asked = Asked(directory, request, {state.host: _Seen(state.rounds_count, time.monotonic()) for state in states})
+    for host in hosts:
+        asked.files.append(put_request(directory, request, host))
+    return asked
+
+
+def _free_name(folder: Path, name: str) -> str:
+    found, number = name, 1
+    while (folder / found).exists():
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A follower's count of rounds, and since when it has been that."""
+
+    rounds_count: int
+    since_s: float
+    interval_s: float = 1.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request and the answers so far."""
+
+    directory: Path
+    request: Request
+    _seen: dict[str, _Seen]
+    files: list[Path] = field(default_factory=list)
+    #: Host -> folder of the window with its ranks, or why there is none.
+    windows: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    #: Host that has not answered -> why it is no longer waited for.
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until each host has answered, is gone or has had its time; then nothing is asked for any more.
+
+        Raises FormatError if an answer cannot be read.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._look() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        for host in self._waited_for():
+            self.missing[host] = f"nothing within {timeout_s:g} s"
+        for path in self.files:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def lines(self) -> list[str]:
+        """Say which hosts are in the window and which are not; nothing where all there are did as they were asked."""
+        hosts = self.request.hosts
+        if len(hosts) < 2:
+            return []
+        sealed = [host for host in hosts if host in self.windows]
+        lines = [f"sealed on {list_some(sealed, _NAMED)}"] if sealed else []
+        lines += [f"{host}: {self.refusals[host]}" for host in hosts if host in self.refusals]
+        return lines + [f"{host} has not answered: {self.missing[host]}" for host in hosts if host in self.missing]
+
+    def _waited_for(self) -> list[str]:
+        return [
+            h for h in self.request.hosts if not any(h in one for one in (self.windows, self.refusals, self.missing))
+        ]
+
+    def _look(self) -> bool:
+        """Take in what was answered; return whether a host is still waited for."""
+        states = {state.host: state for state in read_states(self.directory)}
+        for host in self._waited_for():
+            for event in read_events(self.directory, host):
+                if self.request.name in event.request.split():
+                    answers = self.windows if event.window else self.refusals
+                    answers[host] = event.window or event.text
+            if host not in self.windows and host not in self.refusals:
+                self._judge(host, states.get(host))
+        return bool(self._waited_for())
+
+    def _judge(self, host: str, state: LiveState | None) -> None:
+        """Note a host as missing whose follower has ended or makes no rounds any more."""
+        seen, now_s = self._seen[host], time.monotonic()
+        if state is not None and state.rounds_count != seen.rounds_count:
+            self._seen[host] = _Seen(state.rounds_count, now_s, state.interval_s)
+            if state.ended:  # what it has answered is there by now
+                self.missing[host] = "its job has ended"
+        elif now_s - seen.since_s > max(_SILENT_S, _SILENT_ROUNDS * seen.interval_s):
+            self.missing[host] = (
+                f"its follower has made no round for {duration_text(round((now_s - seen.since_s) * 1e9))}"
+            )

@@ -1,0 +1,266 @@
+"""Windows of all hosts of a job: each seals its own ranks up to the same step, and none waits for one that is gone."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from growing_files import grow
+from other_boot import as_other_boot
+from stash_files import RUN_ID
+from test_accounts import SECOND, afterwards
+from test_hosts import NODES, Host, late_job, unequal
+
+from stashtrace.live.alarms import Alarms
+from stashtrace.live.asking import Asked, ask_hosts, asked_hosts
+from stashtrace.live.capture import Captures, Limits, take_requests
+from stashtrace.live.events import EventLog
+from stashtrace.live.joint_windows import JointWindows
+from stashtrace.live.state import Event, LiveState
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.table import Table
+
+
+class Log(EventLog):
+    """The log of a host of any name."""
+
+    def __init__(self, directory: Path, host: str) -> None:
+        super().__init__(directory, None)
+        self._path = directory / f"events-{host}.jsonl"
+
+
+class Follower:
+    """What a follower does about windows, on one of several hosts."""
+
+    def __init__(self, host: Host, limits: Limits | None = None, *, waits: bool = False) -> None:
+        self.host = host
+        captures = Captures(host.directory, {"run_id": RUN_ID}, limits)
+        joint = JointWindows(captures, host.directory, {"run_id": RUN_ID}, host.name, waits=waits)
+        self.alarms = Alarms(Log(host.directory, host.name), captures, None, 5, joint)
+        self.state = LiveState(host.name, RUN_ID)
+        self.say()
+
+    def round(self, now_ns: int, *, ended: bool = False) -> None:
+        self.host.round(now_ns, ended=ended)
+        accounts, at_ns = self.host.accounts, now_ns + self.host.offset_ns
+        for request in take_requests(self.host.directory, self.host.name):
+            self.alarms.answer(request, min(accounts.closed.values(), default=-1), at_ns)
+        self.alarms.seal_if_ready(accounts, at_ns, ended=ended)
+        accounts.held = self.alarms.is_open
+        self.say(ended=ended)
+
+    def say(self, *, ended: bool = False) -> None:
+        self.state.rounds_count += 1
+        self.state.ended = ended
+        self.state.ranks = {str(r): {"last_step": step} for r, step in self.host.accounts.closed.items()}
+        self.state.write(self.host.directory)
+
+
+def capture(
+    recorded: Path, target: Path, at_step: int, paces: tuple[int, int] = (1, 1), gone: int = -1, **grown: bool
+) -> tuple[Asked, list[Follower]]:
+    """Let a run grow, and ask its hosts for a window once a step has closed.
+
+    ``paces``: looks between two rounds of each host. ``gone``: a host that makes no further round then.
+    """
+    target.mkdir()
+    followers = [Follower(Host(target, name)) for name in NODES]
+    asked = None
+    for at, now_ns in enumerate(grow(recorded, target, SECOND, **grown)):
+        for number, (follower, pace) in enumerate(zip(followers, paces, strict=True)):
+            if at % pace == 0 and (asked is None or number != gone):
+                follower.round(now_ns)
+        if asked is None and followers[0].host.accounts.closed.get(0, -1) >= at_step:
+            asked = ask_hosts(target, asked_hosts(target), 10)
+    assert asked is not None
+    return asked, followers
+
+
+def whole(window: str | Path) -> Table:
+    """The rows of the steps of a window, none of whose records are lost."""
+    trace = load_trace(window)
+    serious = trace.losses["severity_code"] == int(Severity.DATA_LOSS)
+    assert not serious.any(), [trace.text(code) for code in trace.losses["advice_code"][serious]]
+    return afterwards(Path(window))
+
+
+@pytest.mark.parametrize("paces", [(1, 1), (1, 7), (5, 2)])
+def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, int]) -> None:
+    """Whose rounds are as far apart as they like: the same steps of all ranks, with the times of the whole run."""
+    late_job(tmp_path / "job")
+    asked, followers = capture(tmp_path / "job", tmp_path / "grown", 150, paces)
+    asked.wait(1)
+    assert set(asked.windows) == set(NODES)
+    assert asked.lines() == ["sealed on node01, node02"]
+    (path,) = set(asked.windows.values())
+    assert Path(path).name == asked.request.window
+    table = whole(path)
+    by_rank = GroupBy(table["rank"])
+    assert by_rank.values.tolist() == [0, 1, 2, 3]
+    steps = [sorted(table["step"][table["rank"] == rank].tolist()) for rank in range(4)]
+    assert steps == [list(range(steps[0][0], steps[0][-1] + 1))] * 4
+    assert steps[0][0] > 0
+    assert steps[0][-1] >= asked.request.newest + 10
+    assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
+    assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its own"
+    assert all(not follower.alarms.is_open for follower in followers)
+
+
+def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
+    """Each says on its own clock when its ranks began; the window is read on one."""
+    late_job(tmp_path / "job")
+    offset_ns = 977 * SECOND
+    as_other_boot(tmp_path / "job", "node02", offset_ns)
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name, offset_ns=offset_ns * at)) for at, name in enumerate(NODES)]
+    asked = None
+    for now_ns in grow(tmp_path / "job", target, SECOND, by_ticks=True):
+        for follower in followers:
+            follower.round(now_ns)
+        if asked is None and followers[0].host.accounts.closed.get(0, -1) >= 150:
+            asked = ask_hosts(target, asked_hosts(target), 10)
+    assert asked is not None
+    asked.wait(1)
+    (path,) = set(asked.windows.values())
+    table, recorded = whole(path), afterwards(tmp_path / "job")
+    assert np.unique(table["rank"]).tolist() == [0, 1, 2, 3]
+    assert int(table["step"].min()) > 0
+    at = GroupBy(recorded["rank"], recorded["step"]).row_of(table["rank"], table["step"])
+    lengths, others = (one["end_ns"] - one["begin_ns"] for one in (table, recorded.take(at)))
+    assert np.abs(lengths - others).max() < 1000
+
+
+def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is sealed without its ranks, and it is said which host has not answered."""
+    monkeypatch.setattr("stashtrace.live.asking._SILENT_S", 0.2)
+    monkeypatch.setattr("stashtrace.live.asking._SILENT_ROUNDS", 0)
+    late_job(tmp_path / "job")
+    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150, gone=1)
+    asked.wait(60)
+    assert set(asked.windows) == {"node01"}
+    said = asked.lines()
+    assert said[0] == "sealed on node01"
+    assert said[1].startswith("node02 has not answered: its follower has made no round for ")
+    table = afterwards(Path(asked.windows["node01"]))
+    assert np.unique(table["rank"]).tolist() == [0, 1]
+    assert table["step"].max() >= asked.request.newest + 10
+    assert not list((tmp_path / "grown").glob("*.request")), "nobody takes it later"
+
+
+def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk is full, say: no half part of it is left, and the others have theirs."""
+    late_job(tmp_path / "job")
+    packed = __import__("stashtrace.format.compact", fromlist=["write_packed"]).write_packed
+
+    def refuse(file: object, path: str) -> int:
+        if Path(path).name.startswith("node02.1021"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(packed(file, path))
+
+    monkeypatch.setattr("stashtrace.live.joint_windows.write_packed", refuse)
+    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150)
+    asked.wait(1)
+    assert set(asked.windows) == {"node01"}
+    assert asked.lines()[1].endswith("could not be written: No space left on device")
+    left = {path.name.partition(".")[0] for path in Path(asked.windows["node01"]).glob("*.stash")}
+    assert left == {"node01"}
+    assert np.unique(afterwards(Path(asked.windows["node01"]))["rank"]).tolist() == [0, 1]
+
+
+def test_no_host_seals_more_than_the_limit(tmp_path: Path) -> None:
+    """The folder that another host has made for the same window does not count."""
+    late_job(tmp_path / "job")
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name), Limits(folders_count=1)) for name in NODES]
+    answers: list[Asked] = []
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        for follower in followers:
+            follower.round(now_ns)
+        if followers[0].host.accounts.closed.get(0, -1) >= 100 and len(answers) < 2:
+            answers.append(ask_hosts(target, asked_hosts(target), 0))
+    for asked in answers:
+        asked.wait(1)
+    assert set(answers[0].windows) == set(NODES)
+    assert answers[1].windows == {}
+    assert set(answers[1].refusals) == set(NODES)
+    assert all("holds 1 windows; remove some, or ask with" in text for text in answers[1].refusals.values())
+    assert len(list((target / "windows").iterdir())) == 1
+
+
+def test_hosts_whose_steps_begin_with_the_request(tmp_path: Path) -> None:
+    """Of an idle run: a host that has begun waits until the other one has said with which step it begins."""
+    late_job(tmp_path / "job")
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name), waits=True) for name in NODES]
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        for follower in followers:
+            follower.round(now_ns)
+        if followers[0].host.accounts.closed.get(0, -1) >= 100:
+            break
+    asked = ask_hosts(target, asked_hosts(target), 0)
+    first, second = followers
+    (request,) = take_requests(target, "node01")
+    first.alarms.answer(request, 10, 0)
+    first.alarms.seal_if_ready(first.host.accounts, 1, ended=False)
+    assert first.alarms.is_open
+    (request,) = take_requests(target, "node02")
+    second.alarms.answer(request, 20, 0)
+    for follower in followers:
+        follower.alarms.seal_if_ready(follower.host.accounts, 1, ended=False)
+        assert not follower.alarms.is_open
+    asked.wait(1)
+    assert set(asked.windows) == set(NODES)
+
+
+def test_two_requests_at_once_are_two_windows(tmp_path: Path) -> None:
+    """Whoever asks gets the steps of all hosts, in whatever order each host takes the requests."""
+    late_job(tmp_path / "job")
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name)) for name in NODES]
+    answers: list[Asked] = []
+    for now_ns in grow(tmp_path / "job", target, SECOND):
+        for follower in followers:
+            follower.round(now_ns)
+        if followers[0].host.accounts.closed.get(0, -1) >= 100 and not answers:
+            follower = followers[1]  # one that waits for its last steps does not take the request in its place
+            follower.alarms.add(Event("slow_step", "slow", SECOND, 100), "step-000100-slow", now_ns)
+            answers = [ask_hosts(target, asked_hosts(target), after) for after in (3, 8)]
+    for asked in answers:
+        asked.wait(1)
+        assert set(asked.windows) == set(NODES)
+        for path in set(asked.windows.values()):
+            assert np.unique(whole(path)["rank"]).tolist() == [0, 1, 2, 3]
+
+
+def test_requests_of_hosts_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Two followers that take at the same time: each request once on each host."""
+    names = [f"r{number}" for number in range(60)]
+    taken: dict[str, list[str]] = {host: [] for host in NODES}
+    done = threading.Event()
+
+    def take(host: str) -> None:
+        while not done.is_set() or list(tmp_path.glob("*.request")):
+            taken[host] += [request.name for request in take_requests(tmp_path, host)]
+
+    threads = [threading.Thread(target=take, args=(host,)) for host in NODES]
+    for thread in threads:
+        thread.start()
+    states = [LiveState(host, ranks={"0": {"last_step": 3}}) for host in NODES]
+    for _ in names:
+        ask_hosts(tmp_path, states, 1)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert len(taken["node01"]) == len(names)
+    assert sorted(taken["node01"]) == sorted(taken["node02"])
