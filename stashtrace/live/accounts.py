@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
 from stashtrace.loading.load import GrownRun, load_growing
 from stashtrace.loading.run_tables import OpenedRun, Window
+from stashtrace.run_facts import WINDOW_STEPS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table
@@ -142,12 +144,13 @@ class LiveAccounts:
         if self.others is not None:
             self.others.forget(at_ns, ())
 
-    def steps_in_memory(self) -> list[str]:
-        """Return a text for each closed step in memory, as ``run_facts.WINDOW_STEPS`` has them."""
+    def window_facts(self) -> dict[str, Any]:
+        """Return when each rank of this host began each closed step in memory, as facts of the host."""
         first = 0 if self.window is None else self.window.first_step
         last = min(self.closed.values(), default=-1)
         known = sorted(self.begins_ns.items())
-        return [Window(step, begins).fact(0) for step, begins in known if first <= step <= last]
+        steps = [Window(step, begins).fact(0) for step, begins in known if first <= step <= last]
+        return {WINDOW_STEPS: steps, "boot_id": "" if self.opened is None else self.opened.clocks.reference}
 
     def _count_anew(self) -> None:
         self.closed, self.window, self._before = {}, None, None

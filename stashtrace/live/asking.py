@@ -8,6 +8,7 @@ once, and answers with an event in its log.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from stashtrace.live.capture import WINDOWS_FOLDER, Request, new_request_name, put_request
 from stashtrace.live.events import read_events
 from stashtrace.live.state import LiveState, read_states
+from stashtrace.record.directory import rights_of_run
 from stashtrace.text import list_some
 from stashtrace.units import duration_text
 
@@ -37,7 +39,7 @@ def ask_hosts(directory: Path, states: Sequence[LiveState], after_steps: int, *,
     """Ask the followers of these hosts for one window. Errors of the system are raised as they are."""
     hosts = tuple(state.host for state in states)
     newest = max((int(own["last_step"]) for state in states for own in state.ranks.values()), default=-1)
-    window = _free_name(directory / WINDOWS_FOLDER, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
+    window = _make_folder(directory, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
     request = Request(after_steps, new_request_name(), hosts, window, newest, unlimited)
     asked = Asked(directory, request, {state.host: _Seen(state.rounds_count, time.monotonic()) for state in states})
     for host in hosts:
@@ -45,12 +47,30 @@ def ask_hosts(directory: Path, states: Sequence[LiveState], after_steps: int, *,
     return asked
 
 
-def _free_name(folder: Path, name: str) -> str:
-    found, number = name, 1
-    while (folder / found).exists():
-        number += 1
-        found = f"{name}-{number}"
-    return found
+def _make_folder(directory: Path, name: str) -> str:
+    """Make a folder of that name for a window, or with a number behind it, and return its name.
+
+    It belongs to the owner of the run, whose followers write into it, also if root asks.
+    """
+    windows, found, number = directory / WINDOWS_FOLDER, name, 1
+    with rights_of_run(directory):
+        with contextlib.suppress(FileExistsError):
+            windows.mkdir()
+            _give_to_owner(windows, directory)
+        while True:
+            try:
+                (windows / found).mkdir()
+                _give_to_owner(windows / found, directory)
+                return found
+            except FileExistsError:
+                number += 1
+                found = f"{name}-{number}"
+
+
+def _give_to_owner(folder: Path, directory: Path) -> None:
+    owner = directory.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.chown(folder, owner.st_uid, owner.st_gid)
 
 
 @dataclass(slots=True)
@@ -89,6 +109,9 @@ class Asked:
         for path in self.files:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        if self.request.window and not self.windows:
+            with contextlib.suppress(OSError):  # not empty: a host has begun to seal its part
+                (self.directory / WINDOWS_FOLDER / self.request.window).rmdir()
 
     def lines(self) -> list[str]:
         """Say which hosts are in the window and which are not; nothing where all there are did as they were asked."""

@@ -37,7 +37,7 @@ from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigge
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
-from stashtrace.run_facts import LOOKS, WINDOW_STEPS
+from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
@@ -276,8 +276,7 @@ class FollowedRun:
         """Record no longer: the window lies there. The run itself is the last period."""
         idle.end()
         if self.others.launchers():  # each of them tells of its ranks
-            facts = {"boot_id": own_boot_id(), WINDOW_STEPS: self.accounts.steps_in_memory()}
-            update_host_facts(self.directory, self.state.host, facts)
+            update_host_facts(self.directory, self.state.host, self.accounts.window_facts())
             return
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
         write_run_file(

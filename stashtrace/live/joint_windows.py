@@ -20,11 +20,10 @@ from typing import Any
 
 from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
-from stashtrace.format.liveness import own_boot_id
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import PATIENCE_NS, WINDOWS_FOLDER, Captures, Request, Sealed
 from stashtrace.record.directory import RUN_FILE, update_host_facts
-from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
+from stashtrace.run_facts import host_file, read_host_facts
 from stashtrace.whole_files import write_whole
 
 #: Fact of a host in the folder of a window that is not sealed yet: the last step that it had closed.
@@ -66,11 +65,13 @@ class JointWindows:
         path = self._folder / request.window
         why = self._captures.why_not_asked(request, besides=request.window)
         if why:
+            with contextlib.suppress(OSError):  # not empty: others seal theirs
+                path.rmdir()
             return why
         try:
             self._folder.mkdir(exist_ok=True)
             path.mkdir(exist_ok=True)
-            update_host_facts(path, self._host, {"boot_id": own_boot_id(), _NEWEST: newest})
+            update_host_facts(path, self._host, {_NEWEST: newest})
         except OSError as error:
             return f"cannot write to {path}: {error.strerror or error}"
         self._open.append(_Joint(request, path, newest, at_ns + PATIENCE_NS))
@@ -99,7 +100,7 @@ class JointWindows:
                 size += write_packed(file, str(joint.written[-1]))
             facts = {**self._facts, "window_of": str(self._facts.get("run_id", ""))}
             write_whole(joint.path / RUN_FILE, json.dumps(facts))  # the same on all hosts
-            update_host_facts(joint.path, self._host, {WINDOW_STEPS: accounts.steps_in_memory()})
+            update_host_facts(joint.path, self._host, accounts.window_facts())
         except (OSError, StashtraceError) as error:
             self._remove(joint)
             reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from stash_files import RUN_ID
 from test_accounts import SECOND, afterwards
 from test_hosts import NODES, Host, late_job, unequal
 
+from stashtrace.errors import DataLossWarning
+from stashtrace.format.compact import write_packed
+from stashtrace.format.stash_file import StashFile
 from stashtrace.live.alarms import Alarms
 from stashtrace.live.asking import Asked, ask_hosts, asked_hosts
 from stashtrace.live.capture import Captures, Limits, take_requests
@@ -79,6 +83,9 @@ def capture(
                 follower.round(now_ns)
         if asked is None and followers[0].host.accounts.closed.get(0, -1) >= at_step:
             asked = ask_hosts(target, asked_hosts(target), 10)
+    for number, follower in enumerate(followers):
+        if number != gone:
+            follower.round(now_ns, ended=True)
     assert asked is not None
     return asked, followers
 
@@ -117,7 +124,8 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
     """Each says on its own clock when its ranks began; the window is read on one."""
     late_job(tmp_path / "job")
     offset_ns = 977 * SECOND
-    as_other_boot(tmp_path / "job", "node02", offset_ns)
+    for path in (tmp_path / "job").glob("node02.*.stash"):
+        as_other_boot(path, offset_ns=offset_ns, drift_ppb=20_000)
     target = tmp_path / "grown"
     target.mkdir()
     followers = [Follower(Host(target, name, offset_ns=offset_ns * at)) for at, name in enumerate(NODES)]
@@ -135,7 +143,7 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
     assert int(table["step"].min()) > 0
     at = GroupBy(recorded["rank"], recorded["step"]).row_of(table["rank"], table["step"])
     lengths, others = (one["end_ns"] - one["begin_ns"] for one in (table, recorded.take(at)))
-    assert np.abs(lengths - others).max() < 1000
+    assert np.abs(lengths - others).max() < 20_000, "fewer operations say less of the other host's clock"
 
 
 def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +157,8 @@ def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: py
     said = asked.lines()
     assert said[0] == "sealed on node01"
     assert said[1].startswith("node02 has not answered: its follower has made no round for ")
-    table = afterwards(Path(asked.windows["node01"]))
+    with pytest.warns(DataLossWarning, match="ranks_missing"):
+        table = afterwards(Path(asked.windows["node01"]))
     assert np.unique(table["rank"]).tolist() == [0, 1]
     assert table["step"].max() >= asked.request.newest + 10
     assert not list((tmp_path / "grown").glob("*.request")), "nobody takes it later"
@@ -158,12 +167,11 @@ def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: py
 def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk is full, say: no half part of it is left, and the others have theirs."""
     late_job(tmp_path / "job")
-    packed = __import__("stashtrace.format.compact", fromlist=["write_packed"]).write_packed
 
-    def refuse(file: object, path: str) -> int:
-        if Path(path).name.startswith("node02.1021"):
+    def refuse(file: StashFile, path: str) -> int:
+        if file.name.startswith("node02.1021"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(packed(file, path))
+        return write_packed(file, path)
 
     monkeypatch.setattr("stashtrace.live.joint_windows.write_packed", refuse)
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150)
@@ -172,7 +180,8 @@ def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked.lines()[1].endswith("could not be written: No space left on device")
     left = {path.name.partition(".")[0] for path in Path(asked.windows["node01"]).glob("*.stash")}
     assert left == {"node01"}
-    assert np.unique(afterwards(Path(asked.windows["node01"]))["rank"]).tolist() == [0, 1]
+    with pytest.warns(DataLossWarning, match="ranks_missing"):
+        assert np.unique(afterwards(Path(asked.windows["node01"]))["rank"]).tolist() == [0, 1]
 
 
 def test_no_host_seals_more_than_the_limit(tmp_path: Path) -> None:
@@ -210,11 +219,12 @@ def test_hosts_whose_steps_begin_with_the_request(tmp_path: Path) -> None:
     asked = ask_hosts(target, asked_hosts(target), 0)
     first, second = followers
     (request,) = take_requests(target, "node01")
-    first.alarms.answer(request, 10, 0)
+    assert request.hosts == NODES
+    first.alarms.answer(replace(request, newest=-1), 10, 0)
     first.alarms.seal_if_ready(first.host.accounts, 1, ended=False)
     assert first.alarms.is_open
     (request,) = take_requests(target, "node02")
-    second.alarms.answer(request, 20, 0)
+    second.alarms.answer(replace(request, newest=-1), 20, 0)
     for follower in followers:
         follower.alarms.seal_if_ready(follower.host.accounts, 1, ended=False)
         assert not follower.alarms.is_open

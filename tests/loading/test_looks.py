@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 from stash_files import StashWriter, write_run_json
 
 from stashtrace.analysis.findings.ending.looked import looks
+from stashtrace.loading.gather import gather
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import facts_of_looks, look_at
+from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.model import ELSEWHERE, Look, ThreadLook
 from stashtrace.run_facts import LOOKS, valid_facts
 
@@ -44,6 +47,43 @@ def test_a_look_outlives_the_process_in_the_facts_of_the_run(tmp_path: Path) -> 
     rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     assert {rank[process]: found for process, found in looks(trace).items()} == {1: look}
     assert facts_of_looks(trace) == told[LOOKS][:1]
+
+
+def test_hosts_that_look_at_the_same_time(tmp_path: Path) -> None:
+    """Each follower has a file of its own, also while the launcher replaces the facts of the run: no look is lost."""
+    folder, hosts = tmp_path / "run", ("node01", "node02")
+    for rank, host in enumerate(hosts):
+        StashWriter(folder, host=host, pid=101, env={"RANK": str(rank), "WORLD_SIZE": "2"}).save()
+    write_run_json(folder)
+
+    def look(host: str) -> None:
+        for at in range(200):
+            text = Look(101, at, 4, "S", ThreadLook(101, host, "S")).to_text()
+            update_host_facts(folder, host, {LOOKS: [{"host": host, "pid": 101, "look": text}]})
+            write_run_file(folder, read_run_file(folder))
+
+    threads = [threading.Thread(target=look, args=(host,)) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trace = load_trace(folder)
+    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    seen = {rank_of[process]: look for process, look in looks(trace).items()}
+    assert {rank: (one.at_ns, one.thread.name) for rank, one in seen.items() if one.thread is not None} == {
+        0: (199, "node01"),
+        1: (199, "node02"),
+    }
+    copied = tmp_path / "copied"
+    gather(copied, [folder], lambda text: None)
+    assert len(looks(load_trace(copied))) == 2, "a merge into another directory takes them along"
+
+
+def test_a_damaged_file_of_a_host_is_left_out(tmp_path: Path) -> None:
+    folder = run_of_two(tmp_path / "run")
+    for number, text in enumerate(("{", "[1]", '{"looks": 3, "window_steps": [1]}', '{"window_steps": ["x", "4 0"]}')):
+        (folder / f"host.{number}.json").write_text(text)
+    assert looks(load_trace(folder)) == {}
 
 
 def test_damaged_looks_are_left_out() -> None:
