@@ -14,7 +14,7 @@ from dataclasses import replace
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import Captures, Request, Sealed
 from stashtrace.live.events import EventLog
-from stashtrace.live.joint_windows import JointWindows
+from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.state import Event
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.text import count_noun

@@ -28,6 +28,7 @@ from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import RUN_FILE
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 from stashtrace.whole_files import write_whole
 
@@ -164,15 +165,13 @@ class Captures:
 
     def _why_no_folder(self, besides: str = "") -> str:
         limits = self._limits
-        with contextlib.suppress(OSError):  # there is none yet, or the folder that is made next says why not
-            with os.scandir(self._folder) as entries:
-                folders = [entry.path for entry in entries if entry.name != besides]
-            if len(folders) >= limits.folders_count:
-                return f"{self._folder} holds {len(folders)} windows; {_MORE}"
-            size = sum(_size_bytes(folder) for folder in folders)
-            if size >= limits.folders_bytes:
-                return f"the windows in {self._folder} take {bytes_text(size)}; {_MORE}"
-        return ""
+        folders: list[str] = []
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:  # there is none yet
+            folders = [entry.path for entry in entries if entry.name != besides]
+        if len(folders) >= limits.folders_count:
+            return f"{self._folder} holds {count_noun(len(folders), 'window')}; {_MORE}"
+        size = sum(map(_size_bytes, folders))
+        return f"the windows in {self._folder} take {bytes_text(size)}; {_MORE}" if size >= limits.folders_bytes else ""
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False) -> Sealed | None:
         """Seal the window that is asked for once its last step has closed; None if it has to wait."""

@@ -19,15 +19,15 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.asking import ask_hosts, asked_hosts
 from stashtrace.live.capture import Captures, Request, take_requests
 from stashtrace.live.events import EventLog
+from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
+from stashtrace.live.hosts.joint_windows import JointWindows
+from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
+from stashtrace.live.hosts.share import Share
 from stashtrace.live.idle import PATIENCE_NS, IdleRecording
-from stashtrace.live.joint_windows import JointWindows
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
-from stashtrace.live.other_hosts import OtherHosts, other_launchers
-from stashtrace.live.share import Share
 from stashtrace.live.state import Event, LiveState
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals

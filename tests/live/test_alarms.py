@@ -105,6 +105,21 @@ def test_what_was_asked_for_is_answered_by_name(tmp_path: Path) -> None:
     assert [call.kind for call in followed.calls.events] == ["capture"]
 
 
+def test_what_is_asked_for_beyond_the_limit_is_refused_in_a_line(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, Limits(folders_count=0))
+    followed.alarms.answer(Request(0, "first"), 99, 0)
+    followed.alarms.answer(Request(0, "second", unlimited=True), 99, 1)
+    followed.alarms.seal_if_ready(followed.accounts, 2, ended=False)
+    refused, sealed = read_events(followed.run)
+    assert refused.request == "first"
+    assert refused.text == (
+        f"no window is sealed as asked: {followed.run / 'windows'} holds 0 windows; "
+        "remove some, or ask with `stashtrace capture --no-limit`"
+    )
+    assert sealed.request == "second"
+    assert Path(sealed.window).is_dir()
+
+
 def test_a_storm_seals_few_windows_and_has_few_lines(tmp_path: Path) -> None:
     """1,000 slow steps within a minute: few have a line, and the last one counts the others."""
     followed = Followed(tmp_path, Limits(windows_count=2, pause_ns=0))

@@ -20,10 +20,10 @@ from test_accounts import SECOND, afterwards
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.growing import GrowingRun
-from stashtrace.live import other_hosts
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.other_hosts import OtherHosts
-from stashtrace.live.share import Share
+from stashtrace.live.hosts import other_hosts
+from stashtrace.live.hosts.other_hosts import OtherHosts
+from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.record.directory import HOSTS_FOLDER
 from stashtrace.schema.groupby import GroupBy

@@ -21,10 +21,10 @@ from stashtrace.errors import DataLossWarning
 from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.asking import Asked, ask_hosts, asked_hosts
 from stashtrace.live.capture import Captures, Limits, take_requests
 from stashtrace.live.events import EventLog
-from stashtrace.live.joint_windows import JointWindows
+from stashtrace.live.hosts.asking import Asked, ask_hosts, asked_hosts
+from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.state import Event, LiveState
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.groupby import GroupBy
@@ -148,8 +148,8 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
 
 def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is sealed without its ranks, and it is said which host has not answered."""
-    monkeypatch.setattr("stashtrace.live.asking._SILENT_S", 0.2)
-    monkeypatch.setattr("stashtrace.live.asking._SILENT_ROUNDS", 0)
+    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_S", 0.2)
+    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
     late_job(tmp_path / "job")
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150, gone=1)
     asked.wait(60)
@@ -173,7 +173,7 @@ def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_packed(file, path)
 
-    monkeypatch.setattr("stashtrace.live.joint_windows.write_packed", refuse)
+    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150)
     asked.wait(1)
     assert set(asked.windows) == {"node01"}
@@ -201,7 +201,7 @@ def test_no_host_seals_more_than_the_limit(tmp_path: Path) -> None:
     assert set(answers[0].windows) == set(NODES)
     assert answers[1].windows == {}
     assert set(answers[1].refusals) == set(NODES)
-    assert all("holds 1 windows; remove some, or ask with" in text for text in answers[1].refusals.values())
+    assert all("holds 1 window; remove some, or ask with" in text for text in answers[1].refusals.values())
     assert len(list((target / "windows").iterdir())) == 1
 
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--steps and --timeout cannot be negative", hint="for example --steps 20 --timeout 300")
     directory = Path(existing_run(arguments.path))
 
-    from stashtrace.live.asking import ask_hosts, asked_hosts
+    from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
     from stashtrace.live.state import read_states
 
     states = asked_hosts(directory)

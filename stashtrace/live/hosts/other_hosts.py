@@ -1,4 +1,4 @@
-"""What other hosts of the job tell of their ranks, through the run directory: ``live.share`` writes it there.
+"""What other hosts of the job tell of their ranks, through the run directory: ``live.hosts.share`` writes it there.
 
 A host that tells nothing for a while is left out, so that the steps of this one close without it; it is taken in again
 when it goes on. Ranks that are missing from the begin are awaited for a while, as hosts do not begin together.
