@@ -45,6 +45,8 @@ class Collector {
   virtual void stop() noexcept = 0;  // nothing is emitted after it returns
   // In a forked child before its first row: string ids kept from the parent are not in the child's file.
   virtual void after_fork() noexcept {}
+  // Recording goes on after a pause (STASHTRACE_STEPS, an idle run), during which hooks have looked at nothing.
+  virtual void before_recording() noexcept {}
 
  protected:
   ~Collector() = default;

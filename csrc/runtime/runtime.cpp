@@ -258,6 +258,11 @@ void Runtime::set_recording(bool on) noexcept {
   wanted_.store(on, std::memory_order_relaxed);
   std::uint32_t state = detail::state_page.word.load(std::memory_order_relaxed);
   if (state == detail::kForked) detail::revive();
+  if (on && paused()) {
+    const CollectorList list = collector_list();
+    for (std::size_t i = 0; i < list.count; ++i)
+      if (list.entries[i].started) list.entries[i].collector().before_recording();
+  }
   state = on ? detail::kPaused : detail::kRecording;
   detail::state_page.word.compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
 }

@@ -158,6 +158,8 @@ class StepWindow:
         self.step = 0
         self._control = control
         self.begins = False
+        self._followers: list[Callable[[bool], bool]] = []
+        self._late: list[Callable[[bool], bool]] = []
         #: Whether the launcher's side says when to record, and when the user's mark of this step came.
         self.told = control is not None
         self.mark_ns = 0
@@ -179,10 +181,36 @@ class StepWindow:
     def follow(self) -> None:
         """Record from now on, or no longer, where the launcher's side says when."""
         self.begins = False
-        if self._control is None or (self._control[0] != 0) == self.open:
+        if self._control is None:
             return
-        self.open = self.begins = not self.open
-        native.set_recording(self.open)
+        if (self._control[0] != 0) != self.open:
+            self.open = self.begins = not self.open
+            self._late = [*self._followers]
+            if not self.open:
+                native.set_recording(False)
+            self._tell_followers()
+            if self.open:
+                native.set_recording(True)
+        elif self._late:
+            self._tell_followers()
+
+    def on_change(self, action: Callable[[bool], bool]) -> None:
+        """In an idle run, call ``action`` with whether recording is on, now and at each change of it.
+
+        It is called between two steps and returns whether it is done; if not, it is called again after the next step.
+        """
+        if self._control is not None:
+            self._followers.append(action)
+            self._late.append(action)
+
+    def _tell_followers(self) -> None:
+        late, self._late = self._late, []
+        for action in late:
+            try:
+                if not action(self.open):
+                    self._late.append(action)
+            except Exception as error:
+                recorder.failed("core", "pause", error)
 
     def always(self) -> None:
         """Record everything from now on; for workers, which do not know the steps that their batches belong to.

@@ -78,7 +78,8 @@ class FdTable {
   void clear_range(unsigned first, unsigned last) noexcept;
   // `to` is now the same open file as `from`: they share a position, so neither can be tracked.
   void copy(int from, int to) noexcept;
-  // After fork parent and child share every open file: no position can be trusted until the next lseek.
+  // After fork parent and child share every open file, and reads of a pause are not followed: no position can be trusted
+  // until the next lseek.
   void forget_positions() noexcept;
   // In the child, whose file holds none of the parent's names: every descriptor is identified again when used.
   void forget_all() noexcept { clear_range(0, ~0U); }

@@ -81,7 +81,7 @@ namespace {
 // lseek returns the new position, which is stored as offset_bytes of its row; no bytes move.
 template <class Call>
 std::int64_t seeking(int fd, Call call) {
-  if (!on()) return call();
+  if (stashtrace::paused() || !on()) return call();
   FdEntry& entry = fd_table.at(fd);
   const std::uint64_t word = entry.word.load(std::memory_order_relaxed);
   const std::uint64_t begin = begin_call(0);
@@ -96,7 +96,7 @@ std::int64_t seeking(int fd, Call call) {
 // sendfile, copy_file_range, splice: the row has the path and place of the file that is read from.
 template <class Call>
 ssize_t between(int in, std::int64_t* in_offset, int out, std::int64_t* out_offset, std::size_t bytes, Call call) {
-  if (!on()) return call();
+  if (stashtrace::paused() || !on()) return call();
   FdEntry& source = fd_table.at(in);
   FdEntry& target = fd_table.at(out);
   const std::uint64_t source_word = word_for_use(in, source);

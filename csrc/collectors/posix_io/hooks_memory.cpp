@@ -19,7 +19,7 @@ namespace {
 
 template <class Call>
 void* mapping(std::size_t length, int flags, int fd, std::int64_t offset, Call call) {
-  if ((flags & MAP_ANONYMOUS) != 0 || fd < 0 || !on()) return call();
+  if ((flags & MAP_ANONYMOUS) != 0 || fd < 0 || stashtrace::paused() || !on()) return call();
   const std::uint64_t word = word_for_use(fd, fd_table.at(fd));
   if ((word & kOurs) != 0) return call();
   const std::uint64_t begin = begin_call(0);
@@ -38,6 +38,7 @@ std::uint64_t mapped_file(const void* address) noexcept {
 
 template <class Call>
 int on_mapping(std::uint16_t op_code, std::uint64_t word, Call call) {
+  if (stashtrace::paused()) return call();
   const std::uint64_t begin = begin_call(0);
   const int result = call();
   const std::uint64_t end = stashtrace::now_ticks();

@@ -133,6 +133,11 @@ STASHTRACE_HOOK(int, truncate64, const char* path, std::int64_t length) {
 
 STASHTRACE_HOOK(DIR*, opendir, const char* path) {
   if (!on()) return real::opendir(path);
+  if (stashtrace::paused()) {
+    DIR* folder = real::opendir(path);
+    if (folder != nullptr) fd_table.clear(dirfd(folder));
+    return folder;
+  }
   const std::uint64_t begin = begin_call(0);
   DIR* folder = real::opendir(path);
   finish_opendir(folder == nullptr ? -1 : dirfd(folder), path, begin, stashtrace::now_ticks());
@@ -175,6 +180,7 @@ STASHTRACE_HOOK(dirent*, readdir64, DIR* folder) {
 STASHTRACE_HOOK(int, closedir, DIR* folder) {
   if (!on() || folder == nullptr) return real::closedir(folder);
   const std::uint64_t word = fd_table.clear(dirfd(folder));
+  if (stashtrace::paused()) return real::closedir(folder);
   const std::uint64_t begin = begin_call(0);
   const int result = real::closedir(folder);
   const std::uint64_t end = stashtrace::now_ticks();

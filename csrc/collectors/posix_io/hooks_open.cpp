@@ -15,22 +15,24 @@ namespace real = stashtrace::real;
 
 namespace {
 
+// A descriptor without a name so far: identified at its first use that is recorded.
+int fresh(int fd) noexcept {
+  if (fd >= 0 && on()) fd_table.clear(fd);
+  return fd;
+}
+
 // call(dirfd, path) opens; the row has the name that was asked for, also where a copy is opened in its place.
 template <class Call>
 int opening(int dirfd, const char* path, int flags, Call call) {
   if (!on()) return call(dirfd, path);
-  const std::uint64_t begin = begin_call(0);
+  const bool asleep = stashtrace::paused();
+  const std::uint64_t begin = asleep ? 0 : begin_call(0);
   bool staged = false;
   const int fd = open_staged(
       dirfd, path, purpose_of(flags), staged, call, [](int result) { return result; },
       [](int result) { stashtrace::raw::close(result); });
+  if (asleep) return fresh(fd);
   finish_open(fd, dirfd, path, flags, staged, begin, stashtrace::now_ticks());
-  return fd;
-}
-
-// A descriptor that libc or the kernel has just made without a name: identified at its first use.
-int fresh(int fd) noexcept {
-  if (fd >= 0 && on()) fd_table.clear(fd);
   return fd;
 }
 
@@ -82,6 +84,7 @@ STASHTRACE_HOOK(int, close, int fd) {
   if (!on()) return real::close(fd);
   // Before the call: afterwards another thread may own the number already.
   const std::uint64_t word = fd_table.clear(fd);
+  if (stashtrace::paused()) return real::close(fd);
   const std::uint64_t begin = begin_call(0);
   const int result = real::close(fd);
   const std::uint64_t end = stashtrace::now_ticks();

@@ -37,6 +37,10 @@ STASHTRACE_HOOK(ssize_t, sendmsg, int fd, const msghdr* message, int flags) {
 // The peer's address becomes the socket's path, in this row and in all that follow.
 STASHTRACE_HOOK(int, connect, int fd, const sockaddr* address, socklen_t length) {
   if (!on()) return real::connect(fd, address, length);
+  if (stashtrace::paused()) {
+    fd_table.clear(fd);  // its peer is asked for when a call of it is recorded
+    return real::connect(fd, address, length);
+  }
   const std::uint64_t begin = begin_call(0);
   const int result = real::connect(fd, address, length);
   const std::uint64_t end = stashtrace::now_ticks();

@@ -72,11 +72,16 @@ int on_status(std::uint16_t op_code, const FILE* stream, Call call) {
 template <class Call>
 FILE* opening(const char* path, Purpose purpose, Call call) {
   if (!on()) return call(path);
-  const std::uint64_t begin = begin_call(0);
+  const bool asleep = stashtrace::paused();
+  const std::uint64_t begin = asleep ? 0 : begin_call(0);
   bool staged = false;
   FILE* stream = open_staged(
       AT_FDCWD, path, purpose, staged, [&](int, const char* to) { return call(to); }, descriptor_of,
       [](FILE* opened) { real::fclose(opened); });
+  if (asleep) {
+    if (stream != nullptr) fd_table.clear(descriptor_of(stream));
+    return stream;
+  }
   finish_fopen(stream == nullptr, descriptor_of(stream), path, staged, begin, stashtrace::now_ticks());
   return stream;
 }
@@ -108,7 +113,7 @@ STASHTRACE_HOOK(FILE*, freopen64, const char* path, const char* mode, FILE* stre
   return reopening(path, mode, stream, [&] { return real::freopen64(path, mode, stream); });
 }
 STASHTRACE_HOOK(FILE*, fdopen, int fd, const char* mode) {
-  if (!on()) return real::fdopen(fd, mode);
+  if (stashtrace::paused() || !on()) return real::fdopen(fd, mode);
   FdEntry& entry = fd_table.at(fd);
   const std::uint64_t word = word_for_use(fd, entry) | flag_bits(flag::stdio);
   const std::uint64_t begin = begin_call(0);
@@ -123,6 +128,7 @@ STASHTRACE_HOOK(int, fclose, FILE* stream) {
   const int fd = descriptor_of(stream);
   if (!on() || fd < 0) return real::fclose(stream);
   const std::uint64_t word = fd_table.clear(fd) | flag_bits(flag::stdio);
+  if (stashtrace::paused()) return real::fclose(stream);
   const std::uint64_t begin = begin_call(0);
   const int result = real::fclose(stream);
   const std::uint64_t end = stashtrace::now_ticks();

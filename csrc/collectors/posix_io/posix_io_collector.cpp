@@ -178,6 +178,8 @@ class PosixIo final : public Collector {
     return Status::ok();
   }
   void stop() noexcept override { hot.enabled.store(false, std::memory_order_relaxed); }
+  // Reads and seeks of the pause were not followed.
+  void before_recording() noexcept override { fd_table.forget_positions(); }
   // Runs at the child's first row, long after the handler above, unless the fork was a raw system call.
   void after_fork() noexcept override {
     if (!in_own_process()) start_over_in_child();

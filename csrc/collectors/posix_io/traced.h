@@ -69,11 +69,6 @@ inline std::uint64_t begin_call(std::size_t bytes) {
 // after it went off, and without a trusted counter a baseline is always due.
 inline bool is_plain(std::uint64_t word) noexcept { return (word & (kKnown | kOurs)) == kKnown && recording_already(); }
 
-// An idle run, or outside STASHTRACE_STEPS: nothing but the position of the descriptor is kept.
-inline bool is_paused(std::uint64_t word) noexcept {
-  return (word & kKnown) != 0 && detail::state_page.word.load(std::memory_order_relaxed) == detail::kPaused;
-}
-
 [[gnu::always_inline]] inline ssize_t finish_plain(std::uint16_t op_code, std::uint64_t word, std::int64_t offset_bytes,
                                                    std::uint64_t begin, std::uint64_t end, ssize_t result) {
   const std::uint64_t duration = end - begin;
@@ -105,6 +100,7 @@ template <std::uint16_t kOp, auto& kReal, class... A>
 // `bytes` is what it may copy at most.
 template <std::uint16_t kOp, auto& kReal, class... A>
 [[gnu::always_inline]] inline ssize_t on_descriptor(std::int64_t offset_bytes, std::size_t bytes, int fd, A... rest) {
+  if (paused()) return kReal(fd, rest...);
   const std::uint64_t word = fd_table.near(fd).word.load(std::memory_order_relaxed);
   if (is_plain(word)) [[likely]] {
     const std::uint64_t begin = counter_ticks();
@@ -112,8 +108,6 @@ template <std::uint16_t kOp, auto& kReal, class... A>
       const ssize_t result = kReal(fd, rest...);
       return finish_plain(kOp, word, offset_bytes, begin, counter_ticks(), result);
     }
-  } else if (is_paused(word)) {
-    return kReal(fd, rest...);
   }
   return on_descriptor_slowly<kOp, kReal>(offset_bytes, bytes, fd, rest...);
 }
@@ -124,15 +118,10 @@ inline std::uint16_t op_on(std::uint64_t word, std::uint16_t op_code, std::uint1
 
 template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
 [[gnu::noinline]] ssize_t at_position_slowly(std::size_t bytes, int fd, A... rest) {
-  if (!on()) return kReal(fd, rest...);
-  const bool wanted = recording();
+  if (!on() || !recording()) return kReal(fd, rest...);
   FdEntry& entry = fd_table.at(fd);
   const std::uint64_t word = word_for_use(fd, entry);
-  if (!wanted || (word & kOurs) != 0) {
-    const ssize_t result = kReal(fd, rest...);
-    entry.advance(result);
-    return result;
-  }
+  if ((word & kOurs) != 0) return kReal(fd, rest...);
   const std::uint64_t begin = begin_call(bytes);
   const ssize_t result = kReal(fd, rest...);
   const std::uint64_t end = now_ticks();
@@ -142,6 +131,7 @@ template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
 // A call that moves the descriptor's position (read, write, readv, writev). On a socket it is kSocketOp.
 template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
 [[gnu::always_inline]] inline ssize_t at_position(std::size_t bytes, int fd, A... rest) {
+  if (paused()) return kReal(fd, rest...);
   FdEntry& entry = fd_table.near(fd);
   const std::uint64_t word = entry.word.load(std::memory_order_relaxed);
   if (is_plain(word)) [[likely]] {
@@ -151,10 +141,6 @@ template <std::uint16_t kOp, std::uint16_t kSocketOp, auto& kReal, class... A>
       const std::uint64_t end = counter_ticks();
       return finish_plain(op_on(word, kOp, kSocketOp), word, entry.advance(result), begin, end, result);
     }
-  } else if (is_paused(word)) {
-    const ssize_t result = kReal(fd, rest...);
-    entry.advance(result);
-    return result;
   }
   return at_position_slowly<kOp, kSocketOp, kReal>(bytes, fd, rest...);
 }

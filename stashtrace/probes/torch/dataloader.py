@@ -65,15 +65,14 @@ def timed_iter(original: Any) -> Any:
 
     def __iter__(self: Any) -> Any:
         _batch_is_asked_for()
-        if not window.open:
-            return original(self)
-        begin = probe_begins(CLOCKS)
+        begin = probe_begins(CLOCKS) if window.open else None
         iterator = original(self)
         try:
-            loader = _loader_of(iterator)
+            loader = _loader_of(iterator)  # in a pause, too: its workers count the epochs
             if loader is not None:
                 # While workers start or wake up, the step thread waits for data, as for a batch.
-                batch_ends(begin, _WAIT, loader.loader_id, -1, -1)
+                if begin is not None:
+                    batch_ends(begin, _WAIT, loader.loader_id, -1, -1)
                 record_samples(self, loader)
         except Exception as error:
             failed(COLLECTOR, "iter", error)
@@ -236,19 +235,21 @@ def _watch_receive(queue: Any, loader: Loader) -> None:
     weak = weakref.ref(queue)
 
     def _recv_bytes(*args: Any) -> Any:
-        thread_state.receive_begin = probe_begins(TICKS)
+        if window.open:
+            thread_state.receive_begin = probe_begins(TICKS)
         return receive_bytes(*args)
 
     def get(*args: Any, **kwargs: Any) -> Any:
         result = get_original(weak(), *args, **kwargs)
+        if not window.open:
+            return result
         try:
             begin = thread_state.receive_begin
             if begin is not None and type(result) is tuple and type(result[0]) is int:
                 thread_state.receive_begin = None
                 thread_state.received = result[0]
                 thread_state.received_from = loader
-                if window.open:
-                    batch_ends(begin, _RECEIVE, loader.loader_id, result[0], -1)
+                batch_ends(begin, _RECEIVE, loader.loader_id, result[0], -1)
         except Exception as error:
             failed(COLLECTOR, "receive", error)
         return result

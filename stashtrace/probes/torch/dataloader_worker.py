@@ -83,12 +83,14 @@ def _watch_indices(queue: Any, loader: Any, worker_id: int) -> None:
     def get(*args: Any, **kwargs: Any) -> Any:
         nonlocal idle_since
         thread_state.batch = None
-        window.follow()
         begin = idle_since or now_ticks()
         idle_since = begin  # an empty queue raises after some seconds, but the wait goes on
         task = get_original(*args, **kwargs)
         idle_since = None
+        window.follow()  # after the wait, so that this batch is recorded
         try:
+            if not window.open and type(task) is tuple:
+                return task
             if type(task) is tuple and type(task[0]) is int:
                 thread_state.batch = (loader, task[0], worker_id)
                 _record(_INDEX_WAIT, begin, now_ticks(), loader, task[0], worker_id)
@@ -106,6 +108,8 @@ def _watch_handover(queue: Any, loader: Any, worker_id: int) -> None:
     _watch_feeder(queue, loader, worker_id)
 
     def put(item: Any, *args: Any, **kwargs: Any) -> Any:
+        if not window.open:
+            return put_original(item, *args, **kwargs)
         begin = now_ticks()
         result = put_original(item, *args, **kwargs)
         try:
@@ -125,7 +129,7 @@ class _TimedBuffer(collections.deque[Any]):
 
     def popleft(self) -> Any:
         item = super().popleft()
-        if type(item) is tuple and type(item[0]) is int:
+        if window.open and type(item) is tuple and type(item[0]) is int:
             self.taken = (now_ticks(), item[0])
         return item
 

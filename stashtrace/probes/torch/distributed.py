@@ -24,6 +24,7 @@ from stashtrace.probes import clock_ping, patching, process, recorder
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import cost, failed, intern, now_ticks
 from stashtrace.probes.torch import work as torch_work
+from stashtrace.probes.torch.asleep import SleepingOperators
 from stashtrace.probes.torch.groups import Group, Groups
 
 COLLECTOR = "torch_distributed"
@@ -60,6 +61,8 @@ _PEERS = ("root_rank", "dst", "src")
 groups = Groups()
 _next_id = itertools.count(1).__next__
 _libraries: list[Any] = []
+#: Of an idle run.
+_sleeping: SleepingOperators | None = None
 _world: Any = None
 _torch: Any = None
 # Looked up once: they are used at every collective, after computations that have filled the caches.
@@ -145,7 +148,7 @@ def _destroy(original: Any) -> Any:
                 names = [group.group_name]
                 known = groups.named(names[0])
                 if known is not None:
-                    known.compare(group)
+                    _compare(known, group)
         except Exception as error:
             failed(COLLECTOR, "destroy_process_group", error)
         result = original(group, *args, **kwargs)
@@ -159,7 +162,13 @@ def _compare_all() -> None:
     for process_group in list(_world._world.pg_map):
         group = groups.named(process_group.group_name)
         if group is not None:
-            group.compare(process_group)
+            _compare(group, process_group)
+
+
+def _compare(known: Group, process_group: Any) -> None:
+    if _sleeping is not None and _sleeping.asleep:
+        known.catch_up(process_group)
+    known.compare(process_group)
 
 
 def _end() -> None:
@@ -176,7 +185,7 @@ def _end() -> None:
 
 def _watch_operators() -> None:
     """Register our kernels; a second call does nothing."""
-    global _torch, _unbox_group, _unbox_work, _is_inference
+    global _torch, _unbox_group, _unbox_work, _is_inference, _sleeping
     if _libraries:
         return
     import torch
@@ -189,6 +198,9 @@ def _watch_operators() -> None:
         element = getattr(torch, "bool" if name == "bool8" else name, None)
         if isinstance(element, torch.dtype):
             _element_bits_of[element] = recorder.code("ElementType", name) << _ELEMENT_BIT
+    if window.told:
+        _sleeping = SleepingOperators(torch, _world, groups, _KEY)
+        window.on_change(_sleeping.follow)
     make_library: Any = torch.library.Library
     torch_work.install_wait(torch._C._distributed_c10d.Work)
     for namespace, make in (("c10d", _collective_kernel), ("_c10d_functional", _functional_kernel)):
@@ -210,6 +222,8 @@ def _register(library: Any, namespace: str, name: str, make: Any) -> None:
     kernel = make(operator, plain)
     if kernel is not None:
         library.impl(name, kernel, _KEY, with_keyset=True)
+        if _sleeping is not None:
+            _sleeping.add(namespace, name)
 
 
 def _keys() -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.probes import native, recorder
+from stashtrace.probes.process import window
 from stashtrace.probes.recorder import intern, now_ticks
 
 COLLECTOR = "torch_distributed"
@@ -45,14 +46,20 @@ class Group:
         self.members = members
         self.rank = rank
         self.hash = _hash("group", life, name, members)
-        self.next_sequence = itertools.count().__next__
+        self.begin_at(0)
         self.collectives = 0
         self.messages = 0
         self.uncounted = 0
         self.baseline: int | None = None
+        self._counts_messages = True
         self.announced = False
         self.scanned = False
         self._subgroups: dict[tuple[int, int, int], tuple[int, Any]] = {}
+
+    def begin_at(self, number: int) -> None:
+        """Give the first collective that is counted here this number."""
+        self._first = number
+        self.next_sequence = itertools.count(number).__next__
 
     def announce(self) -> None:
         """Write the ``group`` row; tried again as long as it is dropped."""
@@ -93,10 +100,28 @@ class Group:
         self.uncounted += 1
         self.messages += 2 * (len(self.members) - 1) if self.rank == 0 else 2
 
+    def counts_like(self, process_group: Any) -> bool:
+        """Whether the group's own count has grown by what was counted here, so that it can count in our place."""
+        grown, counted = self._grown(process_group), self.collectives - self.uncounted
+        self._counts_messages = grown == counted + self.messages
+        return grown is not None and (self._counts_messages or grown == counted)
+
+    def catch_up(self, process_group: Any) -> None:
+        """Take over what the group has counted itself while nothing was counted here."""
+        grown = self._grown(process_group)
+        seen = self.collectives - self.uncounted + (self.messages if self._counts_messages else 0)
+        if grown is not None and grown > seen:
+            self.collectives += grown - seen
+            self.next_sequence = itertools.count(self._first + self.collectives).__next__
+
+    def _grown(self, process_group: Any) -> int | None:
+        backend = own_count(process_group)
+        return None if backend is None or self.baseline is None else backend - self.baseline
+
     def compare(self, process_group: Any) -> None:
         """Write our count of operations and the group's own; a loss row says how many we did not see."""
-        backend = own_count(process_group)
-        grown = -1 if backend is None or self.baseline is None else backend - self.baseline
+        found = self._grown(process_group)
+        grown = -1 if found is None else found
         _emit_count(now_ticks(), self.hash, self.collectives, grown)
         # Some backends count point-to-point messages and others do not; these must not look like a gap.
         missing = grown - (self.collectives - self.uncounted) - self.messages
@@ -141,6 +166,9 @@ class Groups:
                 self._life,
             )
             group.baseline = own_count(process_group)
+            # In an idle run, ranks may have begun to count it at different collectives.
+            if window.told and group.baseline is not None:
+                group.begin_at(group.baseline)
         if not group.announced:
             group.announce()
         return group

@@ -19,7 +19,7 @@ from stashtrace.probes import annotations as marks
 from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import mark_step_thread, thread_state, window
-from stashtrace.probes.recorder import CLOCKS, failed, intern, now_ticks, phase_ends, probe_begins
+from stashtrace.probes.recorder import CLOCKS, TICKS, failed, intern, now_ticks, phase_ends, probe_begins
 
 COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
@@ -99,9 +99,11 @@ def _forward_begins() -> bytes | None:
         if is_compiling():
             return None
         window.forward_begins()
+        if not window.open:
+            return None
         if native.device_active():
             device_marks.phase_begins()
-        return probe_begins(CLOCKS) if window.open else None
+        return probe_begins(CLOCKS)
     except Exception as error:
         failed(COLLECTOR, "forward", error)
         return None
@@ -190,7 +192,7 @@ def _update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         # A step that raises calls no second hook; what it left is removed when its optimizer steps again.
         pending[:] = [update for update in pending[-_MOST_NESTED_UPDATES:] if update[0] != owner]
         # Kept outside the window of steps too: the forward that opens it may be in the closure of this step.
-        pending.append((owner, probe_begins(CLOCKS)))
+        pending.append((owner, probe_begins(CLOCKS if window.open else TICKS)))
     except Exception as error:
         failed(COLLECTOR, "optimizer", error)
 
@@ -201,7 +203,8 @@ def _update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         thread_state.updates += 1
         window.updated()
-        device_marks.update_ends()
+        if window.open:
+            device_marks.update_ends()
         pending = thread_state.open_updates
         while pending:
             owner, begin = pending.pop()
@@ -272,4 +275,15 @@ def _watch_garbage_collection() -> None:
         except Exception as error:
             failed(COLLECTOR, "gc", error)
 
-    gc.callbacks.append(collected)
+    def watch(on: bool) -> bool:
+        if on:
+            state.gc_begin = 0
+            gc.callbacks.append(collected)
+        elif collected in gc.callbacks:
+            gc.callbacks.remove(collected)
+        return True
+
+    if window.told:
+        window.on_change(watch)  # a job that is idle makes many small collections, too
+    else:
+        watch(True)

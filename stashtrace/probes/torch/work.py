@@ -170,6 +170,8 @@ def install_wait(work_class: Any) -> None:
 
 def _wait(original: Any) -> Any:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _by_work and not _by_address:
+            return original(self, *args, **kwargs)
         launch = _by_work.get(id(self))
         # A new Work may lie at this address as soon as this one has ended.
         followed = _by_address.pop(native.work_address(self), None) if launch is None and _by_address else None
@@ -224,6 +226,12 @@ def functional_waited(tensor: Any, begin: int, end: int, status: int) -> None:
     launch = _by_storage.pop(tensor.data_ptr(), None)
     if launch is not None:
         _waited(launch, 0, begin, end, status)
+
+
+def forget_waits() -> None:
+    """Forget what nobody may have waited for, in a pause: another one may lie at its address when that ends."""
+    _by_address.clear()
+    _by_storage.clear()
 
 
 # The end ----------------------------------------------------------------------------------------
