@@ -23,6 +23,9 @@ from stashtrace.schema.trace import Trace
 #: Ranks that do not begin a step for so long do not begin one: the request is given up.
 PATIENCE_NS = 60_000_000_000
 _FACT = "step_begins"
+#: The told begin of a rank's first step, and the mark that begins it, are readings of two clocks. Nothing was recorded
+#: for as long before.
+_CLOCKS_APART_NS = 1_000_000
 _MOST_PERIODS = 255
 
 
@@ -80,5 +83,6 @@ class IdleRecording:
         for row in facts.take(facts["key_code"] == trace.strings.find(_FACT)).rows():
             step, _, moment = trace.text(row["value_code"]).partition(" ")
             if step.isdecimal() and moment.isdecimal() and int(moment) >= self.since_ns:
-                told[max(ranks.get(row["process_id"], -1), 0)] = int(step), int(moment) - origin_ns
+                begin = int(moment) - _CLOCKS_APART_NS - origin_ns
+                told[max(ranks.get(row["process_id"], -1), 0)] = int(step), begin
         return told
