@@ -25,7 +25,7 @@ from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
 from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
 from stashtrace.live.hosts.share import Share
-from stashtrace.live.idle import PATIENCE_NS, IdleRecording
+from stashtrace.live.idle import ASLEEP, PATIENCE_NS, IdleRecording
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
 from stashtrace.live.state import Event, LiveState
@@ -43,7 +43,7 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, span_text
+from stashtrace.units import bytes_text
 
 #: Verdicts cost more than the budget of a step; they are made anew after this time.
 VERDICTS_S = 15.0
@@ -267,8 +267,7 @@ class FollowedRun:
             ready, idle.requests = idle.requests, []
             return ready, begun.first_step - 1
         if idle.requests and (ended or at_ns - idle.since_ns > PATIENCE_NS):
-            why = "the job has ended" if ended else f"no step of all ranks has begun for {span_text(PATIENCE_NS)}"
-            self.alarms.refuse(idle.requests, why)
+            self.alarms.refuse(idle.requests, "the job has ended" if ended else idle.why_not())
             idle.end()
         return [], -1
 
@@ -305,6 +304,8 @@ class FollowedRun:
             most = bytes_text(self._file.most_bytes)
             notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
         notes += self.alarms.notes
+        if self.idle is not None and not self.idle.is_on and not ended:
+            notes.append(ASLEEP)
         if self.log.unwritten_count:
             notes.append(f"{count_noun(self.log.unwritten_count, 'event')} could not be written to {self.directory}")
         state.interval_s, state.ended, state.notes = interval_s, ended, notes

@@ -19,6 +19,7 @@ from stashtrace.live.capture import Request
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.follower import set_period
 from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text, span_text
 
 #: Ranks that do not begin a step for so long do not begin one: the request is given up.
 PATIENCE_NS = 60_000_000_000
@@ -27,6 +28,13 @@ _FACT = "step_begins"
 #: for as long before.
 _CLOCKS_APART_NS = 1_000_000
 _MOST_PERIODS = 255
+
+
+#: What the state of an idle run says.
+ASLEEP = (
+    "the run is idle: until a window is asked for nothing is seen of its steps, so neither slow steps and growing "
+    "stalls nor stuck and lost ranks"
+)
 
 
 @dataclass(slots=True)
@@ -39,6 +47,8 @@ class IdleRecording:
     is_on: bool = False
     #: When the period began, on CLOCK_MONOTONIC.
     since_ns: int = 0
+    #: Ranks that have begun no step in the period, of those that are known.
+    late_ranks: list[int] = field(default_factory=list)
     _periods_count: int = 0
 
     def begin(self, at_ns: int) -> None:
@@ -46,12 +56,18 @@ class IdleRecording:
         if not self.is_on:
             set_period(self.directory, self._periods_count % _MOST_PERIODS + 1)
             self._periods_count += 1
-            self.is_on, self.since_ns = True, at_ns
+            self.is_on, self.since_ns, self.late_ranks = True, at_ns, []
 
     def end(self) -> None:
         """Let them be idle again. Errors of the system are raised as they are."""
         self.is_on, self.requests = False, []
         set_period(self.directory, 0)
+
+    def why_not(self) -> str:
+        """Say why a window cannot begin, as far as that is known."""
+        late = self.late_ranks
+        who = f"; rank{'s' if len(late) > 1 else ''} {ranks_text(late)} may be stuck" if late else ""
+        return f"no step of all ranks has begun for {span_text(PATIENCE_NS)}{who}"
 
     def find_begin(self, trace: Trace, origin_ns: int) -> Window | None:
         """Return the first step that all ranks have begun to record; None while it is not known.
@@ -60,6 +76,7 @@ class IdleRecording:
         """
         told = self._told(trace, origin_ns)
         ranks = {rank for rank in trace.processes["rank"].tolist() if rank >= 0}
+        self.late_ranks = sorted(ranks - set(told))
         if not told or len(told) < len(ranks):
             return None
         first = max(step for step, _ in told.values())
