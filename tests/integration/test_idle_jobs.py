@@ -35,7 +35,7 @@ rank = int(os.environ.get('RANK', '0'))
 lines = open(f'steps-{rank}', 'w')
 begin = time.monotonic()
 def ends():
-    return os.path.exists('enough') or time.monotonic() - begin > 150
+    return os.path.exists('enough') or time.monotonic() - begin > 300
 def note(step, **more):
     lines.write(json.dumps({'step': step, 'at_ns': time.monotonic_ns(), **more}) + chr(10))
     lines.flush()
@@ -70,19 +70,19 @@ group = dist.group.WORLD
 plain = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
 {wrap}
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-stop, step = torch.zeros(1), 0
+stop, step, count = torch.zeros(1), 0, 0
 while True:
     time.sleep(0.02)
-    note(step, count=group._get_sequence_number_for_group())
+    note(step, count=count)
     model(torch.ones(2, 32)).sum().backward()
     optimizer.step()
+    count = group._get_sequence_number_for_group()
     step += 1
     time.sleep(0.03 * rank)
     stop.fill_(float(ends()))
     dist.all_reduce(stop)
     optimizer.zero_grad()
     if stop.item(): break
-note(step, count=group._get_sequence_number_for_group())
 dist.destroy_process_group()
 """
 DDP = "model = torch.nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.005)"
@@ -105,7 +105,7 @@ class IdleJob:
 
     def await_steps(self, count: int) -> None:
         """Wait until rank 0 has made so many steps."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if list(self.run.glob("live-*.json")) and len(self.noted(0)) >= count:
                 return
@@ -211,10 +211,11 @@ def test_collectives_have_the_numbers_of_the_group(tmp_path: Path, wrap: str) ->
         for rank in (0, 1):
             counts = {line["step"]: line["count"] for line in job.noted(rank)}
             own = trace.collectives.take(trace.collectives["rank"] == rank)
-            for row in table.take(table["rank"] == rank).rows():
-                inside = (own["call_ns"] >= row["begin_ns"]) & (own["call_ns"] < row["end_ns"])
+            rows = [row for row in table.take(table["rank"] == rank).rows() if row["step"] + 1 in counts]
+            assert len(rows) > 5
+            for row in rows[1:]:  # the first began with its forward, and what came before it was not recorded
                 number = row["step"]
-                # The step begins with its forward: what comes between two steps is of the earlier one.
+                inside = (own["call_ns"] >= row["begin_ns"]) & (own["call_ns"] < row["end_ns"])
                 assert sorted(own["sequence"][inside].tolist()) == [*range(counts[number], counts[number + 1])], row
     assert seen[0] < seen[1]
     run = load_trace(tmp_path / "run")
@@ -293,7 +294,7 @@ def test_a_stuck_job_says_what_is_not_seen(tmp_path: Path) -> None:
         answer = stashtrace("capture", "run", "--steps", "5", cwd=tmp_path)
         job.end()
     assert answer.returncode == 3
-    assert "no step of all ranks has begun for 60 s; rank 1 may be stuck" in " ".join(answer.stderr.split())
+    assert "no step of all ranks has begun for 1 min; rank 1 may be stuck" in " ".join(answer.stderr.split())
 
 
 def _windows(job: IdleJob) -> list[str]:
