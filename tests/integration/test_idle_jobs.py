@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_job import ENVIRONMENT, command_of_ranks, stashtrace
+from device import NEEDED, fake_environment
+from example_job import ENVIRONMENT, ROOT, command_of_ranks, stashtrace
 
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.events import read_events
@@ -299,3 +300,23 @@ def test_a_stuck_job_says_what_is_not_seen(tmp_path: Path) -> None:
 
 def _windows(job: IdleJob) -> list[str]:
     return [event.window for event in read_events(job.run) if event.kind == "capture" and event.window]
+
+
+def test_a_device_is_seen_from_the_window_on(tmp_path: Path) -> None:
+    """On a played device, whose context was made while nothing was recorded: each step has its time on the device."""
+    variables = fake_environment(tmp_path / "doubles", "devices 1", libraries=NEEDED)
+    script = str(ROOT / "tests" / "ground_truth" / "device_loader_job.py")
+    words = ["run", "--idle", "--no-merge", "--out", "run", "--", sys.executable, script, "0", "20", "10", "1500"]
+    command = [sys.executable, "-m", "stashtrace", *words, str(tmp_path / "worker.txt")]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT | variables, stdout=subprocess.DEVNULL) as process:
+        worker, deadline = tmp_path / "worker.txt", time.monotonic() + 100
+        while time.monotonic() < deadline and not (worker.exists() and worker.read_text().count("\n") > 50):
+            time.sleep(0.2)
+        answer = stashtrace("capture", "run", "--steps", "20", cwd=tmp_path)
+        process.terminate()
+    assert answer.returncode == 0, answer.stderr
+    trace = load_trace(answer.stdout.strip())
+    table = steps(trace)
+    assert len(table) >= 20
+    assert set(table["clock_code"].tolist()) == {1}, "by marks on the device"
+    assert not (trace.losses["severity_code"] > Severity.INFO).any(), [*trace.losses.rows()]
