@@ -36,7 +36,7 @@ JOB = Path(__file__).resolve().parent / "idle_job.py"
 #: Steps of a job in a pair.
 STEPS = {"example": 300, "reads": 1000, "small_steps": 20_000, "small_ddp": 5_000}
 #: Of a job whose instructions are counted: two numbers of steps.
-COUNTED = {"reads": (20, 60), "small_steps": (200, 1200), "small_ddp": (50, 250), "example": (12, 32)}
+COUNTED = {"reads": (20, 60), "small_steps": (50, 250), "small_ddp": (20, 80), "example": (12, 32)}
 ASLEEP_S = 20
 
 
@@ -52,11 +52,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stashtrace-idle-") as name:
         folder = Path(name)
         if options.instructions:
-            figures = {job: instructions(folder, job) for job in jobs}
+            figures = {job: instructions(folder, job, options.pairs) for job in jobs}
             result = {**figures, **asleep(folder)}
         else:
             result = {job: pairs(folder, job, options.pairs) for job in jobs}
-    words = f"--jobs {options.jobs}" + (" --instructions" if options.instructions else f" --pairs {options.pairs}")
+    words = f"--pairs {options.pairs} --jobs {options.jobs}" + (" --instructions" if options.instructions else "")
     harness.write_result(
         "idle_instructions" if options.instructions else "idle",
         result,
@@ -114,14 +114,14 @@ def run(folder: Path, job: str, out: Path, steps: int, *, traced: bool) -> tuple
 # Instructions -----------------------------------------------------------------------------------
 
 
-def instructions(folder: Path, job: str) -> dict[str, object]:
-    """Instructions of a step, untraced and in an idle run, each the median of three differences."""
+def instructions(folder: Path, job: str, repetitions: int) -> dict[str, object]:
+    """Instructions of a step, untraced and in an idle run, each the median of some differences."""
     few, many = COUNTED[job]
     count(folder, job, few, traced=False)  # writes its data
     found = {}
     for traced in (False, True):
         per_step = []
-        for _ in range(3):
+        for _ in range(repetitions):
             grown = count(folder, job, many, traced=traced) - count(folder, job, few, traced=traced)
             per_step.append(grown / (many - few))
         found[traced] = per_step

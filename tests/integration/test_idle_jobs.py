@@ -111,7 +111,7 @@ class IdleJob:
             if list(self.run.glob("live-*.json")) and len(self.noted(0)) >= count:
                 return
             time.sleep(0.2)
-        pytest.fail("the job makes no steps")
+        pytest.fail("the job makes no steps: " + (self.folder / "said").read_text())
 
     def noted(self, rank: int) -> list[dict[str, int]]:
         """What a rank wrote of each step."""
@@ -136,8 +136,12 @@ def idle_job(folder: Path, code: str, *arguments: str, ranks: int = 1) -> Iterat
     (folder / "job.py").write_text(HEAD + code)
     job = command_of_ranks(ranks, "job.py", *arguments) if ranks > 1 else [sys.executable, "job.py", *arguments]
     command = [sys.executable, "-m", "stashtrace", "run", "--idle", "--no-merge", "--out", "run", "--", *job]
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, text=True) as process:
+    # FSDP needs Dynamo, which is left out of the jobs of other tests.
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with (
+        open(folder / "said", "w") as said,
+        subprocess.Popen(command, cwd=folder, env=environment, stderr=said, text=True) as process,
+    ):
         try:
             yield IdleJob(folder, process)
         finally:
