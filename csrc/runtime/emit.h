@@ -65,9 +65,7 @@ inline bool recording_already() noexcept {
 
 // An idle run, or outside STASHTRACE_STEPS: hooks leave by this test before they look at anything else. The flag lies in
 // a page of its own, which nothing writes meanwhile.
-inline bool paused() noexcept {
-  return detail::state_page.word.load(std::memory_order_relaxed) == detail::kPaused;
-}
+inline bool paused() noexcept { return detail::state_page.word.load(std::memory_order_relaxed) == detail::kPaused; }
 
 // Is this thread one whose blocking waits are recorded? (stashtrace._native.watch_waits)
 inline bool watches_waits() noexcept { return detail::thread_state.watches_waits; }
