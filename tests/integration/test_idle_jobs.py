@@ -161,7 +161,9 @@ def checked_steps(job: IdleJob, trace: Trace, asked: int, ranks: int = 1) -> Tab
         own = table.take(table["rank"] == rank)
         at = {line["step"]: line["at_ns"] - zero for line in job.noted(rank)}
         for row in own.rows():
-            assert row["begin_ns"] - 1_000_000 <= at[row["step"]] <= row["end_ns"], row
+            # The first step begins with its forward, which may come late after the note on a busy machine.
+            length_ns = row["end_ns"] - row["begin_ns"]
+            assert row["begin_ns"] - length_ns // 2 <= at[row["step"]] <= row["end_ns"], row
     assert not (trace.losses["severity_code"] > Severity.INFO).any(), [*trace.losses.rows()]
     return table
 
