@@ -69,6 +69,7 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   new_file_mode = variable(environment, "STASHTRACE_SHARE") == "1" ? 0640 : 0600;
   copy(config.steps, variable(environment, "STASHTRACE_STEPS"));
   config.idle = variable(environment, "STASHTRACE_IDLE") == "1";
+  config.followed = variable(environment, "STASHTRACE_FOLLOWED") == "1";
   copy(config.staged, variable(environment, "STASHTRACE_STAGED"));
   const std::string_view collectors = variable(environment, "STASHTRACE_COLLECTORS");
   if (!collectors.empty()) config.collectors = collector_bits(collectors);

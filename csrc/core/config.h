@@ -29,6 +29,7 @@ struct Config {
   char run_id[kRunIdBytes] = {};                   // STASHTRACE_RUN_ID
   char steps[kStepsBytes] = {};                    // STASHTRACE_STEPS, checked by the launcher, used by the probes
   bool idle = false;                               // STASHTRACE_IDLE: nothing is recorded until the probes say so
+  bool followed = false;                           // STASHTRACE_FOLLOWED: the launcher's side may ask for deep mode
   char staged[kDirBytes] = {};                     // STASHTRACE_STAGED: list of files whose copies are opened instead
   std::uint32_t collectors = ~std::uint32_t{0};    // STASHTRACE_COLLECTORS: bit = code of records.def
   std::int64_t wait_threshold_ns = 20'000;         // STASHTRACE_WAIT_THRESHOLD_NS

@@ -172,6 +172,20 @@ STASHTRACE_FUNCTION(kernels_step) {
   return none();
 }
 
+STASHTRACE_FUNCTION(kernels_window) {
+  (void)self;
+  std::uint64_t first = 0, end = 0;
+  if (!expect("kernels_window", count, 2) || !to_number(given[0], first) || !to_number(given[1], end)) return nullptr;
+  return api().PyLong_FromUnsignedLongLong(stashtrace_kernels_window(first, end));
+}
+
+STASHTRACE_FUNCTION(kernels_end) {
+  (void)self;
+  std::uint64_t step = 0;
+  if (!expect("kernels_end", count, 1) || !to_number(given[0], step)) return nullptr;
+  return api().PyLong_FromUnsignedLongLong(stashtrace_kernels_end(step));
+}
+
 STASHTRACE_FUNCTION(kernels_step_aside) {
   (void)self;
   Text who;
@@ -231,6 +245,8 @@ constinit cpython::MethodDef g_methods[] = {
     {"device_mark", &device_mark, cpython::kFastCall,
      "device_mark(kind, stream, correlation): one event: a step's end, or how far the host leads."},
     {"kernels_step", &kernels_step, cpython::kFastCall, "Deep mode: this many steps have ended."},
+    {"kernels_window", &kernels_window, cpython::kFastCall, "Deep mode for steps [first, end): 0 ask again, 1 taken, 2 never."},
+    {"kernels_end", &kernels_end, cpython::kFastCall, "Deep mode ends with the step before; 0: ask again."},
     {"kernels_step_aside", &kernels_step_aside, cpython::kFastCall,
      "Deep mode: gives CUPTI back before another profiler takes it."},
     {"learn_work", &learn_work, cpython::kFastCall,

@@ -68,6 +68,11 @@ STASHTRACE_API void stashtrace_device_mark(uint32_t kind, uint64_t stream, uint6
 
 // Deep mode (collectors/cupti). The probes report the number of ended steps, at each step and before its first forward.
 STASHTRACE_API void stashtrace_kernels_step(uint64_t step) noexcept;
+// Steps [first, end) are to be recorded, in a job that is followed. 0: ask again at the next step, 1: they will be,
+// 2: they cannot, and a loss says why if there is anything to say.
+STASHTRACE_API uint32_t stashtrace_kernels_window(uint64_t first, uint64_t end) noexcept;
+// Ends the window with the step before. 0: ask again at the next step.
+STASHTRACE_API uint32_t stashtrace_kernels_end(uint64_t step) noexcept;
 STASHTRACE_API void stashtrace_kernels_step_aside(const char* who) noexcept;  // another profiler is about to start
 
 // The functions that Python calls, as a new dict of the CPython in this process (3.10 and later). The caller has the GIL.

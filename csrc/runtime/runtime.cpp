@@ -62,7 +62,8 @@ void Runtime::start_collectors() noexcept {
   const CollectorList list = collector_list();
   for (std::size_t i = 0; i < list.count; ++i) {
     CollectorEntry& entry = list.entries[i];
-    if (!config_.collector_on(entry.name)) continue;
+    const bool on_request = config_.followed && entry.name == std::string_view("cupti");
+    if (!config_.collector_on(entry.name) && !on_request) continue;
     entry.status = entry.collector().start(*this);
     entry.started = entry.status.is_ok();
   }

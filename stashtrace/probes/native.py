@@ -101,4 +101,8 @@ device_bracket_begin: Callable[[int, int, int], int] = _made["device_bracket_beg
 device_bracket_end: Callable[[int, int], None] = _made["device_bracket_end"]
 device_mark: Callable[[int, int, int], None] = _made["device_mark"]
 kernels_step: Callable[[int], None] = _made["kernels_step"]
+#: Of the first step and the one behind the last; 0: ask again at the next step, 1: they will be recorded, 2: never.
+kernels_window: Callable[[int, int], int] = _made["kernels_window"]
+#: Of a step, with which deep mode is over; 0: ask again at the next one.
+kernels_end: Callable[[int], int] = _made["kernels_end"]
 kernels_step_aside: Callable[[str], None] = _made["kernels_step_aside"]

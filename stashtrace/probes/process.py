@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace.probes import native, recorder
+from stashtrace.probes.deeper import DeeperSteps, follow_requests
 from stashtrace.probes.ends import exceptions
 
 _before_end: list[Callable[[], None]] = []
@@ -141,12 +142,12 @@ class StepWindow:
     step. After the first mark by the user, only marks end steps.
 
     ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``control``: says whether to record, in place of the
-    steps (``run --idle``). ``step``: number of steps that have ended. ``open``: whether probes should record now.
+    steps (``run --idle``). ``deeper``: told of each step. ``step``: number of steps that have ended. ``open``: whether probes should record now.
     ``begins``: whether recording begins with this step. ``marked_by_user``: whether ``stashtrace.step()`` has been
     called, so that nothing else ends a step.
     """
 
-    def __init__(self, steps: str, control: mmap.mmap | None = None) -> None:
+    def __init__(self, steps: str, control: mmap.mmap | None = None, deeper: DeeperSteps | None = None) -> None:
         first, _, last = steps.partition(":")
         self._first = int(first) if first.isdecimal() else 0
         self._last = int(last) if last.isdecimal() else None
@@ -157,6 +158,7 @@ class StepWindow:
         self._goal = int(goal) if goal.isdecimal() else None
         self.step = 0
         self._control = control
+        self._deeper = deeper
         self.begins = False
         self._followers: list[Callable[[bool], bool]] = []
         self._late: list[Callable[[bool], bool]] = []
@@ -247,6 +249,8 @@ class StepWindow:
     def _tell(self) -> None:
         """Tell deep mode, and the launcher if it waits for this step, which step has begun."""
         self._told = self.step
+        if self._deeper is not None:
+            self._deeper.look(self.step)
         native.kernels_step(self.step)
         if self._goal is not None and self.step >= self._goal:
             self._goal = None
@@ -281,4 +285,4 @@ def _open_control() -> mmap.mmap | None:
         return None
 
 
-window = StepWindow(native.config().get("steps") or "", _open_control())
+window = StepWindow(native.config().get("steps") or "", _open_control(), follow_requests())

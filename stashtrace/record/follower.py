@@ -3,9 +3,11 @@
 It is a program of its own (``stashtrace.live.follower``): the launcher does not load numpy, and a fault there costs
 nothing here.
 
-Where it says when to record (``run --idle``), it does so by a file of one byte, which each process of the job maps: 0
-while nothing is to be recorded, else the number of the period, from 1 to 255 and again. To look at it is no system
-call.
+It tells the processes of the job what it wants by a file that each of them maps, since to look at it is no system call:
+
+byte 0       when to record (``run --idle``): 0 for nothing, else the number of the period, from 1 to 255 and again
+byte 1       number of the newest request for deeper steps, likewise; 0 before the first
+bytes 8-31   that request: first step, how many (0: no more of them), nanoseconds that they may take
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +25,9 @@ from stashtrace.record.gpu.inventory import quiet_environment
 from stashtrace.record.program import own_program
 
 _CONTROL = "control-{host}"
+#: ``probes.deeper`` knows these too.
+_SIZE, _NUMBER_AT, _REQUEST_AT = 64, 1, 8
+_REQUEST = struct.Struct("<QQQ")
 #: It makes one more round when the job has ended; if that takes longer, it is left behind.
 _PATIENCE_S = 30.0
 
@@ -102,7 +108,7 @@ def make_control(directory: Path) -> Path:
     try:
         with open(path, "ab") as file:
             if not file.tell():
-                file.write(b"\0")
+                file.write(bytes(_SIZE))
     except OSError as error:
         raise CaptureError(f"cannot write {path}: {error.strerror}") from error
     return path
@@ -111,4 +117,19 @@ def make_control(directory: Path) -> Path:
 def set_period(directory: Path, number: int) -> None:
     """Let the processes record, or not (0). Errors of the system are raised as they are."""
     with open(control_path(directory), "r+b") as file:
+        file.write(bytes([number]))
+
+
+def ask_for_deeper_steps(directory: Path, first_step: int, count: int, limit_ns: int) -> None:
+    """Let the ranks record their kernels for some steps; ``count`` 0 for no more of them.
+
+    Errors of the system are raised as they are.
+    """
+    with open(control_path(directory), "r+b") as file:
+        file.seek(_NUMBER_AT)
+        number = file.read(1)[0] % 255 + 1
+        file.seek(_REQUEST_AT)
+        file.write(_REQUEST.pack(first_step, count, limit_ns))
+        file.flush()  # before its number, by which it is seen
+        file.seek(_NUMBER_AT)
         file.write(bytes([number]))

@@ -164,10 +164,13 @@ def run_command(
             on_changed(usable_count, changed)
 
     control = None
-    if options.idle:
-        follow = [] if follow is None else follow  # it says when to record
+    if options.idle and follow is None:
+        follow = []  # it says when to record
+    environment.pop("STASHTRACE_FOLLOWED", None)
+    if follow is not None:
         with file_rights(options.share):
             control = make_control(records)
+        environment["STASHTRACE_FOLLOWED"] = "1"
     goal = None if options.until_step is None else StepGoal(records)
     # Beside the job: NVML may take seconds to answer where the driver was not in use before.
     inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None

@@ -152,7 +152,7 @@ def test_records_the_window_and_nothing_else(libraries: Path, tmp_path: Path) ->
     assert set(rows["work_code"].tolist()) == {DeviceWork.KERNEL}
     assert done.results() == [0], "unsubscribed, all kinds disabled, thread ids as they were"
     assert reasons(done) == {}
-    assert done.facts()["kernels_count"] == "2"
+    assert done.facts()["kernels_window"] == "2:4 2"
 
 
 def test_launches_and_clock_readings_lie_on_the_clock_of_the_records(libraries: Path, tmp_path: Path) -> None:
@@ -505,3 +505,124 @@ def test_is_off_unless_asked_for(libraries: Path, tmp_path: Path) -> None:
     assert done.results() == [0]
     (counts,) = tmp_path.glob("cupti-*.txt")
     assert [line for line in counts.read_text().splitlines() if not line.endswith(" 0")] == []
+
+
+ASKED = """
+def until(first, last):
+    for step in range(first, last):
+        _native.kernels_step(step)
+        launch(f"step{step}")
+        time.sleep(0.004)
+def ask(step, first, end):
+    while True:
+        answer = _native.kernels_window(first, end)
+        if answer: return answer
+        time.sleep(0.02)
+"""
+
+
+def test_steps_are_recorded_as_they_are_asked_for(libraries: Path, tmp_path: Path) -> None:
+    """Twice, each with its own fact; CUPTI is given back in between, and afterwards."""
+    body = """
+answers = [ask(0, 2, 4)]
+until(0, 6)
+settle()
+answers.append(cupti.fake_cupti_state())
+answers.append(ask(6, 8, 9))
+until(6, 12)
+settle()
+print(json.dumps([*answers, cupti.fake_cupti_state()]))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1")
+    assert done.results() == [[1, 0, 1, 0]]
+    assert names(raw(done)) == ["step2", "step3", "step8"]
+    assert done.facts()["kernels_window"] == "8:9 1", "the newest one"
+    assert done.facts()["kernels_windows_count"] == "2"
+    clock = raw(done).records["device_clock"].rows
+    assert (np.diff(np.sort(clock["device_ns"])) > 0).all()
+    assert reasons(done) == {}
+
+
+def test_a_second_request_waits_for_the_end_of_the_first(libraries: Path, tmp_path: Path) -> None:
+    body = """
+answers = [_native.kernels_window(1, 3)]
+until(0, 2)
+answers.append(_native.kernels_window(2, 5))
+until(2, 6)
+print(json.dumps(answers))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1")
+    assert done.results() == [[1, 0]]
+    assert names(raw(done)) == ["step1", "step2"]
+
+
+@pytest.mark.parametrize(("at", "kept"), [(1, []), (2, []), (3, ["step2"]), (4, ["step2", "step3"])])
+def test_it_ends_early_where_the_probes_say_so(libraries: Path, tmp_path: Path, at: int, kept: list[str]) -> None:
+    """Before it has begun there is nothing to end, and no fact that says so."""
+    body = f"""
+ask(0, 2, 100)
+until(0, {at})
+while not _native.kernels_end({at}): time.sleep(0.01)
+until({at}, {at + 3})
+settle()
+print(json.dumps(cupti.fake_cupti_state()))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1")
+    assert done.results() == [0]
+    assert names(raw(done)) == kept
+    assert done.facts().get("kernels_window", "") == (f"2:{at} {len(kept)}" if kept else "")
+    assert reasons(done) == {}
+
+
+def test_nothing_is_opened_in_a_job_that_nobody_follows(libraries: Path, tmp_path: Path) -> None:
+    body = "answer = _native.kernels_window(1, 3)\nuntil(0, 5)\nprint(json.dumps(answer))"
+    done = run(libraries, tmp_path, ASKED + body, steps=None)
+    assert done.results() == [2]
+    assert names(raw(done)) == []
+
+
+def test_a_profiler_that_was_here_before_keeps_cupti(libraries: Path, tmp_path: Path) -> None:
+    """It may come back, and would get buffers that are not its own."""
+    body = """
+everybody = ctypes.CDLL(None)
+callbacks = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda *_: None)
+handle = ctypes.c_void_p()
+everybody.cuptiSubscribe(ctypes.byref(handle), callbacks, None)
+cupti.cuptiUnsubscribe(handle)
+answer = _native.kernels_window(1, 3)
+until(0, 5)
+print(json.dumps(answer))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1")
+    assert done.results() == [2]
+    assert names(raw(done)) == []
+    assert "another_profiler" in reasons(done)
+
+
+def test_a_job_without_a_device_yet_can_be_asked_again(libraries: Path, tmp_path: Path) -> None:
+    body = """
+ask(0, 1, 2)
+until(0, 3)
+os.environ["FAKE_DEVICES"] = "1"
+ctypes.CDLL(None).setenv(b"FAKE_DEVICES", b"1", 1)
+ask(3, 4, 5)
+until(3, 7)
+settle()
+print(json.dumps(0))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1", FAKE_DEVICES="0")
+    assert "no_device" in reasons(done)
+    assert names(raw(done)) == ["step4"]
+
+
+def test_a_forked_child_cannot_be_asked(libraries: Path, tmp_path: Path) -> None:
+    body = """
+ask(0, 1, 2)
+until(0, 4)
+settle()
+child = os.fork()
+if child == 0: os._exit(_native.kernels_window(5, 6))
+print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
+    done = run(libraries, tmp_path, ASKED + body, steps=None, STASHTRACE_FOLLOWED="1")
+    assert done.results() == [2]

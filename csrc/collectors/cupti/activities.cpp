@@ -79,6 +79,14 @@ bool Activities::reserve() noexcept {
   return calls_ != nullptr;
 }
 
+void Activities::begin_again() noexcept {
+  lock_.lock();
+  readings_.begin_again();
+  for (auto* number : {&begin_ns_, &end_ns_, &rows_, &dropped_, &incomplete_, &unread_buffers_})
+    number->store(0, std::memory_order_relaxed);
+  lock_.unlock();
+}
+
 void Activities::add_reading(const Reading& reading, std::int64_t wait_ns) noexcept {
   if (!lock_.lock_within(wait_ns)) return;
   readings_.add(reading);

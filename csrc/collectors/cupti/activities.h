@@ -24,6 +24,8 @@ class Activities {
  public:
   void set_tick_hz(std::uint64_t hz) noexcept { readings_.set_tick_hz(hz); }
 
+  // Before a further window. Buffers of the last one may still come: their rows lie outside.
+  void begin_again() noexcept;
   // Rows are kept for work that touches [begin, end) of the CUPTI clock; end 0: still open.
   void open_window(std::uint64_t begin_ns) noexcept { begin_ns_.store(begin_ns, std::memory_order_relaxed); }
   void close_window(std::uint64_t end_ns) noexcept { end_ns_.store(end_ns, std::memory_order_relaxed); }

@@ -50,6 +50,8 @@ class BufferPool {
   bool all_back() const noexcept { return free_.load(std::memory_order_acquire) == kAll; }
   std::uint64_t exhausted() const noexcept { return exhausted_.load(std::memory_order_relaxed); }
 
+  void begin_again() noexcept { exhausted_.store(0, std::memory_order_relaxed); }
+
   // After the last buffer came back: returns touched memory to the system, keeps the addresses.
   void shrink() noexcept {
     if (memory_ != nullptr && all_back()) raw::madvise(memory_, kBufferBytes * kCount, MADV_DONTNEED);

@@ -37,10 +37,10 @@ Status find_device(const Library& library) noexcept {
   int (*count_devices)(int*) = nullptr;
   int (*get_version)(int*) = nullptr;
   if (!driver || !driver.find(count_devices, "cuDeviceGetCount") || !driver.find(get_version, "cuDriverGetVersion"))
-    return Status::failed("no_device", "the job has not used CUDA by the step before --kernels-steps");
+    return Status::failed("no_device", "the job has not used CUDA by the step before those of deep mode");
   int count = 0, version = 0;
   if (count_devices(&count) != 0 || count < 1)  // also where the job has not called cuInit
-    return Status::failed("no_device", "the job has no CUDA device by the step before --kernels-steps");
+    return Status::failed("no_device", "the job has no CUDA device by the step before those of deep mode");
   if (get_version(&version) != 0 || version / kVersionsOfMajor < library.cuda_major)
     return Status::failed("driver_too_old", "the driver is older than the CUDA of the job's libcupti");
   return Status::ok();

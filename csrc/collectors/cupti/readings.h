@@ -22,6 +22,8 @@ class Readings {
 
   void set_tick_hz(std::uint64_t hz) noexcept { hz_ = hz; }
 
+  void begin_again() noexcept { count_ = 0; }
+
   void add(const Reading& reading) noexcept {
     if (count_ == kMost) {  // every other one: the span stays, the grid gets coarser
       for (std::size_t i = 0; i < kMost / 2; ++i) kept_[i] = kept_[2 * i];

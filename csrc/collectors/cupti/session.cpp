@@ -102,7 +102,50 @@ void Session::configure(StepRange steps, bool whole_graphs) noexcept {
   state_.store(State::waiting, std::memory_order_release);
 }
 
+void Session::allow_requests(bool whole_graphs) noexcept {
+  whole_graphs_ = whole_graphs;
+  takes_requests_ = true;
+}
+
+Answer Session::ask(StepRange steps) noexcept {
+  if (pid_ != 0 && pid_ != raw::getpid()) forget();
+  if (!takes_requests_) return Answer::never;
+  if (others_came_.load(std::memory_order_relaxed)) {
+    refuse("another_profiler", "another profiler has used CUPTI in this process");
+    return Answer::never;
+  }
+  if (!lock_.try_lock()) return Answer::later;
+  const State now = state();
+  const bool taken = now == State::off || now == State::done;
+  if (taken) {
+    steps_ = steps;
+    clock_result_.store(abi::cupti::kSuccess, std::memory_order_relaxed);
+    buffers_.begin_again();
+    activities_.begin_again();
+    state_.store(State::waiting, std::memory_order_release);
+  }
+  lock_.unlock();
+  return taken ? Answer::taken : Answer::later;
+}
+
+void Session::refuse(const char* reason, const char* detail) noexcept {
+  lose(reason, 0, detail, schema::codes::Severity::error);
+}
+
+bool Session::end_before(std::uint64_t number) noexcept {
+  const State before = state();
+  if (before != State::waiting && before != State::ready && before != State::open) return true;
+  if (!lock_.try_lock()) return false;
+  const Inside guard;
+  if (state() == State::waiting) state_.store(State::done, std::memory_order_release);
+  if (state() == State::ready && !activities_.window_has_begun()) finish();
+  if (number < steps_.last) steps_.last = number;  // the next step() ends it
+  lock_.unlock();
+  return true;
+}
+
 void Session::forget() noexcept {
+  takes_requests_ = false;
   state_.store(State::off, std::memory_order_release);
   lock_.reset();
 }
@@ -111,6 +154,7 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   const State before = state();
   if (before == State::off || before == State::closing || before == State::done) return;
   if (before != State::waiting && pid_ != raw::getpid()) return forget();
+  told_.store(number, std::memory_order_relaxed);
   // Most calls end here, without the lock that a flush may hold for milliseconds.
   if (before == State::waiting && number + 1 < steps_.first) return;
   if (before == State::ready && number < steps_.first) return;
@@ -123,7 +167,7 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   if (state() == State::waiting) {
     if (number >= steps_.last) {
       state_.store(State::done, std::memory_order_release);
-      lose("kernels_window_missed", 0, "the first step that was told lies behind --kernels-steps",
+      lose("kernels_window_missed", 0, "the first step that was told lies behind those of deep mode",
            schema::codes::Severity::error);
     } else if (prepare()) {
       mark_ends(State::ready, number);
@@ -174,7 +218,10 @@ bool Session::prepare() noexcept {
   }
   std::uint32_t version = 0;
   if (const int result = cupti_.cuptiGetVersion(&version)) return failed("cupti_failed", "cuptiGetVersion", result);
-  note("cupti_version", version);
+  char memory[24];
+  TextBuffer digits(memory, sizeof memory);
+  digits.add_unsigned(version);
+  note("cupti_version", digits.text());
   if (!abi::cupti::known_version(version))
     return failed("cupti_version_unknown", "its records are not known to this stashtrace; cuptiGetVersion",
                   static_cast<int>(version));
@@ -245,7 +292,6 @@ bool Session::read_clock(std::uint64_t& device_ns, std::int64_t wait_ns) noexcep
 void Session::open() noexcept {
   std::uint64_t now = 0;
   read_clock(now, kReadingWaitNs);
-  note("kernels_first_step", steps_.first);
   state_.store(State::open, std::memory_order_release);
 }
 
@@ -253,7 +299,6 @@ void Session::open() noexcept {
 void Session::begin_close() noexcept {
   std::uint64_t now = 0;
   if (read_clock(now, kReadingWaitNs) && !activities_.window_has_ended()) activities_.close_window(now);
-  note("kernels_end_step", steps_.last);
   closing_since_ns_ = clock_ns(CLOCK_MONOTONIC);
   state_.store(State::closing, std::memory_order_release);
   if (!drainer_ticks_) finish();
@@ -310,16 +355,26 @@ void Session::report() noexcept {
   if (buffers_.exhausted() != 0)
     lose("cupti_buffers_exhausted", buffers_.exhausted(), "times that all activity buffers were in use",
          schema::codes::Severity::info);
-  note("kernels_count", activities_.rows());
+  if (!activities_.window_has_begun()) return;
+  const std::uint64_t end = told_.load(std::memory_order_relaxed) + 1;  // it may have been given up before its end
+  char memory[72];
+  TextBuffer text(memory, sizeof memory);
+  text.add_unsigned(steps_.first).add(":").add_unsigned(end < steps_.last ? end : steps_.last).add(" ");
+  text.add_unsigned(activities_.rows());
+  note("kernels_window", text.text());
+  TextBuffer count(memory, sizeof memory);
+  note("kernels_windows_count", count.add_unsigned(++windows_count_).text());
 }
 
 void Session::step_aside(const char* who) noexcept {
   const State now = state();
-  if (now == State::off || now == State::done || inside_cupti) return;
+  if (inside_cupti) return;
+  if (now == State::off || now == State::done) return others_came_.store(true, std::memory_order_relaxed);
   if (now != State::waiting && pid_ != raw::getpid()) return forget();
   const bool held = lock_.lock_within(kAsideWaitNs);
   if (held && state() != State::waiting && state() != State::done) finish();
   state_.store(State::done, std::memory_order_release);
+  others_came_.store(true, std::memory_order_relaxed);
   lose("another_profiler", 0, who, schema::codes::Severity::error);
   log_line(LogLevel::error, "kernels are no longer recorded, CUPTI is left to", who);
   if (held) lock_.unlock();
@@ -351,7 +406,7 @@ void Session::at_exit() noexcept {
 void Session::stop() noexcept {
   const State before = state_.exchange(State::done, std::memory_order_acq_rel);
   if (before == State::waiting)
-    lose("kernels_window_not_reached", 0, "the process ended before the steps of --kernels-steps, or told no steps",
+    lose("kernels_window_not_reached", 0, "the process ended before the steps of deep mode, or told no steps",
          schema::codes::Severity::info);
   if (before == State::ready || before == State::open || before == State::closing)
     lose("cupti_not_flushed", 0, "the process ended before CUPTI gave its records back",
@@ -380,11 +435,8 @@ bool Session::failed(const char* reason, const char* call, int result) noexcept 
   return false;
 }
 
-void Session::note(const char* key, std::uint64_t value) noexcept {
-  char memory[24];
-  TextBuffer digits(memory, sizeof memory);
-  digits.add_unsigned(value);
-  emit(schema::Metadata{now_ticks(), intern(key), intern(digits.text())});
+void Session::note(const char* key, std::string_view value) noexcept {
+  emit(schema::Metadata{now_ticks(), intern(key), intern(value)});
 }
 
 }  // namespace stashtrace::cupti

@@ -1,0 +1,80 @@
+"""Deep mode for steps that the launcher's side asks for while the job runs.
+
+It asks by the file that the processes of a run map (``record.follower``). The first step is the same on all ranks; one
+that has come further begins with its next step, so that each records as many. A rank ends deep mode by itself when the
+time for it is over.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+
+from stashtrace.probes import native, recorder
+
+#: Bytes of the file; where the number of the request stands, and the request (``record.follower`` knows these too).
+_SIZE, _NUMBER_AT, _REQUEST_AT = 64, 1, 8
+#: First step, how many (0: no more), and nanoseconds after which deep mode ends in any case.
+_REQUEST = struct.Struct("<QQQ")
+#: Answers of the recorder.
+_LATER, _TAKEN = 0, 1
+
+
+class DeeperSteps:
+    """Follows the requests. ``control``: the file."""
+
+    def __init__(self, control: mmap.mmap) -> None:
+        self._control = control
+        self._number = control[_NUMBER_AT]  # one of before this process is none of its own
+        self._wanted: tuple[int, int, int] | None = None
+        #: The steps that are recorded, and until when they may be; -1 while none are.
+        self._first = self._end = self._until_ns = -1
+        self._ends = False
+
+    def look(self, step: int) -> None:
+        """Take what was asked for since the last step. ``step``: which begins now."""
+        if self._control[_NUMBER_AT] != self._number:
+            self._number = self._control[_NUMBER_AT]
+            self._wanted = _REQUEST.unpack_from(self._control, _REQUEST_AT)
+            if not self._wanted[1]:
+                self._wanted, self._ends = None, self._until_ns >= 0
+        if self._wanted is not None:
+            self._ask(step, *self._wanted)
+        elif self._until_ns >= 0:
+            self._ends = self._ends or time.monotonic_ns() >= self._until_ns
+            if step >= self._end or (self._ends and native.kernels_end(step)):
+                self._until_ns, self._ends = -1, False
+
+    def _ask(self, step: int, first: int, count: int, limit_ns: int) -> None:
+        first = max(first, step + 1)  # the recorder needs one step to get ready
+        answer = native.kernels_window(first, first + count)
+        if answer == _LATER:
+            return
+        self._wanted = None
+        if answer == _TAKEN:
+            self._first, self._end, self._ends = first, first + count, False
+            self._until_ns = time.monotonic_ns() + limit_ns
+
+
+def follow_requests() -> DeeperSteps | None:
+    """Return what follows the requests; None where nobody makes any."""
+    if os.environ.get("STASHTRACE_FOLLOWED") != "1":
+        return None
+    path = os.path.join(os.environ.get("STASHTRACE_DIR", ""), f"control-{os.uname().nodename}")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None  # the launcher is on another host
+    except OSError as error:
+        recorder.failed("cupti", "control", error)
+        return None
+    try:
+        return DeeperSteps(mmap.mmap(descriptor, _SIZE, mmap.MAP_SHARED, mmap.PROT_READ))
+    except (OSError, ValueError) as error:
+        recorder.failed("cupti", "control", error)
+        return None
+    finally:
+        os.close(descriptor)
