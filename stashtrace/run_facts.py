@@ -22,6 +22,8 @@ GPU_INVENTORY = "gpu_inventory"
 LOOKS = "looks"
 #: Name of the steps of a window among the facts of a host: when each of its ranks began each of them.
 WINDOW_STEPS = "window_steps"
+#: Name of what was sampled of processes of a host in a window: functions of Python, and when threads were in them.
+STACKS = "python_stacks"
 _HOST_FILE = "host.{host}.json"
 _HIGHEST = (1 << 62) - 1
 #: Process ids of Linux.
@@ -120,6 +122,20 @@ def _are_looks(value: Any) -> bool:
     return _are_facts(value, {"host": _is_text, "pid": _is_pid, "look": _is_text}, ("host", "pid", "look"))
 
 
+def _are_stacks(value: Any) -> bool:
+    """Of each process: rows of (thread, begin, end, function, line, depth), on CLOCK_MONOTONIC."""
+    types = {"host": _is_text, "pid": _is_pid, "functions": _is_words, "rows": _are_stack_rows, "period_ns": _is_count}
+    return _are_facts(value, types, ("host", "pid", "functions", "rows")) and all(
+        row[3] < len(one["functions"]) for one in value for row in one["rows"]
+    )
+
+
+def _are_stack_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == 6 and all(_is_whole(number, 0) for number in row) for row in value
+    )
+
+
 _TYPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
@@ -166,6 +182,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     GPU_INVENTORY: _is_inventory,
     LOOKS: _are_looks,
     WINDOW_STEPS: _is_words,
+    STACKS: _are_stacks,
 }
 
 

@@ -7,16 +7,22 @@ trigger ──► line and event, with the path of the window ──► window s
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import Captures, Request, Sealed
+from stashtrace.live.deeper import DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.state import Event
 from stashtrace.live.triggers.trigger_command import TriggerCommand
+from stashtrace.record.directory import update_host_facts
+from stashtrace.run_facts import STACKS
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 
@@ -25,7 +31,8 @@ class Alarms:
     """Takes the triggers of a run.
 
     ``captures``: seals the windows. ``command``: called for each trigger; None for none. ``after_steps``: of a window.
-    ``joint``: seals this host's part of windows of all hosts; None for a run of this host alone.
+    ``joint``: seals this host's part of windows of all hosts; None for a run of this host alone. ``deeper``: records
+    steps deeper. ``kinds``: what it records of the steps after a trigger.
     """
 
     def __init__(
@@ -35,9 +42,13 @@ class Alarms:
         command: TriggerCommand | None,
         after_steps: int,
         joint: JointWindows | None = None,
+        deeper: DeeperSteps | None = None,
+        kinds: Sequence[str] = (),
     ) -> None:
         self.captures = captures
         self._joint = joint
+        self._deeper = deeper
+        self._kinds = kinds
         self._log = log
         self._command = command
         self._after_steps = after_steps
@@ -53,6 +64,10 @@ class Alarms:
             path = self.captures.ask(window, event.step, after, at_ns, cost_ns=event.cost_ns, by_hand=now)
             if now:
                 self.captures.hurry(at_ns)
+                if self._deeper is not None:
+                    self._deeper.give_up()
+            elif path:
+                self.captures.lengthen(self._deepen(self._kinds, event.step, after, at_ns))
         event = replace(event, window=path)
         self._log.add(event)
         if path:
@@ -65,13 +80,25 @@ class Alarms:
         if self._joint is not None and len(request.hosts) > 1:
             if why := self._joint.answer(request, newest, at_ns):
                 self.refuse([request], why)
+            else:
+                self._joint.lengthen(self._deepen(request.kinds, newest, request.after_steps, at_ns))
             return
         name = f"step-{max(newest, 0):06}-asked"
         path = self.captures.ask(name, newest, request.after_steps, at_ns, by_hand=True, unlimited=request.unlimited)
         if path:
             self._requests.append(request.name)
+            self.captures.lengthen(self._deepen(request.kinds, newest, request.after_steps, at_ns))
         else:
             self.refuse([request], self.captures.refusal)
+
+    def _deepen(self, kinds: Sequence[str], newest: int, count: int, at_ns: int) -> int:
+        """Let steps be recorded deeper; return the last of them, -1 if there are none."""
+        if self._deeper is None or not kinds or not count:
+            return -1
+        last, why = self._deeper.ask(kinds, newest, count, at_ns)
+        if why:
+            self._log.add(Event("deeper", f"the steps that come are recorded as ever: {why}", time.time_ns(), newest))
+        return last
 
     def refuse(self, requests: Sequence[Request], why: str) -> None:
         """Say that no window will be sealed for requests."""
@@ -82,13 +109,18 @@ class Alarms:
 
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool) -> None:
         """Seal the open windows that need not wait, and call the command for what they are of."""
+        if self._deeper is not None and self._deeper.is_open and not ended:
+            return
+        stacks = [] if self._deeper is None else self._deeper.take_stacks()
         for request, part in self._joint.seal_ready(accounts, at_ns, ended=ended) if self._joint is not None else ():
+            _add_stacks(part, stacks)
             event = replace(_event_of(part), request=request.name)
             self._log.add(event)
             self._call(event)
         sealed = self.captures.seal_if_ready(accounts, at_ns, ended=ended)
         if sealed is None:
             return
+        _add_stacks(sealed, stacks)
         event = replace(_event_of(sealed), request=" ".join(self._requests))
         self._log.add(event)
         if self._requests:
@@ -121,6 +153,12 @@ class Alarms:
     def _call(self, event: Event) -> None:
         if self._command is not None:
             self._command.add(event)
+
+
+def _add_stacks(sealed: Sealed, stacks: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what was sampled in a window beside the other facts of this host. Errors of the system are raised."""
+    if stacks and not sealed.error:
+        update_host_facts(Path(sealed.path), os.uname().nodename, {STACKS: stacks})
 
 
 def _event_of(sealed: Sealed) -> Event:

@@ -143,6 +143,11 @@ class Captures:
             self._last_ns, self._last_cost_ns = at_ns, cost_ns
         return str(path)
 
+    def lengthen(self, last_step: int) -> None:
+        """Let the open window wait for a step; -1 for none."""
+        if self._wanted is not None:
+            self._wanted.last_step = max(self._wanted.last_step, last_step)
+
     def hurry(self, at_ns: int) -> None:
         """Let the open window wait no longer: steps after it will not come."""
         if self._wanted is not None:
@@ -240,6 +245,8 @@ class Request:
     newest: int = -1
     #: Whether no limit holds.
     unlimited: bool = False
+    #: What the steps that come are recorded with besides (``live.deeper``).
+    kinds: tuple[str, ...] = ()
 
 
 def put_request(directory: Path, request: Request, host: str) -> Path:
@@ -282,4 +289,5 @@ def _read_request(path: Path) -> Request:
         window,
         int(facts.get("newest", -1)),
         facts.get("unlimited") is True,
+        tuple(map(str, facts.get("kinds", ()))),
     )

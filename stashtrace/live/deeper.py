@@ -10,27 +10,31 @@ a peer more than half of its throughput, so nothing here is on for longer than w
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.errors import StashtraceError
 from stashtrace.live.state import Event
 from stashtrace.record.follower import ask_for_deeper_steps
+from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, ranks_text
 
-#: What can be recorded beside: on the ranks' devices, and what their step threads do in Python.
+#: What can be recorded beside: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"
-_NAMES = {KERNELS: "kernels", STACKS: "Python stacks"}
 HOUR_NS = 3_600_000_000_000
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
@@ -43,8 +47,6 @@ _MARGIN_STEPS = 2
 _PATIENCE_NS = 5_000_000_000
 #: A rank that makes no steps, or very long ones, is given up this long after its time was over.
 _LONGEST_NS = 60_000_000_000
-#: Facts of a process: "first:end pieces of work" of its newest window, and how many windows it has had.
-_FACT, _COUNT_FACT = "kernels_window", "kernels_windows_count"
 
 
 @dataclass(slots=True)
@@ -78,12 +80,13 @@ class _Asked:
     first_step: int
     count: int
     usual_ns: int
+    at_ns: int
     until_ns: int
     #: Windows that ranks had had before.
     known: dict[int, int]
     #: When the last step had closed; -1 before.
     over_ns: int = -1
-    #: Step -> its mean length over the ranks.
+    #: Step that began since -> its mean length over the ranks.
     lengths_ns: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -92,14 +95,32 @@ class _Asked:
 
 
 class DeeperSteps:
-    """The deeper steps of a run. ``directory``: where its processes write on this host."""
+    """The deeper steps of a run.
 
-    def __init__(self, directory: Path, budget: Budget | None = None) -> None:
+    ``directory``: where its processes write on this host. ``sampler``: of Python stacks. ``processes``: returns the
+    number of the process of each rank of this host, as the host and as the process itself see it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        sampler: StackSampler,
+        processes: Callable[[], Mapping[int, tuple[int, int]]],
+        budget: Budget | None = None,
+    ) -> None:
         self.budget = budget or Budget()
         self._directory = directory
+        self._sampler = sampler
+        self._processes = processes
+        #: What was sampled, for the window that is sealed next.
+        self._stacks: list[dict[str, Any]] = []
+        #: How many windows of kernels each rank has had.
+        self._windows_count: dict[int, int] = {}
         self._asked: _Asked | None = None
         self._lengths_ns: deque[float] = deque(maxlen=_USUAL_STEPS)
-        self._newest_step, self._newest_end_ns = -1, -1
+        #: The newest steps as a trace, and zero of its time on CLOCK_MONOTONIC.
+        self._window: Trace | None = None
+        self._origin_ns = 0
         #: What one step cost when it was measured last.
         self._step_cost_ns = 0.0
 
@@ -111,13 +132,17 @@ class DeeperSteps:
     def usual(self, closed: Table) -> Table:
         """Return the rows of those steps that close now which are not deeper: the others are no measure of the job."""
         asked = self._asked
-        return closed if asked is None else closed.take(closed["step"] < asked.first_step - 1)
+        return closed if asked is None else closed.take(closed["end_ns"] + self._origin_ns < asked.at_ns)
 
-    def ask(self, kinds: Collection[str], newest: int, count: int, at_ns: int, window: Trace | None) -> tuple[int, str]:
+    def take_stacks(self) -> list[dict[str, Any]]:
+        """Return what was sampled of Python stacks since the last call (``run_facts.STACKS``)."""
+        stacks, self._stacks = self._stacks, []
+        return stacks
+
+    def ask(self, kinds: Collection[str], newest: int, count: int, at_ns: int) -> tuple[int, str]:
         """Ask for deeper steps; return the last of them, and why there will be none (empty if there will).
 
-        ``newest``: the last step that has closed. ``window``: the newest steps as a trace, to tell what ranks add to
-        it. Errors of the system are raised as they are.
+        ``newest``: the last step that has closed. Errors of the system are raised as they are.
         """
         if self._asked is not None:
             return self._asked.end_step - 1, ""
@@ -125,70 +150,89 @@ class DeeperSteps:
         if left_ns <= cost_ns:
             return -1, self._refusal(left_ns, count, cost_ns)
         usual_ns = round(median(self._lengths_ns)) if self._lengths_ns else 0
-        begun = math.ceil(max(at_ns - self._newest_end_ns, 0) / usual_ns) if usual_ns and newest >= 0 else 0
-        first = newest + 1 + begun + _MARGIN_STEPS
+        begun, age_ns = self._begun(at_ns)
+        first = max(newest, begun) + 1 + _MARGIN_STEPS + (math.ceil(age_ns / usual_ns) if usual_ns else 0)
         limit_ns = (count + 1) * usual_ns + left_ns
         if KERNELS in kinds:
             ask_for_deeper_steps(self._directory, first, count, limit_ns)
-        until_ns = at_ns + (begun + _MARGIN_STEPS) * usual_ns + limit_ns + _LONGEST_NS
-        known = {} if window is None else {rank: number for rank, (number, _) in _told(window).items()}
-        self._asked = _Asked(frozenset(kinds), first, count, usual_ns, until_ns, known)
+        if STACKS in kinds:
+            self._sampler.start(self._processes())
+        until_ns = at_ns + age_ns + _MARGIN_STEPS * usual_ns + limit_ns + _LONGEST_NS
+        self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, self._windows_count)
         return first + count - 1, ""
+
+    def _begun(self, at_ns: int) -> tuple[int, int]:
+        """Return the newest step that a rank is known to have begun, and how long ago that was; -1 for none."""
+        if self._window is not None:
+            with contextlib.suppress(StashtraceError):  # no rank has any yet
+                table = steps(self._window)
+                return int(table["step"].max()), max(at_ns - self._origin_ns - int(table["begin_ns"].max()), 0)
+        return -1, 0
 
     def look(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
         """Take in the steps that closed in a round; return what deeper steps have cost once they are over.
 
         ``origin_ns``: zero of the common time on CLOCK_MONOTONIC, which ``at_ns`` is of.
         """
-        usual = self.usual(closed)
-        for rows in GroupBy(usual["step"]) if len(usual) else ():
-            self._lengths_ns.append(float(np.mean(usual["end_ns"][rows] - usual["begin_ns"][rows])))
-        if len(closed):
-            self._newest_step = int(closed["step"].max())
-            self._newest_end_ns = int(closed["end_ns"].max()) + origin_ns
+        self._window, self._origin_ns = window, origin_ns
+        told = {} if window is None else _told(window)
+        self._windows_count = {rank: number for rank, (number, _) in told.items()}
+        for rows in GroupBy(self.usual(closed)["step"]):
+            self._lengths_ns.append(float(np.mean(closed["end_ns"][rows] - closed["begin_ns"][rows])))
         asked = self._asked
         if asked is None:
             return None
-        self._measure(asked, closed)
-        told = {} if window is None else _told(window)
+        since = closed.take(closed["begin_ns"] + origin_ns >= asked.at_ns)
+        for step, rows in GroupBy(since["step"]).items():
+            asked.lengths_ns[step] = float(np.mean(since["end_ns"][rows] - since["begin_ns"][rows]))
         new = {rank: text for rank, (number, text) in told.items() if number > asked.known.get(rank, 0)}
-        if asked.over_ns < 0 and self._newest_step >= asked.end_step - 1:
+        if asked.over_ns < 0 and max(asked.lengths_ns, default=-1) >= asked.end_step - 1:
             asked.over_ns = at_ns
-        waits = KERNELS in asked.kinds and window is not None and set(window.ranks.tolist()) - new.keys()
-        is_over = asked.over_ns >= 0 and (not waits or at_ns - asked.over_ns > _PATIENCE_NS)
+        awaited = KERNELS in asked.kinds and window is not None and set(window.ranks.tolist()) - new.keys()
+        # Ranks that were further than was known begin later.
+        patience_ns = _PATIENCE_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
+        is_over = asked.over_ns >= 0 and at_ns - asked.over_ns >= patience_ns
         if not (is_over or ended or at_ns > asked.until_ns):
             return None
         if not is_over and KERNELS in asked.kinds and not ended:
             ask_for_deeper_steps(self._directory, 0, 0, 0)
         self._asked = None
+        if STACKS in asked.kinds:
+            self._stacks += self._sampler.finish()
         return self._result(asked, new, window, at_ns)
-
-    def _measure(self, asked: _Asked, closed: Table) -> None:
-        deeper = closed.take((closed["step"] >= asked.first_step - 1) & (closed["step"] < asked.end_step))
-        for rows in GroupBy(deeper["step"]) if len(deeper) else ():
-            lengths = deeper["end_ns"][rows] - deeper["begin_ns"][rows]
-            asked.lengths_ns[int(deeper["step"][rows][0])] = float(np.mean(lengths))
 
     def _result(self, asked: _Asked, new: dict[int, str], window: Trace | None, at_ns: int) -> Event:
         """Spend what deeper steps took longer than usual, and word it."""
-        cost_ns = max(round(sum(asked.lengths_ns.values()) - asked.usual_ns * len(asked.lengths_ns)), 0)
+        with_kernels = [step for first, end in _windows(new) for step in range(first, end) if step in asked.lengths_ns]
+        sampled = sorted(asked.lengths_ns) if STACKS in asked.kinds else []
+        # In the step before the first one, the ranks get ready.
+        deeper = sorted({*sampled, *with_kernels, *(f - 1 for f, _ in _windows(new) if f - 1 in asked.lengths_ns)})
+        cost_ns = self._cost_ns([asked.lengths_ns[step] for step in deeper])
         self.budget.spend(cost_ns, at_ns)
-        if asked.lengths_ns:
-            self._step_cost_ns = cost_ns / len(asked.lengths_ns)
-        left = f"{duration_text(self.budget.left_ns(at_ns))} of the {duration_text(self.budget.hourly_ns)}"
-        left = f"{left} that they may cost in an hour are left"
-        what = " and ".join(_NAMES[kind] for kind in _NAMES if kind in asked.kinds)
-        last = max(asked.lengths_ns, default=-1)
-        if last < asked.first_step:
-            text = f"no deeper steps ({what}): step {asked.first_step} did not come; {left}"
-        else:
-            text = (
-                f"steps {asked.first_step} to {last} were recorded with {what}; with the one before they took "
-                f"{duration_text(cost_ns)} longer than usual; {left}"
-            )
+        if deeper:
+            self._step_cost_ns = cost_ns / len(deeper)
+        parts = [f"kernels of {_range(with_kernels)}"] if KERNELS in asked.kinds else []
+        parts += [f"Python stacks of {_range(sampled)}"] if STACKS in asked.kinds else []
+        text = f"recorded {' and '.join(parts)}"
+        if deeper:
+            text += f": with those before, the steps took {duration_text(cost_ns)} longer than usual"
+        left, hourly = duration_text(self.budget.left_ns(at_ns)), duration_text(self.budget.hourly_ns)
+        text += f"; {left} of the {hourly} that this may cost in an hour are left"
         if KERNELS in asked.kinds:
-            text += _of_kernels(new, window, asked)
-        return Event("deeper", text, time.time_ns(), step=max(last, -1), cost_ns=cost_ns)
+            text += _of_kernels(new, window)
+        if STACKS in asked.kinds:
+            text += _of_stacks(self._sampler.unseen)
+        return Event("deeper", text, time.time_ns(), step=deeper[-1] if deeper else -1, cost_ns=cost_ns)
+
+    def _cost_ns(self, lengths_ns: list[float]) -> int:
+        """Return what steps took longer than usual; than the shortest of them where that is not known."""
+        usual_ns = median(self._lengths_ns) if self._lengths_ns else min(lengths_ns, default=0.0)
+        return max(round(sum(lengths_ns) - usual_ns * len(lengths_ns)), 0)
+
+    def give_up(self) -> None:
+        """Let the steps that are awaited be over with the next round: they do not come."""
+        if self._asked is not None:
+            self._asked.until_ns = 0
 
     def _refusal(self, left_ns: int, count: int, cost_ns: int) -> str:
         last = f", and {count_noun(count, 'step')} cost {duration_text(cost_ns)} when they were measured last"
@@ -198,14 +242,28 @@ class DeeperSteps:
         )
 
 
+def _windows(new: Mapping[int, str]) -> list[tuple[int, int]]:
+    """Return the first step and the one behind the last that each rank told of."""
+    ends = [text.split()[0].split(":") for text in new.values()]
+    return [(int(first), int(end)) for first, end in ends]
+
+
+def _range(numbers: Collection[int]) -> str:
+    if not numbers:
+        return "no step"
+    first, last = min(numbers), max(numbers)
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
 def _told(window: Trace) -> dict[int, tuple[int, str]]:
     """Return the number of windows of kernels that each rank has had, and what it told of the newest one."""
     ranks, facts = _ranks(window), window.metadata
-    by_rank: dict[str, dict[int, str]] = {_FACT: {}, _COUNT_FACT: {}}
+    by_rank: dict[str, dict[int, str]] = {KERNELS_WINDOW: {}, KERNELS_WINDOWS_COUNT: {}}
     for name, texts in by_rank.items():
         for row in facts.take(facts["key_code"] == window.strings.find(name)).rows():
             texts[ranks.get(row["process_id"], -1)] = window.text(row["value_code"])
-    return {rank: (int(by_rank[_COUNT_FACT].get(rank, "1")), text) for rank, text in by_rank[_FACT].items()}
+    counts = by_rank[KERNELS_WINDOWS_COUNT]
+    return {rank: (int(counts.get(rank, "1")), text) for rank, text in by_rank[KERNELS_WINDOW].items()}
 
 
 def _ranks(window: Trace) -> dict[int, int]:
@@ -213,7 +271,7 @@ def _ranks(window: Trace) -> dict[int, int]:
     return dict(zip(window.processes["process_id"].tolist(), window.processes["rank"].tolist(), strict=True))
 
 
-def _of_kernels(new: dict[int, str], window: Trace | None, asked: _Asked) -> str:
+def _of_kernels(new: dict[int, str], window: Trace | None) -> str:
     """Say how many kernels were recorded, and which ranks have none and why."""
     pieces = sum(int(text.split()[1]) for text in new.values())
     ranks = set() if window is None else set(window.ranks.tolist())
@@ -222,8 +280,19 @@ def _of_kernels(new: dict[int, str], window: Trace | None, asked: _Asked) -> str
         return f"; {count_noun(pieces, 'piece')} of work on devices"
     why = "" if window is None else _why_none(window, set(without))
     some = f"; {count_noun(pieces, 'piece')} of work on devices, and" if new else ";"
-    named = f"rank{'s' if len(without) > 1 else ''} {ranks_text(without)}"
-    return f"{some} {named} recorded no kernels{f': {why}' if why else ''}"
+    return f"{some} {_named(without)} recorded no kernels{f': {why}' if why else ''}"
+
+
+def _of_stacks(unseen: Mapping[int, str]) -> str:
+    """Say which ranks were not sampled, and why."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, why in sorted(unseen.items()):
+        by_reason.setdefault(why, []).append(rank)
+    return "".join(f"; no Python stacks of {_named(ranks)}: {why}" for why, ranks in by_reason.items())
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
 
 
 def _why_none(window: Trace, ranks: set[int]) -> str:

@@ -16,10 +16,11 @@ from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingRun
-from stashtrace.format.liveness import own_boot_id
+from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms
 from stashtrace.live.capture import Captures, Request, take_requests
+from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
 from stashtrace.live.hosts.joint_windows import JointWindows
@@ -37,6 +38,7 @@ from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigge
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
+from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
@@ -68,6 +70,9 @@ class FollowOptions:
     after_steps: int = 5
     #: Program and arguments that are called for each trigger; empty for none.
     on_trigger: Sequence[str] = ()
+    #: What the steps after a trigger are recorded with besides, and which part of the job's time that may cost an hour.
+    deeper: Sequence[str] = ()
+    deeper_ratio: float = BUDGET_RATIO
     #: The run directory, in which hosts tell each other of their ranks; None where processes write into it.
     shared: Path | None = None
 
@@ -94,12 +99,16 @@ class FollowedRun:
         self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours), self.others)
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
         captures = Captures(directory, facts)
+        budget = Budget(options.deeper_ratio)
+        self.deeper = DeeperSteps(directory, StackSampler(host), self._processes, budget)
         self.alarms = Alarms(
             log,
             captures,
             TriggerCommand(options.on_trigger, directory) if options.on_trigger else None,
             options.after_steps,
             JointWindows(captures, directory, facts, host, waits=bool(facts.get("idle"))),
+            self.deeper,
+            options.deeper,
         )
         self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
@@ -124,6 +133,13 @@ class FollowedRun:
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
         self._asked: list[Request] = []
         self._is_gone = False
+
+    def _processes(self) -> dict[int, tuple[int, int]]:
+        """Return the number of the process of each rank of this host, as the host and as the process itself see it."""
+        ranks, _ = self.accounts.own_files()
+        live = LiveRings.look()
+        found = {rank: (live.pid_of(file), int(file.metadata.get("pid", -1))) for rank, file in ranks.items()}
+        return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
 
     def ask(self) -> None:
         """Let the next round open a window, as ``stashtrace capture`` does: of all hosts where they share a directory.
@@ -158,7 +174,11 @@ class FollowedRun:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
                 self._look_at(found, ended)
-                self._triggers(found, ended)
+                measured = self.deeper.usual(found.closed)
+                at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
+                if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
+                    self.log.add(event)
+                self._triggers(replace(found, closed=measured), ended)
             self._windows(ended)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stashtrace.live.deeper import BUDGET_RATIO
 from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
 from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
     parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
     parser.add_argument("--on-trigger", metavar="CMD", default="", help="command that is called for each trigger")
+    parser.add_argument("--deeper", default="", help="what steps after a trigger are recorded with besides, by commas")
+    parser.add_argument("--deeper-ratio", type=float, default=BUDGET_RATIO, help="what that may cost, of each hour")
     add_outlet_arguments(parser)
     arguments = parser.parse_args(argv)
     # What the terminal sends is meant for the job; we end with it. A handler, since programs that we start would
@@ -67,6 +70,8 @@ def _follow(arguments: argparse.Namespace) -> None:
         keep_steps=arguments.keep_steps,
         keep_bytes=arguments.keep_bytes,
         on_trigger=shlex.split(arguments.on_trigger),
+        deeper=tuple(filter(None, arguments.deeper.split(","))),
+        deeper_ratio=arguments.deeper_ratio,
         shared=arguments.shared,
     )
     run = FollowedRun(arguments.directory, log, options)

@@ -30,7 +30,7 @@ class Event:
     """Something that happened: a slow step, a stuck job, a lost rank."""
 
     #: ``slow_step``, ``stall_grows``, ``stuck``, ``moves_again``, ``rank_lost``, ``capture``, ``on_trigger``,
-    #: ``metrics`` or ``directory_gone``.
+    #: ``metrics``, ``deeper`` or ``directory_gone``.
     kind: str
     #: A sentence.
     text: str

@@ -18,10 +18,10 @@ from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.process_identity import Identity, Process
 from stashtrace.record.look.model import LOOK_FACT
-from stashtrace.run_facts import GPU_INVENTORY, LOOKS, WINDOW_STEPS
+from stashtrace.run_facts import GPU_INVENTORY, LOOKS, STACKS, WINDOW_STEPS
 from stashtrace.schema.events import TABLES
-from stashtrace.schema.kinds import ProcessRole, Severity
-from stashtrace.schema.order import number_collectives
+from stashtrace.schema.kinds import ProcessRole, Severity, TrackKind
+from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives
 from stashtrace.schema.possible import rank_number
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -69,6 +69,7 @@ def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
         "losses": _loss_table(run, decoded),
         "metadata": _metadata_table(run, decoded),
         "alignment": _alignment_table(run),
+        "stacks": _stack_table(run),
         "tracks": run.tracks.table(),
     }
 
@@ -134,6 +135,29 @@ def _looks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
             number = numbers.get((kept["host"], kept["pid"]))
             if number is not None:
                 yield number, run.strings.code(LOOK_FACT), run.strings.code(kept["look"])
+
+
+def _stack_table(run: OpenedRun) -> Table:
+    """Return the functions that were sampled of threads that have a track; the tracks must be known by now."""
+    schema, tracks = TABLES["stacks"], run.tracks.table()
+    known = tracks["kind_code"] == TrackKind.THREAD
+    track_of = {
+        (int(row["process_id"]), int(row["native_id"])): int(row["track_id"]) for row in tracks.take(known).rows()
+    }
+    processes = {(str(p.file.metadata.get("host", "")), p.facts.pid): p for p in run.processes}
+    tables = []
+    for told in (one for raw in run.runs for facts in raw.host_facts for one in facts.get(STACKS, ())):
+        process = processes.get((told["host"], told["pid"]))
+        if process is None:
+            continue
+        names, common_ns = run.strings.codes(told["functions"]), process.clock.common_ns
+        rows = [
+            (common_ns(begin), common_ns(end), track, depth, line, int(names[function]))
+            for tid, begin, end, function, line, depth in told["rows"]
+            if (track := track_of.get((process.number, tid))) is not None
+        ]
+        tables.append(Table.from_rows(schema, rows))
+    return in_order_of(Table.concat(schema, tables), SORT_KEYS["stacks"])
 
 
 def _alignment_table(run: OpenedRun) -> Table:

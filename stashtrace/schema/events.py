@@ -49,6 +49,15 @@ SPANS = schema(
     col.identity("correlation_id", "joins records of one cause, 0 if none"),
     col.number("value", "step: its number; else as the kind says"),
 )
+STACKS = schema(
+    "stacks",
+    "Python functions that threads were in, from samples of the steps that were recorded deeper",
+    *INTERVAL,
+    TRACK_ID,
+    col.number("depth", "0 for the outermost"),
+    col.number("line", "on which it was first seen"),
+    col.text("name_code", "function at file"),
+)
 PHASES = schema(
     "phases",
     "Forward, backward, optimizer, checkpoint",
@@ -433,6 +442,7 @@ TABLES: dict[str, Schema] = {
         PROCESSES,
         TRACKS,
         SPANS,
+        STACKS,
         PHASES,
         BATCHES,
         IO,

@@ -150,7 +150,7 @@ class Trace(_Tables):
         Texts behind every ``*_code`` column that is not an enumeration.
     path : str
         Where it was loaded from.
-    processes, tracks, spans, phases, batches, io, waits : Table
+    processes, tracks, spans, stacks, phases, batches, io, waits : Table
         See ``stashtrace/schema/events.py``.
     collectives, collective_waits, groups, counters, flows, losses, alignment, metadata : Table
         See ``stashtrace/schema/events.py``.
@@ -367,6 +367,8 @@ def cached_on_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Res
 
 #: Of a process: nothing of its host was recorded, so why a device idled is unknown.
 HOST_NOT_RECORDED = "host_not_recorded"
+#: Of a process: "first:end pieces" of the newest steps that deep mode recorded, and how often it was on.
+KERNELS_WINDOW, KERNELS_WINDOWS_COUNT = "kernels_window", "kernels_windows_count"
 #: Of a process: all operators of its threads were recorded, so at other times nothing computed.
 OPERATORS_RECORDED = "operators_recorded"
 #: Of a process: its recording holds work of a device that the importer cannot read; the value names it.

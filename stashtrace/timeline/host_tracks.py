@@ -1,4 +1,4 @@
-"""Slices of the threads of one rank: phases, DataLoader, waits, annotations, gc, checkpoints.
+"""Slices of the threads of one rank: phases, DataLoader, waits, annotations, Python stacks, gc, checkpoints.
 
 Each layer is a function (RankRows, TrackTree, root track) -> slices, called by `thread_layers` or by ``timeline``, with
 a place in `Order`.
@@ -43,7 +43,7 @@ _BATCH_PHASES = {
 def thread_layers(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     """Return the slices of all layers of this file, in one list for the encoder."""
     slices = _step_thread_and_loader(rows, tree, root)
-    for layer in (_waits, _annotations, _collections, _tracer):
+    for layer in (_waits, _annotations, _stacks, _collections, _tracer):
         slices.extend(layer(rows, tree, root))
     return slices
 
@@ -171,6 +171,14 @@ def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     piece = _span_piece(rows, SpanKind.USER, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
     return tree.add(root, rows.thread_lines(Order.ANNOTATIONS, "annotations · {}", step_title="annotations"), [piece])
+
+
+def _stacks(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
+    stacks = rows.table("stacks")
+    piece = Piece.of(stacks, stacks["name_code"], rows.texts)
+    piece.ints["line"] = stacks["line"]
+    about = "Python functions by samples of {}: each begin and end is known to about 10 ms"
+    return tree.add(root, rows.thread_lines(Order.STACKS, "Python stack · {}", about), [piece])
 
 
 def _collections(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:

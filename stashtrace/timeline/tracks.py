@@ -39,6 +39,7 @@ class Order(enum.IntEnum):
     FILES = 4000
     WAITS = 5000
     ANNOTATIONS = 6000
+    STACKS = 6500
     GC = 7000
     CHECKPOINT = 8000
     TRACER = 9000

@@ -21,7 +21,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, DeviceWork
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import KERNELS_WINDOWS_COUNT, Trace
 
 Keep = Literal["keep", "drop"]
 By = Literal["rank", "step"]
@@ -117,6 +117,7 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
     """
     one_of("by", by, "rank", "step")
     if by == "rank":
+        _refuse_apart(devices)
         return [_whole(device) for device in devices]
     every_step = steps(devices[0].trace)
     by_rank = RowsBy(every_step["rank"])
@@ -127,6 +128,25 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
             own = own.take(slice(0, -1))
         windows.append(Windows(own["step"], own["begin_ns"], own["end_ns"]))
     return windows
+
+
+def _refuse_apart(devices: list[DeviceRows]) -> None:
+    """Raise UsageError where deep mode was on several times, so that the whole holds time that nothing was recorded in."""
+    for device in devices:
+        facts, strings = device.trace.metadata, device.trace.strings
+        told = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
+        if not any(strings[code] not in ("", "1") for code in facts["value_code"][told].tolist()):
+            continue
+        own = host_steps(device.trace)
+        own = own.take(own["rank"] == device.rank).sort_by("begin_ns")
+        begins = np.sort(device["begin_ns"])
+        counts = np.searchsorted(begins, own["end_ns"]) - np.searchsorted(begins, own["begin_ns"])
+        busy = np.flatnonzero(counts)
+        if (np.diff(busy) > 1).any():
+            raise UsageError(
+                f"kernels of rank {device.rank} were recorded several times, with steps without them in between",
+                hint="by=step takes each step alone; or analyze one of the run's windows/",
+            )
 
 
 def _whole(device: DeviceRows) -> Windows:

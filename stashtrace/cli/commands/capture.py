@@ -30,6 +30,12 @@ def parser() -> Parser:
         "--timeout", metavar="SECONDS", type=float, default=120.0, help="give up after so long (default: 120)"
     )
     parser.add_argument(
+        "--kernels", action="store_true", help="record every kernel and copy of the GPU in the steps that come"
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="sample Python stacks in the steps that come (extra: stacks)"
+    )
+    parser.add_argument(
         "--no-limit",
         action="store_true",
         help="also where the run has 100 windows, or they take 2 GiB",
@@ -52,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
         why = "has ended" if read_states(directory) else "is not followed"
         raise UsageError(f"the run in {directory} {why}", hint="begin it with `stashtrace run --live`")
     try:
-        asked = ask_hosts(directory, states, arguments.steps, unlimited=arguments.no_limit)
+        kinds = [name for name in ("kernels", "stacks") if getattr(arguments, name)]
+        asked = ask_hosts(directory, states, arguments.steps, unlimited=arguments.no_limit, kinds=kinds)
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror}") from error
     asked.wait(arguments.timeout)

@@ -76,6 +76,18 @@ def parser() -> Parser:
         help="call a command, without a shell, when a step is slow, the job stuck, a rank lost, a stall grown or a"
         " window sealed; it finds what happened in STASHTRACE_TRIGGER_*; turns --live on",
     )
+    parser.add_argument(
+        "--deeper",
+        metavar="KINDS",
+        help="record the steps after a trigger with kernels (of the GPU), stacks (of Python) or kernels,stacks, in the"
+        " window of it; turns --live on",
+    )
+    parser.add_argument(
+        "--deeper-budget",
+        metavar="PERCENT",
+        type=float,
+        help="part of the job's time that deeper steps may cost, of each hour (default: 1)",
+    )
     add_metrics_arguments(parser)
     parser.add_argument(
         "--keep-last",
@@ -181,10 +193,15 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
 
     Raises UsageError if an option has no possible value.
     """
-    lines = arguments.live or metrics.arguments or arguments.on_trigger is not None or arguments.idle
+    asked = arguments.on_trigger is not None or arguments.idle or arguments.deeper is not None
+    lines = arguments.live or metrics.arguments or asked
     words = [*metrics.arguments] if lines else ["--quiet"]
     if arguments.on_trigger is not None:
         words += ["--on-trigger", _command_words(arguments.on_trigger)]
+    if arguments.deeper is not None:
+        words += ["--deeper", _deeper_kinds(arguments.deeper)]
+    if arguments.deeper_budget is not None:
+        words += ["--deeper-ratio", str(_deeper_ratio(arguments.deeper_budget))]
     if arguments.keep_last is not None:
         if arguments.keep_last < 1:
             raise UsageError(f"--keep-last {arguments.keep_last} keeps nothing", hint="for example --keep-last 500")
@@ -196,6 +213,20 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
     if arguments.idle and arguments.steps is not None:
         raise UsageError("--idle and --steps both say what to record", hint="give one of them")
     return None if words == ["--quiet"] else words
+
+
+def _deeper_kinds(text: str) -> str:
+    """Return what steps after a trigger are recorded with besides. Raises UsageError if it is none of those known."""
+    kinds = list(dict.fromkeys(filter(None, text.split(","))))
+    if unknown := [kind for kind in kinds if kind not in ("kernels", "stacks")] or ([] if kinds else [text]):
+        raise UsageError(f"--deeper {unknown[0]!r} is not known", hint="kernels, stacks, or kernels,stacks")
+    return ",".join(kinds)
+
+
+def _deeper_ratio(percent: float) -> float:
+    if not 0 < percent <= 100:
+        raise UsageError(f"--deeper-budget {percent:g} is no part of an hour", hint="for example --deeper-budget 0.5")
+    return percent / 100
 
 
 def _command_words(text: str) -> str:

@@ -35,12 +35,22 @@ def asked_hosts(directory: Path) -> list[LiveState]:
     return [state for state in read_states(directory) if not state.ended]
 
 
-def ask_hosts(directory: Path, states: Sequence[LiveState], after_steps: int, *, unlimited: bool = False) -> Asked:
-    """Ask the followers of these hosts for one window. Errors of the system are raised as they are."""
+def ask_hosts(
+    directory: Path,
+    states: Sequence[LiveState],
+    after_steps: int,
+    *,
+    unlimited: bool = False,
+    kinds: Sequence[str] = (),
+) -> Asked:
+    """Ask the followers of these hosts for one window. Errors of the system are raised as they are.
+
+    ``kinds``: what the steps that come are recorded with besides.
+    """
     hosts = tuple(state.host for state in states)
     newest = max((int(own["last_step"]) for state in states for own in state.ranks.values()), default=-1)
     window = _make_folder(directory, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
-    request = Request(after_steps, new_request_name(), hosts, window, newest, unlimited)
+    request = Request(after_steps, new_request_name(), hosts, window, newest, unlimited, tuple(kinds))
     asked = Asked(directory, request, {state.host: _Seen(state.rounds_count, time.monotonic()) for state in states})
     for host in hosts:
         asked.files.append(put_request(directory, request, host))

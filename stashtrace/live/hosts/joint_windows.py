@@ -38,6 +38,8 @@ class _Joint:
     newest: int
     until_ns: int
     written: list[Path] = field(default_factory=list)
+    #: It holds this step in any case, where it comes in time.
+    least_last: int = -1
 
 
 class JointWindows:
@@ -77,6 +79,10 @@ class JointWindows:
         self._open.append(_Joint(request, path, newest, at_ns + PATIENCE_NS))
         return ""
 
+    def lengthen(self, last_step: int) -> None:
+        """Let the window that was opened last wait for a step; -1 for none."""
+        self._open[-1].least_last = max(self._open[-1].least_last, last_step)
+
     def seal_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False) -> list[tuple[Request, Sealed]]:
         """Seal the parts whose last step has closed, or that have waited long enough."""
         closed = min(accounts.closed.values(), default=-1)
@@ -89,7 +95,7 @@ class JointWindows:
         if self._waits and not told.keys() >= set(joint.request.hosts):
             return False
         newest = max([joint.newest, joint.request.newest, *(step for step in told.values() if isinstance(step, int))])
-        return closed >= newest + joint.request.after_steps
+        return closed >= max(newest + joint.request.after_steps, joint.least_last)
 
     def _seal(self, joint: _Joint, accounts: LiveAccounts, closed: int) -> Sealed:
         first = 0 if accounts.window is None else accounts.window.first_step

@@ -145,6 +145,14 @@ def outer_tid(pid: int, tid: int) -> int:
     return tid
 
 
+def own_tid(pid: int, tid: int) -> int:
+    """Return the number that a process has for one of its threads, which this host numbers ``tid``."""
+    for line in _read(f"/proc/{pid}/task/{tid}/status").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return tid
+
+
 def _moved_bytes(pid: int) -> int:
     counts = {}
     for line in _read(f"/proc/{pid}/io").splitlines():

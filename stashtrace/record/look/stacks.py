@@ -28,6 +28,8 @@ class Stack:
     """The stack of a thread."""
 
     tid: int
+    #: As Python numbers it.
+    thread_id: int
     name: str
     holds_gil: bool
     #: ``function at file:line``, innermost first.
@@ -72,7 +74,7 @@ def read_stacks(pid: int) -> Stacks:
             except (ValueError, TypeError, KeyError):
                 why = f"{PROGRAM} gave an answer that makes no sense"
                 continue
-        why = _reason(done.stderr)
+        why = reason_of(done.stderr)
         if "ermission" in done.stderr:
             break
     return Stacks({}, why)
@@ -86,11 +88,13 @@ def _stacks(told: Any) -> dict[int, Stack]:
             f"{frame['name']} at {scrub_arguments([str(frame['filename'])])[0]}:{frame['line']}"
             for frame in thread["frames"][:_MOST_FRAMES]
         )
-        found[tid] = Stack(tid, str(thread["thread_name"] or ""), thread["owns_gil"] is True, frames)
+        name, holds_gil = str(thread["thread_name"] or ""), thread["owns_gil"] is True
+        found[tid] = Stack(tid, int(thread["thread_id"]), name, holds_gil, frames)
     return found
 
 
-def _reason(said: str) -> str:
+def reason_of(said: str) -> str:
+    """Return why the program gave no answer, from what it said."""
     if "ermission" in said:
         return "this user may not read the memory of the process (ptrace)"
     line = next((line.removeprefix("Error: ") for line in said.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,3 @@
+"""Python functions that threads were in, where stacks were sampled."""
+
+# SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,92 @@
+"""stacks: Python functions of the ranks' threads by time, from samples of deeper steps."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from stashtrace.analysis.devices.work import one_of
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.errors import MissingDataError
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import RANK_OR_NONE, schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+
+FUNCTIONS = schema(
+    "stacks",
+    "Python functions of the ranks' threads; each is known to about one sampling period",
+    RANK_OR_NONE,
+    col.refers("track_id", "tracks.track_id", "the thread", detail=5),
+    col.text("name_code", "function at file"),
+    col.number("line", "on which it was first seen, of the longest time in it"),
+    col.ns("self_ns", "it was the innermost function"),
+    col.real("self_ratio", "share of the time that the thread was sampled"),
+    col.ns("total_ns", "it was on the stack"),
+    col.real("total_ratio", "share of that time"),
+)
+
+
+def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
+    """Sum up which Python functions threads were in, the most costly first.
+
+    Parameters
+    ----------
+    trace : Trace
+        A window of which some steps were recorded with Python stacks.
+    threads : {"step", "all"}
+        The step thread of each rank, or all threads of Python.
+
+    Columns
+    -------
+    rank, track_id, name_code, line, self_ns, self_ratio, total_ns, total_ratio
+
+    Raises
+    ------
+    MissingDataError
+        If no stack was sampled.
+    """
+    one_of("threads", threads, "step", "all")
+    table = trace.stacks
+    if not len(table):
+        raise MissingDataError(
+            "no Python stack was sampled",
+            hint="record some steps with `stashtrace capture RUN --stacks`, or `stashtrace run --deeper stacks`",
+        )
+    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    process_of = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))
+    wanted = {thread.track_id for thread in step_threads(trace)} if threads == "step" else set(process_of)
+    rows = []
+    for track, at in GroupBy(table["track_id"]).items():
+        if track not in wanted:
+            continue
+        own = table.take(at)
+        whole_ns = TimeSet.of(own["begin_ns"], own["end_ns"]).total_ns
+        lengths = own["end_ns"] - own["begin_ns"]
+        alone = lengths - _inner_ns(own)
+        for name, same in GroupBy(own["name_code"]).items():
+            self_ns, total_ns = int(alone[same].sum()), TimeSet.of(own["begin_ns"][same], own["end_ns"][same]).total_ns
+            line = int(own["line"][same[lengths[same].argmax()]])
+            rank = rank_of.get(process_of[track], -1)
+            rows.append((rank, track, name, line, self_ns, self_ns / whole_ns, total_ns, total_ns / whole_ns))
+    found = Table.from_rows(FUNCTIONS, rows)
+    return found.take(np.lexsort((found["name_code"], -found["self_ns"], found["track_id"], found["rank"])))
+
+
+def _inner_ns(own: Table) -> Int64:
+    """Return the time of the functions that each one called, of one thread."""
+    inner = np.zeros(len(own), dtype=np.int64)
+    by_depth = {depth: at[np.argsort(own["begin_ns"][at])] for depth, at in GroupBy(own["depth"]).items()}
+    for depth, callees in by_depth.items():
+        callers = by_depth.get(depth - 1)
+        if callers is None:
+            continue
+        place = np.searchsorted(own["begin_ns"][callers], own["begin_ns"][callees], side="right") - 1
+        caller = callers[np.maximum(place, 0)]
+        inside = (place >= 0) & (own["end_ns"][callees] <= own["end_ns"][caller])
+        np.add.at(inner, caller[inside], (own["end_ns"] - own["begin_ns"])[callees[inside]])
+    return int64(inner)
