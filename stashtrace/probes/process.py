@@ -142,9 +142,9 @@ class StepWindow:
     step. After the first mark by the user, only marks end steps.
 
     ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``control``: says whether to record, in place of the
-    steps (``run --idle``). ``deeper``: told of each step. ``step``: number of steps that have ended. ``open``: whether probes should record now.
-    ``begins``: whether recording begins with this step. ``marked_by_user``: whether ``stashtrace.step()`` has been
-    called, so that nothing else ends a step.
+    steps (``run --idle``). ``deeper``: told of each step. ``step``: number of steps that have ended. ``open``: whether
+    probes should record now. ``begins``: whether recording begins with this step. ``marked_by_user``: whether
+    ``stashtrace.step()`` has been called, so that nothing else ends a step.
     """
 
     def __init__(self, steps: str, control: mmap.mmap | None = None, deeper: DeeperSteps | None = None) -> None:

@@ -131,11 +131,11 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
 
 
 def _refuse_apart(devices: list[DeviceRows]) -> None:
-    """Raise UsageError where deep mode was on several times, so that the whole holds time that nothing was recorded in."""
+    """Raise UsageError where deep mode was on several times: the whole holds time in which nothing was recorded."""
     for device in devices:
         facts, strings = device.trace.metadata, device.trace.strings
         told = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
-        if not any(strings[code] not in ("", "1") for code in facts["value_code"][told].tolist()):
+        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][told].tolist()):
             continue
         own = host_steps(device.trace)
         own = own.take(own["rank"] == device.rank).sort_by("begin_ns")

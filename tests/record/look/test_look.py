@@ -177,9 +177,9 @@ FAKE = """#!/bin/sh
 exec {python} - <<'END'
 import json, sys
 print(json.dumps([
-    {{"os_thread_id": 7, "thread_name": "MainThread", "owns_gil": False,
+    {{"os_thread_id": 7, "thread_id": 70, "thread_name": "MainThread", "owns_gil": False,
       "frames": [{{"name": "fetch", "filename": "/job/train.py", "line": 41}}]}},
-    {{"os_thread_id": 8, "thread_name": "logger", "owns_gil": True, "frames": []}},
+    {{"os_thread_id": 8, "thread_id": 80, "thread_name": "logger", "owns_gil": True, "frames": []}},
 ]))
 END
 """
