@@ -95,7 +95,10 @@ class Alarms:
         """Let steps be recorded deeper; return the last of them, -1 if there are none."""
         if self._deeper is None or not kinds or not count:
             return -1
-        last, why = self._deeper.ask(kinds, newest, count, at_ns)
+        try:
+            last, why = self._deeper.ask(kinds, newest, count, at_ns)
+        except OSError as error:
+            last, why = -1, f"ranks could not be asked ({error.strerror or error})"
         if why:
             self._log.add(Event("deeper", f"the steps that come are recorded as ever: {why}", time.time_ns(), newest))
         return last

@@ -298,7 +298,7 @@ def _named(ranks: list[int]) -> str:
 def _why_none(window: Trace, ranks: set[int]) -> str:
     """Return the newest reason that one of these ranks gives."""
     of, losses = _ranks(window), window.losses
-    why = ""
+    why = "it told no step since, or runs in a container with a file system or processes of its own"
     for row in losses.take(losses["collector_code"] == window.strings.find("cupti")).rows():
         if of.get(row["process_id"]) in ranks:
             why = window.text(row["advice_code"]) or window.text(row["name_code"])

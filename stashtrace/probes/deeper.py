@@ -63,11 +63,11 @@ def follow_requests() -> DeeperSteps | None:
     """Return what follows the requests; None where nobody makes any."""
     if os.environ.get("STASHTRACE_FOLLOWED") != "1":
         return None
-    path = os.path.join(os.environ.get("STASHTRACE_DIR", ""), f"control-{os.uname().nodename}")
+    path = _find_control(os.environ.get("STASHTRACE_DIR", ""))
+    if not path:
+        return None  # the launcher is on another host
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None  # the launcher is on another host
     except OSError as error:
         recorder.failed("cupti", "control", error)
         return None
@@ -78,3 +78,15 @@ def follow_requests() -> DeeperSteps | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def _find_control(directory: str) -> str:
+    """Return the path of the file; a container may have another name than the host of its launcher."""
+    own = os.path.join(directory, f"control-{os.uname().nodename}")
+    if os.path.exists(own):
+        return own
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith("control-")]
+    except OSError:
+        return ""
+    return os.path.join(directory, names[0]) if len(names) == 1 else ""
