@@ -82,6 +82,8 @@ class _Asked:
     usual_ns: int
     at_ns: int
     until_ns: int
+    #: Of the budget, when they were asked for.
+    left_ns: int
     #: Windows that ranks had had before.
     known: dict[int, int]
     #: When the last step had closed; -1 before.
@@ -118,8 +120,8 @@ class DeeperSteps:
         self._windows_count: dict[int, int] = {}
         self._asked: _Asked | None = None
         self._lengths_ns: deque[float] = deque(maxlen=_USUAL_STEPS)
-        #: The newest steps as a trace, and zero of its time on CLOCK_MONOTONIC.
-        self._window: Trace | None = None
+        #: The newest step that a rank is known to have begun, and when; -1 for none. Zero of the common time.
+        self._newest = -1, 0
         self._origin_ns = 0
         #: What one step cost when it was measured last.
         self._step_cost_ns = 0.0
@@ -150,7 +152,8 @@ class DeeperSteps:
         if left_ns <= cost_ns:
             return -1, self._refusal(left_ns, count, cost_ns)
         usual_ns = round(median(self._lengths_ns)) if self._lengths_ns else 0
-        begun, age_ns = self._begun(at_ns)
+        begun, began_ns = self._newest
+        age_ns = max(at_ns - began_ns, 0) if begun >= 0 else 0
         first = max(newest, begun) + 1 + _MARGIN_STEPS + (math.ceil(age_ns / usual_ns) if usual_ns else 0)
         limit_ns = (count + 1) * usual_ns + left_ns
         if KERNELS in kinds:
@@ -158,33 +161,26 @@ class DeeperSteps:
         if STACKS in kinds:
             self._sampler.start(self._processes())
         until_ns = at_ns + age_ns + _MARGIN_STEPS * usual_ns + limit_ns + _LONGEST_NS
-        self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, self._windows_count)
+        self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, left_ns, self._windows_count)
         return first + count - 1, ""
-
-    def _begun(self, at_ns: int) -> tuple[int, int]:
-        """Return the newest step that a rank is known to have begun, and how long ago that was; -1 for none."""
-        if self._window is not None:
-            with contextlib.suppress(StashtraceError):  # no rank has any yet
-                table = steps(self._window)
-                return int(table["step"].max()), max(at_ns - self._origin_ns - int(table["begin_ns"].max()), 0)
-        return -1, 0
 
     def look(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
         """Take in the steps that closed in a round; return what deeper steps have cost once they are over.
 
         ``origin_ns``: zero of the common time on CLOCK_MONOTONIC, which ``at_ns`` is of.
         """
-        self._window, self._origin_ns = window, origin_ns
+        self._origin_ns = origin_ns
+        with contextlib.suppress(StashtraceError):  # no rank has a step yet
+            if window is not None:
+                table = steps(window)
+                self._newest = int(table["step"].max()), int(table["begin_ns"].max()) + origin_ns
         told = {} if window is None else _told(window)
         self._windows_count = {rank: number for rank, (number, _) in told.items()}
-        for rows in GroupBy(self.usual(closed)["step"]):
-            self._lengths_ns.append(float(np.mean(closed["end_ns"][rows] - closed["begin_ns"][rows])))
+        self._lengths_ns.extend(_mean_lengths(self.usual(closed)).values())
         asked = self._asked
         if asked is None:
             return None
-        since = closed.take(closed["begin_ns"] + origin_ns >= asked.at_ns)
-        for step, rows in GroupBy(since["step"]).items():
-            asked.lengths_ns[step] = float(np.mean(since["end_ns"][rows] - since["begin_ns"][rows]))
+        asked.lengths_ns |= _mean_lengths(closed.take(closed["begin_ns"] + origin_ns >= asked.at_ns))
         new = {rank: text for rank, (number, text) in told.items() if number > asked.known.get(rank, 0)}
         if asked.over_ns < 0 and max(asked.lengths_ns, default=-1) >= asked.end_step - 1:
             asked.over_ns = at_ns
@@ -192,6 +188,8 @@ class DeeperSteps:
         # Ranks that were further than was known begin later.
         patience_ns = _PATIENCE_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
         is_over = asked.over_ns >= 0 and at_ns - asked.over_ns >= patience_ns
+        if STACKS in asked.kinds:  # the ranks cannot end that by themselves
+            is_over = is_over or self._cost_ns(list(asked.lengths_ns.values())) >= asked.left_ns
         if not (is_over or ended or at_ns > asked.until_ns):
             return None
         if not is_over and KERNELS in asked.kinds and not ended:
@@ -246,6 +244,12 @@ def _windows(new: Mapping[int, str]) -> list[tuple[int, int]]:
     """Return the first step and the one behind the last that each rank told of."""
     ends = [text.split()[0].split(":") for text in new.values()]
     return [(int(first), int(end)) for first, end in ends]
+
+
+def _mean_lengths(closed: Table) -> dict[int, float]:
+    """Return the mean length of each step over the ranks."""
+    lengths = closed["end_ns"] - closed["begin_ns"]
+    return {step: float(np.mean(lengths[rows])) for step, rows in GroupBy(closed["step"]).items()}
 
 
 def _range(numbers: Collection[int]) -> str:

@@ -14,6 +14,7 @@ from stashtrace.live.deeper import HOUR_NS, Budget, DeeperSteps
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.record.follower import control_path, make_control
 from stashtrace.schema.table import Table
+from stashtrace.units import duration_text
 
 SECOND = 10**9
 
@@ -84,10 +85,10 @@ def test_what_they_take_longer_is_spent_and_said(tmp_path: Path) -> None:
     deeper_count = last - 9
     assert event.cost_ns == deeper_count * 2 * SECOND
     assert event.text == (
-        f"recorded Python stacks of steps 10 to {last}: with those before, the steps took {2.0 * deeper_count:.2f} s "
-        f"longer than usual; {36 - 2 * deeper_count:.1f} s of the 36.0 s that this may cost in an hour are left; "
-        "no Python stacks of rank 1: py-spy is not installed"
-    ).replace("10.00 s", "10.0 s")
+        f"recorded Python stacks of steps 10 to {last}: with those before, the steps took "
+        f"{duration_text(event.cost_ns)} longer than usual; {duration_text(36e9 - event.cost_ns)} of the 36.0 s that "
+        "this may cost in an hour are left; no Python stacks of rank 1: py-spy is not installed"
+    )
     assert not run.is_open
     assert run.budget.left_ns(41 * SECOND) == (36 - 2 * deeper_count) * SECOND
     assert len(run.take_stacks()) == 1
@@ -136,3 +137,13 @@ def test_steps_that_do_not_come_are_not_waited_for(tmp_path: Path, how: str) -> 
     assert not run.is_open
     number, _, count, _ = request(tmp_path)
     assert (number, count) == ((1, 5) if how == "ended" else (2, 0)), "ranks that live are told to end"
+
+
+def test_stacks_end_when_the_budget_is_used_up(tmp_path: Path) -> None:
+    run, _ = deeper(tmp_path, ratio=3 * SECOND / HOUR_NS)
+    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.ask(["stacks"], 9, 50, 10 * SECOND)
+    assert run.look(closed(10, 2.0), None, 0, 12 * SECOND, ended=False) is None
+    event = run.look(closed(11, *[2.0] * 3), None, 0, 20 * SECOND, ended=False)
+    assert event is not None
+    assert run.budget.left_ns(21 * SECOND) == 0
