@@ -32,7 +32,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch_dataloader", "stashtrace.probes.torch.dataloader_worker:install"),
     ),
     "torchdata.stateful_dataloader.stateful_dataloader": (
-        ("torch_dataloader", "stashtrace.probes.torchdata_loader:install"),
+        ("torch_dataloader", "stashtrace.probes.torchdata.loader:install"),
     ),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch.distributed:install"),),
     "torch.distributed.elastic.multiprocessing.errors": (
@@ -55,7 +55,7 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Data is replayed whatever is recorded. This probe comes first, so that torch_dataloader wraps its wrappers.
     for _name, _replay in (
         ("torch.utils.data.dataloader", "torch.replay"),
-        ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata_replay"),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata.replay"),
     ):
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 

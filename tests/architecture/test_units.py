@@ -36,6 +36,8 @@ SUFFIXES = (
 )
 # Ordinals, plain identities and texts, which have no unit.
 UNITLESS = {
+    "line",
+    "depth",
     "complete",
     "grew_in_step",
     "start",

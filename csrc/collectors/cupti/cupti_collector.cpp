@@ -60,7 +60,9 @@ uint32_t stashtrace_kernels_window(uint64_t first, uint64_t end) noexcept {
   return 2;
 }
 
-uint32_t stashtrace_kernels_end(uint64_t step) noexcept { return stashtrace::cupti::session().end_before(step) ? 1 : 0; }
+uint32_t stashtrace_kernels_end(uint64_t step) noexcept {
+  return stashtrace::cupti::session().end_before(step) ? 1 : 0;
+}
 
 void stashtrace_kernels_step_aside(const char* who) noexcept { stashtrace::cupti::session().step_aside(who); }
 

@@ -82,7 +82,7 @@ class Session {
   std::atomic<bool> leave_now_{false};
   std::atomic<bool> others_came_{false};  // another profiler was here while we were not
   std::atomic<std::uint64_t> told_{0};    // the last step that was told
-  std::atomic<int> clock_result_{0};  // of the last failed reading for an end of the window
+  std::atomic<int> clock_result_{0};      // of the last failed reading for an end of the window
   abi::cupti::Subscriber subscriber_ = nullptr;
   Library cupti_{};
   BufferPool buffers_;

@@ -19,7 +19,7 @@ from stashtrace.probes.torch.replay import COLLECTOR, attach, current_session, n
 
 
 def install(module: ModuleType) -> None:
-    """Patch ``torchdata.stateful_dataloader.stateful_dataloader``, below what ``torchdata_loader`` wraps."""
+    """Patch ``torchdata.stateful_dataloader.stateful_dataloader``, below what ``torchdata.loader`` wraps."""
     if current_session() is None:
         return
     single = module._StatefulSingleProcessDataLoaderIter
