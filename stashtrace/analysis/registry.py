@@ -44,7 +44,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
     ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
-    ("stacks", "stashtrace.analysis.stacks.python_functions:stacks", "Python functions of deeper steps, by samples"),
+    ("stacks", "stashtrace.analysis.steps.python_functions:stacks", "Python functions of deeper steps, by samples"),
     ("bandwidth", "stashtrace.analysis.links.collective_bandwidth:bandwidth", "algbw and busbw of collectives by size"),
     ("hidden", "stashtrace.analysis.stalls.hidden:hidden", "hidden work, CPU contention and collection per step"),
     (

@@ -56,7 +56,6 @@ QUESTIONS = {
     "stragglers": 5,
     "compare": 4,
     "links": 4,
-    "stacks": 3,
     "stalls": 3,
     "collectives": 2,
     "devices": 2,

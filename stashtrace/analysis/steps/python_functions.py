@@ -7,10 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.threads import step_threads
-from stashtrace.errors import MissingDataError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_NONE, schema
 from stashtrace.schema.groupby import GroupBy
@@ -49,8 +48,11 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     ------
     MissingDataError
         If no stack was sampled.
+    UsageError
+        If ``threads`` is something else.
     """
-    one_of("threads", threads, "step", "all")
+    if threads not in ("step", "all"):
+        raise UsageError(f"threads cannot be {threads!r} here", hint="one of step, all")
     table = trace.stacks
     if not len(table):
         raise MissingDataError(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.stacks.python_functions import stacks
+from stashtrace.analysis.steps.python_functions import stacks
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table

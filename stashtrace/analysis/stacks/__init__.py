@@ -1,3 +1,0 @@
-"""Python functions that threads were in, where stacks were sampled."""
-
-# SPDX-License-Identifier: Apache-2.0
