@@ -13,7 +13,7 @@ from stashtrace.schema.trace import EventTables
 #: Columns by which a table is sorted; the others keep the order of processes.
 SORT_KEYS = {
     "spans": ("begin_ns",),
-    "stacks": ("begin_ns",),
+    "stacks": ("begin_ns", "depth"),
     "phases": ("begin_ns",),
     "batches": ("begin_ns",),
     "io": ("track_id", "begin_ns"),

@@ -177,7 +177,7 @@ def _stacks(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     stacks = rows.table("stacks")
     piece = Piece.of(stacks, stacks["name_code"], rows.texts)
     piece.ints["line"] = stacks["line"]
-    about = "Python functions by samples of {}: each begin and end is known to about 10 ms"
+    about = "Python functions by samples of {}, 10 ms apart; further where the machine is busy"
     return tree.add(root, rows.thread_lines(Order.STACKS, "Python stack · {}", about), [piece])
 
 
