@@ -63,7 +63,7 @@ def follow_requests() -> DeeperSteps | None:
     """Return what follows the requests; None where nobody makes any."""
     if os.environ.get("STASHTRACE_FOLLOWED") != "1":
         return None
-    path = _find_control(os.environ.get("STASHTRACE_DIR", ""))
+    path = find_control(os.environ.get("STASHTRACE_DIR", ""))
     if not path:
         return None  # the launcher is on another host
     try:
@@ -80,8 +80,8 @@ def follow_requests() -> DeeperSteps | None:
         os.close(descriptor)
 
 
-def _find_control(directory: str) -> str:
-    """Return the path of the file; a container may have another name than the host of its launcher."""
+def find_control(directory: str) -> str:
+    """Return the path of the file, empty if there is none; a container may have another name than its launcher's host."""
     own = os.path.join(directory, f"control-{os.uname().nodename}")
     if os.path.exists(own):
         return own

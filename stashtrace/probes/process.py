@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stashtrace.probes import native, recorder
-from stashtrace.probes.deeper import DeeperSteps, follow_requests
+from stashtrace.probes.deeper import DeeperSteps, find_control, follow_requests
 from stashtrace.probes.ends import exceptions
 
 _before_end: list[Callable[[], None]] = []
@@ -273,7 +273,8 @@ def _open_control() -> mmap.mmap | None:
     """Map the file that says when to record (``record.follower``); None unless the run is idle."""
     if os.environ.get("STASHTRACE_IDLE") != "1":
         return None
-    path = os.path.join(os.environ.get("STASHTRACE_DIR", ""), f"control-{os.uname().nodename}")
+    directory = os.environ.get("STASHTRACE_DIR", "")
+    path = find_control(directory) or os.path.join(directory, "control")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
