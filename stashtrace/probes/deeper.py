@@ -81,7 +81,7 @@ def follow_requests() -> DeeperSteps | None:
 
 
 def find_control(directory: str) -> str:
-    """Return the path of the file, empty if there is none; a container may have another name than its launcher's host."""
+    """Return the path of the file, empty if there is none: a container may have another name than its launcher."""
     own = os.path.join(directory, f"control-{os.uname().nodename}")
     if os.path.exists(own):
         return own
