@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from stashtrace.analysis.devices.breakdown import breakdown
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import UsageError
 from stashtrace.live.events import read_events
+from stashtrace.live.state import read_states
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 
@@ -73,9 +74,10 @@ def run_job(folder: Path, libraries: Path, options: Sequence[str], captures: Seq
     answers = []
     with subprocess.Popen(command, cwd=folder, env=variables, stderr=subprocess.PIPE, text=True) as job:
         try:
-            wait_for(lambda: any('"last_step"' in p.read_text() for p in (folder / "run").glob("live-*.json")))
+            wait_for(lambda: newest_step(folder / "run") >= 0)
             for words in captures:
                 if words[0] == "slow":
+                    wait_for(lambda: newest_step(folder / "run") > 150)  # it is known what is usual
                     (folder / "slow").touch()
                     wait_for(lambda: any(event.kind == "deeper" for event in read_events(folder / "run")))
                     wait_for(lambda: any(event.kind == "capture" for event in read_events(folder / "run")))
@@ -89,11 +91,16 @@ def run_job(folder: Path, libraries: Path, options: Sequence[str], captures: Seq
     return Job(folder, answers, said)
 
 
-def wait_for(condition: object) -> None:
+def newest_step(run: Path) -> int:
+    """The last step that has closed, as the follower says; -1 before."""
+    return max((int(own["last_step"]) for state in read_states(run) for own in state.ranks.values()), default=-1)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         try:
-            if condition():  # type: ignore[operator]
+            if condition():
                 return
         except OSError:
             pass
@@ -192,7 +199,7 @@ def test_without_a_device_the_window_is_sealed_and_the_reason_said(tmp_path: Pat
     words = [sys.executable, "-m", "stashtrace", "run", "--live", "--out", "run", "--", sys.executable, "-c", loop]
     with subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as job:
         try:
-            wait_for(lambda: any('"last_step"' in p.read_text() for p in (tmp_path / "run").glob("live-*.json")))
+            wait_for(lambda: newest_step(tmp_path / "run") >= 0)
             answer = stashtrace("capture", "run", "--kernels", "--steps", "2", cwd=tmp_path)
         finally:
             (tmp_path / "enough").touch()
