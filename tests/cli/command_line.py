@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ class Answer:
     err: str
 
 
-def stashtrace(*words: object, cwd: Path | None = None, timeout: float = 180, **extra: str) -> Answer:
-    """Run ``python -m stashtrace`` with the words."""
-    done = run_command([*map(str, words)], cwd, environment(**extra), timeout)
+def stashtrace(
+    *words: object, cwd: Path | None = None, timeout: float = 180, path: Sequence[str] = (), **extra: str
+) -> Answer:
+    """Run ``python -m stashtrace`` with the words, and with folders of other packages."""
+    done = run_command([*map(str, words)], cwd, environment(**extra), timeout, path)
     return Answer(done.returncode, done.stdout, done.stderr)

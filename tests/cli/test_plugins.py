@@ -79,7 +79,7 @@ def added(name: str, folder: Path, entries: str, **modules: str) -> Path:
 
 
 def with_site(*words: object, site: Path | str, **options: object) -> Answer:
-    return stashtrace(*words, PYTHONPATH=f"{ROOT}:{site}", **options)  # type: ignore[arg-type]
+    return stashtrace(*words, path=str(site).split(":"), **options)  # type: ignore[arg-type]
 
 
 def python(code: str, site: Path, *words: object) -> subprocess.CompletedProcess[str]:

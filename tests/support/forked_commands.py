@@ -57,23 +57,29 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_command(
-    words: Sequence[str], cwd: Path | None, variables: Mapping[str, str], timeout_s: float
+    words: Sequence[str], cwd: Path | None, variables: Mapping[str, str], timeout_s: float, path: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m stashtrace`` with the words and these variables, and without input."""
+    """Run ``python -m stashtrace`` with the words and these variables, and without input.
+
+    ``path``: folders that stand first in PYTHONPATH, of packages that nothing has imported yet.
+    """
     command = [sys.executable, "-m", "stashtrace", *words]
+    told = dict(variables)
+    if path:
+        told["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, variables.get("PYTHONPATH")]))
     server, started_with = _server()
     if _read_at_start(variables) != started_with:
         return subprocess.run(
             command,
             cwd=cwd,
-            env=variables,
+            env=told,
             capture_output=True,
             text=True,
             timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             check=False,
         )
-    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "variables": dict(variables)}
+    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "variables": told, "path": path}
     with contextlib.ExitStack() as ends:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         for pipe in (out, err):
@@ -168,6 +174,7 @@ if __name__ == "__main__":
         os.chdir(request["cwd"])
         if not os.environ.get("PYTHONSAFEPATH"):
             sys.path.insert(0, os.getcwd())
+        sys.path[1:1] = request["path"]
         sys.argv = ["-m", *request["words"]]
         try:
             runpy._run_module_as_main("stashtrace")  # what `python -m` calls
