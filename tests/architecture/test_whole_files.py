@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Container
 
@@ -44,13 +45,19 @@ ENDINGS = (".part", ".tmp", ".draft", ".partial")
 FILES = sorted(p for p in source_files("stashtrace") if p.suffix == ".py")
 
 
+@functools.cache
+def nodes(text: str) -> list[ast.AST]:
+    """What the source text consists of; two tests look at all files."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def own_names(text: str) -> list[int]:
     """Lines with a text that ends like the name of a half written file; documentation does not count."""
-    tree = ast.parse(text)
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = nodes(text)
+    told = {id(node.value) for node in found if isinstance(node, ast.Expr)}
     return [
         node.lineno
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
         if node.value.endswith(ENDINGS)
     ]
@@ -68,10 +75,9 @@ def test_no_other_code_names_half_written_files() -> None:
 
 def files_made(text: str) -> list[int]:
     """Lines that make or open a file to be written, but for those whose path ``whole_file`` and its kin have made."""
-    tree = ast.parse(text)
     ours = {
         name.id
-        for node in ast.walk(tree)
+        for node in nodes(text)
         if isinstance(node, ast.With)
         for item in node.items
         if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) in MAKERS
@@ -79,7 +85,7 @@ def files_made(text: str) -> list[int]:
         if isinstance(name, ast.Name)
     }
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if not isinstance(node, ast.Call):
             continue
         called = node.func
