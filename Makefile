@@ -24,7 +24,7 @@ quick_tests := tests/schema tests/format $(addprefix tests/analysis/,steps colle
   tests/architecture/test_layers.py tests/architecture/test_docs_fresh.py
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: help demo quick test truth trust bench docs changelog native torch compiled clean
+.PHONY: help demo quick test thorough truth trust bench docs changelog native torch compiled clean
 .DELETE_ON_ERROR:
 
 help:  ## List the targets
@@ -38,15 +38,21 @@ demo: $(VENV)/.built $(torch_stamp)  ## Record a real training job of two ranks,
 
 # Pure Python on made-up timelines: no job is started, nothing is compiled.
 quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analysis: under a minute
-	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile -m "not slow and not truth and not trust" \
+	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile -m "not slow and not thorough and not truth and not trust" \
 	  $(quick_tests)
 
 # A worker takes whole files, so that what a file sets up once is set up once; those with slow tests first, where xdist
 # would take those with most tests (tests/conftest.py). Tests wait for a third of their time, so there is one worker more
 # than cores. One that hangs ends the run, by name.
+whole_files := -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+
 test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and run the tests: under ten minutes
-	$(bin)/python -m pytest $(PYTEST) -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-	  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true -m "not truth and not trust" tests
+	$(bin)/python -m pytest $(PYTEST) $(whole_files) -m "not thorough and not truth and not trust" tests
+
+# All that `make test` runs, and what judges the project rather than each change: docs/internals/tests.md says what that is.
+thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Run the tests and what takes longer: about twenty minutes
+	$(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
 truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Inject faults and compare amounts: about an hour, on a quiet machine

@@ -25,6 +25,7 @@ from hypothesis import settings
 # The same code gives the same verdict: properties are tried on examples that do not change from run to run, however
 # slow the machine. `pytest --hypothesis-profile explore` looks for new ones.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("thorough", derandomize=True, deadline=None, database=None)  # tests/support/examples.py
 settings.register_profile("explore", derandomize=False, deadline=None, database=None, max_examples=1000)
 settings.load_profile("fixed")
 

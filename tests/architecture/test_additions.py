@@ -217,6 +217,7 @@ def test_a_collector_edits_one_file(tree: Tree) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_what_was_added_keeps_the_rules(tree: Tree) -> None:
     add_collector(tree)
     tree.python("-m", "ruff", "check", "--no-cache", "--quiet", "stashtrace")

@@ -52,6 +52,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_tests_pass_in_a_clone_of_another_name_that_was_used(clone: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("STASHTRACE_MUST_RUN", None)

@@ -159,7 +159,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no chromium is installed")
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.thorough)])
 def test_pages_fit_the_screen(address: str, width: int) -> None:
     """On a phone and on a desk: what is wider than the page scrolls in itself, and nothing comes from elsewhere."""
     with Browser((width, 900)) as browser:

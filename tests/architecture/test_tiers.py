@@ -13,12 +13,14 @@ from pathlib import Path
 from source_tree import ROOT, short
 
 #: Others hold neither a mark of a tier nor what measures.
-_TOLD = re.compile(r"\b(truth|trust|measurements|device_truth)\b")
+_TOLD = re.compile(r"\b(truth|trust|thorough|measurements|device_truth)\b")
 TEST_FILES = [
     path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _TOLD.search(path.read_text(encoding="utf-8"))
 ]
 PAGE = (ROOT / "docs" / "internals" / "tests.md").read_text(encoding="utf-8")
 ROWS = PAGE.splitlines()
+#: What the gate leaves to `make thorough`, and what covers it there: one row a file.
+THOROUGH = PAGE.partition("\n## What `make thorough` adds\n")[2].partition("\n## ")[0]
 
 
 def marks(nodes: list[ast.expr]) -> set[str]:
@@ -78,6 +80,12 @@ def test_the_page_names_what_the_gate_leaves_out() -> None:
         and not any(tier in row and (f"`{short(path)}`" in row or f"{short(path.parent)}/`" in row) for row in ROWS)
     ]
     assert missing == [], "docs/internals/tests.md has no row of this tier that names the file"
+
+
+def test_the_page_says_what_covers_a_test_that_the_gate_leaves_out() -> None:
+    marked = [path for path in TEST_FILES if re.search(r"\bmark\.thorough\b", path.read_text(encoding="utf-8"))]
+    rows = re.findall(r"^\| `(tests/[\w/.]+)` \| .+ \| .+ \|$", THOROUGH, re.MULTILINE)
+    assert rows == [short(path) for path in marked], "a row of each, in order: file, what is left out, what covers it"
 
 
 def test_what_the_page_names_exists() -> None:

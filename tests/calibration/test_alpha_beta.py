@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from stashtrace.calibration.fit_link import bus_bytes, fit_alpha_beta
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 
@@ -19,7 +20,7 @@ betas = st.floats(1e-2, 1e1)
 
 
 @given(alphas, betas)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_line_without_noise_is_found_exactly(alpha: float, beta: float) -> None:
     fit = fit_alpha_beta(SIZES, alpha + beta * SIZES)
     assert len(fit.pieces) == 1
@@ -29,7 +30,7 @@ def test_a_line_without_noise_is_found_exactly(alpha: float, beta: float) -> Non
 
 
 @given(alphas, betas, st.floats(0.5, 20.0), st.integers(0, 15))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_one_wild_point_moves_nothing(alpha: float, beta: float, factor: float, where: int) -> None:
     times = alpha + beta * SIZES
     times[where] *= 1 + factor
@@ -40,7 +41,7 @@ def test_one_wild_point_moves_nothing(alpha: float, beta: float, factor: float, 
 
 
 @given(alphas, betas, st.floats(0.01, 100))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_units_do_not_matter(alpha: float, beta: float, scale: float) -> None:
     """A clock that runs differently gives the same fit, differently scaled."""
     noise = np.random.default_rng(3).normal(1, 0.05, len(SIZES))

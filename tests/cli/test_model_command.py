@@ -142,6 +142,7 @@ def test_torch_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:

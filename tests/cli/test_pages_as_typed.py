@@ -54,6 +54,7 @@ def test_guide_on_imports(run: Run, tmp_path: Path) -> None:
     check(run, "guides/import.md", tmp_path)
 
 
+@pytest.mark.thorough
 def test_guide_on_many_ranks(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="stores are Parquet files")
     pytest.importorskip("dask", reason="ranks are shared out by Dask")

@@ -162,7 +162,9 @@ def numbers(place: Path) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", [(), ("--paths",), ("--hosts",), ("--all",)])
+@pytest.mark.parametrize(
+    "options", [(), ("--all",), *(pytest.param((word,), marks=pytest.mark.thorough) for word in ("--paths", "--hosts"))]
+)
 def test_nothing_stays_and_numbers_are_equal(old: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     before, new = everything(old), tmp_path / "new"
     assert held(old) == list(SECRETS)
@@ -217,8 +219,15 @@ def test_pseudonyms_keep_folders_and_endings(old: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("version", ["v1", "v1_devices"])
-@pytest.mark.parametrize("name", ["merged", "killed"])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("merged", "v1"),
+        ("killed", "v1_devices"),
+        pytest.param("merged", "v1_devices", marks=pytest.mark.thorough),
+        pytest.param("killed", "v1", marks=pytest.mark.thorough),
+    ],
+)
 def test_golden_files(tmp_path: Path, version: str, name: str) -> None:
     """One file, with and without a ring, and a directory of it."""
     run = tmp_path / "run"
@@ -300,8 +309,15 @@ def test_rows_that_nobody_can_read_are_left_out_and_counted(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", [(), ("--all",)])
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("in_place", "options"),
+    [
+        (False, ("--all",)),
+        (True, ()),
+        pytest.param(False, (), marks=pytest.mark.thorough),
+        pytest.param(True, ("--all",), marks=pytest.mark.thorough),
+    ],
+)
 def test_store(old: Path, tmp_path: Path, options: tuple[str, ...], in_place: bool) -> None:
     pytest.importorskip("pyarrow")
     store = tmp_path / "a.store"

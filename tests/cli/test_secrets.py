@@ -89,8 +89,17 @@ def test_both_halves_scrub_alike(run: Run, tmp_path: Path) -> None:
     assert [(w, f) for w, f, e in zip(words, found, expected, strict=True) if f != e] == []
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-@pytest.mark.parametrize(("options", "directory", "file"), [((), 0o700, 0o600), (("--share",), 0o750, 0o640)])
+@pytest.mark.parametrize(
+    ("umask", "options", "directory", "file"),
+    [
+        (0o000, (), 0o700, 0o600),
+        (0o077, ("--share",), 0o750, 0o640),
+        pytest.param(0o022, (), 0o700, 0o600, marks=pytest.mark.thorough),
+        pytest.param(0o077, (), 0o700, 0o600, marks=pytest.mark.thorough),
+        pytest.param(0o000, ("--share",), 0o750, 0o640, marks=pytest.mark.thorough),
+        pytest.param(0o022, ("--share",), 0o750, 0o640, marks=pytest.mark.thorough),
+    ],
+)
 def test_only_the_user_may_read_a_run(
     tmp_path: Path, umask: int, options: tuple[str, ...], directory: int, file: int
 ) -> None:

@@ -108,7 +108,13 @@ def test_every_command_is_tried() -> None:
     assert set(WORK) == {name for name, _ in COMMANDS}
 
 
-@pytest.mark.parametrize("command", WORK)
+#: What starts processes, or imports most; the others are started in the same way.
+OFTEN = ("run", "env", "merge", "summary", "report", "live", "analyze", "export", "view", "sql")
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.thorough] * (name not in OFTEN)) for name in WORK]
+)
 def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Path, command: str) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "command.py").write_text(COMMAND)
@@ -129,7 +135,22 @@ def test_our_own_processes_do_not_either(shadows: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("calibrate", "--backend", "gloo", "--sizes", "1K:4K", "--seconds", "1", "--launches", "1", "--out", "{tmp}/c"),
+        pytest.param(
+            (
+                "calibrate",
+                "--backend",
+                "gloo",
+                "--sizes",
+                "1K:4K",
+                "--seconds",
+                "1",
+                "--launches",
+                "1",
+                "--out",
+                "{tmp}/c",
+            ),
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             (
                 "model",

@@ -106,6 +106,7 @@ def test_other_buckets_are_applied_and_measured(job: tuple[Path, dict[str, str]]
     assert applied["error_ratio"] == pytest.approx(nearest / applied["measured_ns"] - 1)
 
 
+@pytest.mark.thorough
 def test_what_the_script_chose_stays_and_is_said(job: tuple[Path, dict[str, str]]) -> None:
     folder, settings = job
     options = ["whatif", str(folder / "run"), "--set", "bucket_mb=4", "--apply", "-o", str(folder / "own")]

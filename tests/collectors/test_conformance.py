@@ -63,7 +63,9 @@ def hooked_names() -> set[str]:
     return {name for name in names if not ELSEWHERE.search(name)}
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["plain", "with staged files"])
+@pytest.mark.parametrize(
+    "staged", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["plain", "with staged files"]
+)
 def test_every_hook_answers_as_libc_does(tmp_path: Path, stage: Path, staged: bool) -> None:
     expected = untraced(stage)
     assert {line.split("(")[0] for line in expected} == hooked_names()

@@ -44,6 +44,7 @@ def test_a_library_that_the_job_loads(tmp_path: Path, library: Path) -> None:
     assert run.facts(0)["mpi_loaded"] == str(library)
 
 
+@pytest.mark.thorough
 def test_none(tmp_path: Path, library: Path) -> None:
     other = library.with_name("libmpi4py_helper.so")
     shutil.copy(library, other)
@@ -51,6 +52,7 @@ def test_none(tmp_path: Path, library: Path) -> None:
     assert "mpi_loaded" not in run.facts(0)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_after_the_import_of_mpi4py(tmp_path: Path, library: Path) -> None:
     package = tmp_path / "own/mpi4py"
     package.mkdir(parents=True)

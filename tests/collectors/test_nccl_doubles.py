@@ -356,6 +356,7 @@ def test_forked_child_writes_nothing_of_its_parent(tmp_path: Path) -> None:
     assert len({t["pid"] for t in tasks}) == 1
 
 
+@pytest.mark.thorough
 def test_more_communicators_than_there_are_places(tmp_path: Path) -> None:
     program = """
         comm init new=1; repeat 1100 { comm init new=2 }

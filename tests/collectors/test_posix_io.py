@@ -312,7 +312,9 @@ def test_inert_without_a_run_directory(tmp_path: Path, data: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method", ["fork", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("spawn", "forkserver"))]
+)
 def test_dataloader_workers(tmp_path: Path, start_method: str) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "loader.py"

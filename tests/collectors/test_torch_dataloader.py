@@ -209,14 +209,15 @@ PARTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PARTS)
 def test_batches_are_the_same_with_and_without_us(run: TracedRun, untraced: TracedRun, name: str) -> None:
     assert run.results()[0].get(name) == untraced.results()[0].get(name)
 
 
-def test_nothing_was_lost_and_nothing_said(run: TracedRun, untraced: TracedRun) -> None:
+def test_nothing_was_lost_and_nothing_said(run: TracedRun) -> None:
     assert run.losses() == []
-    assert run.stderr[0] == untraced.stderr[0]
+    assert "stashtrace[" not in run.stderr[0], "no message of ours; paths of a checkout may hold the word"
 
 
 def test_without_workers_the_main_process_makes_the_batch_inside_its_wait(run: TracedRun) -> None:

@@ -104,6 +104,7 @@ def test_one_model_says_its_size_and_its_gradients(tmp_path: Path) -> None:
     assert facts.gradients_bytes.tolist() == [4 * 2 * 4, 8 * 4 * 4]
 
 
+@pytest.mark.thorough
 def test_parameters_that_the_wrapper_leaves_alone_have_no_gradients_to_send(tmp_path: Path) -> None:
     _, trace = ran(tmp_path, "ignoring")
     assert ddp_facts(trace).gradients_bytes.tolist() == [4 * 2 * 4]

@@ -285,6 +285,7 @@ def waits_for(run: TracedRun, table: Table) -> Table:
     return waits.take(np.isin(waits["collective_key"], table["collective_key"]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PARTS)
 def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, name: str) -> None:
     for with_us, without in zip(run.results(), untraced.results(), strict=True):

@@ -250,17 +250,19 @@ def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", PARTS)
 def test_the_program_sees_no_difference(run: TracedRun, untraced: TracedRun, part: str) -> None:
     assert run.results()[0][part] == untraced.results()[0][part]
 
 
+@pytest.mark.thorough
 def test_all_parts_are_compared(untraced: TracedRun) -> None:
     assert sorted(untraced.results()[0]) == sorted(PARTS)
 
 
-def test_copies_and_compiled_models_train_alike(untraced: TracedRun) -> None:
-    results = untraced.results()[0]
+def test_copies_and_compiled_models_train_alike(run: TracedRun) -> None:
+    results = run.results()[0]
     assert (
         results["eager"] == results["deepcopy"] == results["pickled"] == results["saved"] == results["patched_after"][0]
     )
@@ -268,14 +270,15 @@ def test_copies_and_compiled_models_train_alike(untraced: TracedRun) -> None:
     assert results["patched_after"][1]["Block"] == 6
 
 
-def test_the_recorder_stands_below_and_sees_them(run: TracedRun, untraced: TracedRun) -> None:
+def test_the_recorder_stands_below_and_sees_them(run: TracedRun) -> None:
     assert run.losses() == []
-    assert run.stderr == untraced.stderr
+    assert "stashtrace[" not in run.stderr[0], "no message of ours; paths of a checkout may hold the word"
     names = run.texts(run.trace.phases, "name_code")
     # Three steps each: eager, copied, pickled, saved, patched and not, at the least.
     assert names.count("Model") >= 18
 
 
+@pytest.mark.thorough
 def test_a_patch_before_ours_is_what_we_watch(tmp_path: Path) -> None:
     run, untraced = run_traced(BEFORE, tmp_path / "traced"), run_traced(BEFORE, tmp_path / "untraced", traced=False)
     assert run.results() == untraced.results()

@@ -19,7 +19,7 @@ needs_torch()
 
 # Each part is named by an annotation, so that a test can cut its rows out of the one run.
 SCRIPT = """
-    import gc, io, json, os, pickle, threading, time
+    import gc, io, json, os, pickle, sys, threading, time
     import torch
     from torch.utils.checkpoint import checkpoint
     import stashtrace
@@ -40,6 +40,9 @@ SCRIPT = """
         return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
     def part(function):
+        # What compiles is a run of its own.
+        if (function.__name__ == "compiled") != ("compiled" in sys.argv):
+            return
         with stashtrace.annotate(function.__name__):
             results[function.__name__] = function()
 
@@ -209,6 +212,11 @@ def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
 
 
+@pytest.fixture(scope="module")
+def compiled_run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("compiled"), args=["compiled"], compiles=True)
+
+
 def phases(run: TracedRun, part: str) -> list[dict[str, Any]]:
     """Phases inside one part of the script, in order."""
     spans = run.trace.spans
@@ -243,7 +251,6 @@ F, B, OPT = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
         "second_thread",
         "pickling",
         "scripting",
-        "compiled",
     ],
 )
 def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, part: str) -> None:
@@ -335,13 +342,20 @@ def test_the_thread_of_the_optimizer_is_the_step_thread(run: TracedRun) -> None:
     assert steps.tolist() == [phases(run, "train")[0]["track_id"]]
 
 
-def test_compiled_calls_are_phases_like_others(run: TracedRun) -> None:
-    rows = phases(run, "compiled")
+@pytest.mark.thorough
+def test_results_of_a_compiled_model_are_equal(compiled_run: TracedRun, tmp_path: Path) -> None:
+    untraced = run_traced(SCRIPT, tmp_path, args=["compiled"], compiles=True, traced=False)
+    assert compiled_run.results()[0]["compiled"] == untraced.results()[0]["compiled"]
+
+
+@pytest.mark.thorough
+def test_compiled_calls_are_phases_like_others(compiled_run: TracedRun) -> None:
+    rows = phases(compiled_run, "compiled")
     own = [row for row in rows if not row["phase_flags"] & PhaseFlag.NESTED]  # compiling calls autograd itself
     assert codes(own).count(B) == 16
     assert codes(own).count(F) >= 12, "a module called inside a compiled function may be no call any more"
     assert codes(own).count(OPT) == 12, "a compiled optimizer step has no hooks any more"
-    graphs = [entry for entry in run.results()[0]["compiled"] if isinstance(entry, list)]
+    graphs = [entry for entry in compiled_run.results()[0]["compiled"] if isinstance(entry, list)]
     assert [entry[0] for entry in graphs] == ["module", "function", "optimizer", "inner"]
     assert all(entry[2] > 0 for entry in graphs), "something must have been compiled for the comparison to mean a thing"
 
@@ -399,8 +413,10 @@ def test_a_window_of_steps_whose_work_is_in_closures_begins_and_ends_with_whole_
     assert run.losses() == []
 
 
-@pytest.mark.parametrize("closures", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("workers", "closures"),
+    [(1, False), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, False), (0, True), (1, True)))],
+)
 def test_a_window_of_steps_holds_their_batches(tmp_path: Path, workers: int, closures: bool) -> None:
     run = run_traced(
         f"""

@@ -70,6 +70,7 @@ def test_settings_take_the_place_of_those_of_the_script(tmp_path: Path) -> None:
     assert "unexpected keyword argument 'no_such_option'" in said["unknown"][0]
     assert said["unknown"][1]
     assert (said["name"], said["backward"]) == ("DataLoader.__init__", "torch.autograd")
+    assert len(losses_of(run.trace)[0]) == 8
     facts = [one for one in loader_facts(run.trace) if one.now["num_workers"]]
     assert [(one.applied, one.now["prefetch_factor"]) for one in facts] == [
         ({"num_workers": 2, "persistent_workers": True}, 3),
@@ -84,6 +85,7 @@ def test_settings_take_the_place_of_those_of_the_script(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_without_workers_what_belongs_to_them_is_left_out(tmp_path: Path) -> None:
     run = run_traced(SCRIPT, tmp_path, args=["1"], env={"STASHTRACE_LOADER": "prefetch_factor=5,persistent_workers=1"})
     said = run.results()[0]
@@ -92,6 +94,7 @@ def test_without_workers_what_belongs_to_them_is_left_out(tmp_path: Path) -> Non
     assert losses_of(run.trace) == {}
 
 
+@pytest.mark.thorough
 def test_losses_are_those_of_the_job(tmp_path: Path) -> None:
     """Equal for equal seeds, however the batches are made; a loss that is no number is summed."""
     found = {}

@@ -20,7 +20,7 @@ from test_torch_replay import (  # noqa: F401
     test_epochs_are_as_long_as_the_real_ones,
     test_replayed_batches_have_waits_of_their_own_number,
     test_samples_without_batches,
-    test_steps_are_found_and_do_not_wait_for_data,
+    test_steps_are_shorter_by_the_wait_for_data,
     test_the_thread_that_pins_ends_too,
     test_what_the_script_does_to_a_batch_does_not_reach_the_next,
     test_workers_end_with_the_last_batch_that_is_kept,

@@ -129,6 +129,7 @@ def test_workers_that_end_in_time_are_not_named(late: TracedRun) -> None:
     assert len(analyze(late.trace, "killed")) == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_that_the_loader_had_to_end(tmp_path: Path) -> None:
     run = run_traced(LOOP + TOO_LATE, tmp_path / "job")
     (row,) = analyze(run.trace, "killed").rows()
@@ -189,6 +190,7 @@ SPAWNED = """
 """
 
 
+@pytest.mark.thorough
 def test_a_spawned_process_that_was_killed(tmp_path: Path) -> None:
     run = run_traced(SPAWNED, tmp_path / "job")
     assert run.stdout == ["-6\n"]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from kineto_job import write_job
 
 import stashtrace
+from examples import examples
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError, UsageError
 from stashtrace.exporters.store import export_store, store_run
 from stashtrace.fleet.analyze import analyze
@@ -136,7 +137,7 @@ def test_truth_of_the_late_rank(store: Path) -> None:
     assert set(table["cause_rank"][table["kind"] == "straggler"].tolist()) == {2}
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(host_traces(), device_traces()))
 def test_any_trace(trace: Trace) -> None:
     trace = with_own_waits(trace)
@@ -187,6 +188,7 @@ def test_a_cluster_gives_the_same(store: Path) -> None:
     assert done[-1] == 4
 
 
+@pytest.mark.thorough
 def test_many_ranks_on_processes(tmp_path: Path) -> None:
     job = synth.SyntheticJob(ranks=72, workers=0, steps=8, calls_per_batch=0, late_rank=70, late_ns=5_000_000)
     synth.write(tmp_path / "run", job)

@@ -29,8 +29,12 @@ JOBS = {
 }
 
 
+#: The largest ones; the gate has traces of the same kinds.
+LARGE = ("kineto/dlrm8_v100", "dftracer")
+
+
 @pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LARGE)) for name in JOBS])
 def test_ranks_of_real_jobs_are_attributed_as_without_a_store(name: str, tmp_path: Path) -> None:
     trace = stashtrace.load(corpus(name))
     export_store(trace, tmp_path / "store")

@@ -127,7 +127,10 @@ def by_kind(run: TracedRun, **options: Any) -> dict[str, dict[str, Any]]:
     return {row["kind"]: row for row in analyze(run.trace, "step_kinds", **options).rows() if row["rank"] == 0}
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.thorough] * (name in ("rollouts", "inference"))) for name in JOBS],
+)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, TracedRun]:
     return request.param, record(request.param, tmp_path_factory.mktemp(request.param) / "job")
 

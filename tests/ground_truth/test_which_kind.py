@@ -41,7 +41,10 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.thorough] * (fault.name == "prep"), id=fault.name) for fault in FAULTS],
+)
 def test_the_fault_is_the_largest_kind(fault: Scenario, compare: Compare, tmp_path: Path) -> None:
     for rank in compare(fault, tmp_path / "job"):
         if rank.rank not in fault.dominant:

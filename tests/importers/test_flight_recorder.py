@@ -126,6 +126,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["nccl_trace_rank_{}", "json_rank_{}.json"])
 def test_what_torch_writes(recorded: Path, tmp_path: Path, form: str) -> None:
     for rank in range(2):

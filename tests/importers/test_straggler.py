@@ -253,6 +253,7 @@ def test_corpus_of_uneven_sequences_nobody_is_the_straggler() -> None:
     assert (stages[1] > stages[0]) == (by_stage["1"] > by_stage["0"])
 
 
+@pytest.mark.thorough
 def test_corpus_summaries_name_the_published_causes() -> None:
     """AR: the slowed worker. SE: the last stage, and sequences of uneven length in every stage."""
     ar, se = (" ".join(summary(load(corpus(f"straggler/trace-{name}.parquet"))).split()) for name in ("AR", "SE"))

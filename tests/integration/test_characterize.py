@@ -95,6 +95,26 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, answer
 
 
+def test_two_configurations_are_measured_and_compared(tmp_path: Path) -> None:
+    """The first two of the five: the other three and what they need are told apart by the thorough tests below."""
+    done = characterize(tmp_path, "--steps", "1,2", "--format", "json", *small_job(1000))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    ranks = {name: [run["ranks_count"] for run in answer["steps"][name]["runs"]] for name in ("t1_ns", "t2_ns")}
+    assert ranks == {"t1_ns": [1], "t2_ns": [2]}
+    for number in ("1", "2"):
+        entry = answer["steps"][f"t{number}_ns"]
+        assert entry["status"] == "measured", entry["why"]
+        assert entry["value_ns"] > 0
+        assert sum(answer["attribution"][number].values()) == pytest.approx(1.0, abs=0.01)
+    assert answer["steps"]["t5_ns"]["status"] == "skipped"
+    assert set(answer["stalls"]) == {"interconnect"}
+    found = [tmp_path / "answer", *(tmp_path / "answer").rglob("*")]
+    rights = {path: oct(path.stat().st_mode & 0o777) for path in found}
+    assert rights == {path: "0o700" if path.is_dir() else "0o600" for path in found}
+
+
+@pytest.mark.thorough
 def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, dict[str, Any]]) -> None:
     _, answer = answered
     steps = answer["steps"]
@@ -116,6 +136,7 @@ def test_every_step_that_this_machine_can_do_is_measured(answered: tuple[Path, d
     assert (answer["batch_samples"], answer["epoch_samples"]) == (4, 360), "a tenth of 400 images is for validation"
 
 
+@pytest.mark.thorough
 def test_synthetic_steps_prepare_no_data(answered: tuple[Path, dict[str, Any]]) -> None:
     _, answer = answered
     for number in ("1", "2"):
@@ -126,6 +147,7 @@ def test_synthetic_steps_prepare_no_data(answered: tuple[Path, dict[str, Any]]) 
         assert data["prep"] < shares["compute"] / 3, shares
 
 
+@pytest.mark.thorough
 def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) -> None:
     _, answer = answered
     if answer["steps"]["t5_ns"]["status"] != "measured":
@@ -135,6 +157,7 @@ def test_two_hosts_talk_over_the_network(answered: tuple[Path, dict[str, Any]]) 
     assert answer["attribution"]["2"].get("network", 0) == 0
 
 
+@pytest.mark.thorough
 def test_all_of_it_belongs_to_the_user_alone(answered: tuple[Path, dict[str, Any]]) -> None:
     found = [answered[0] / "answer", *(answered[0] / "answer").rglob("*")]
     assert len(found) > 20
@@ -142,6 +165,7 @@ def test_all_of_it_belongs_to_the_user_alone(answered: tuple[Path, dict[str, Any
     assert rights == {path: "0o700" if path.is_dir() else "0o600" for path in found}
 
 
+@pytest.mark.thorough
 def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) -> None:
     folder, answer = answered
     before = {path: path.stat().st_mtime_ns for path in (folder / "answer/runs").glob("*/run.json")}
@@ -156,17 +180,20 @@ def test_the_same_again_repeats_no_run(answered: tuple[Path, dict[str, Any]]) ->
     assert (again["instance"], again["batch_samples"]) == ("desk", 4), "what is not measured may be said later"
 
 
+@pytest.mark.thorough
 def test_a_picture_is_drawn(answered: tuple[Path, dict[str, Any]]) -> None:
     pytest.importorskip("matplotlib")
     assert (answered[0] / "answer/answer.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_another_command_does_not_mix_with_it(answered: tuple[Path, dict[str, Any]]) -> None:
     done = characterize(answered[0], *small_job(50))
     assert done.returncode == 2
     assert "another characterization (command" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
     done = characterize(tmp_path, *small_job("no number"))
     assert done.returncode != 0
@@ -175,6 +202,7 @@ def test_a_job_that_fails_as_it_is(tmp_path: Path) -> None:
     assert "look.log" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
     done = characterize(tmp_path, "--steps", "1,2", *small_job(6))
     assert done.returncode != 0
@@ -183,6 +211,7 @@ def test_a_job_with_too_few_steps(tmp_path: Path) -> None:
     assert "look.log" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     words = shlex.join(command_of_ranks(2, SMALL_DDP, "1000"))
     done = characterize(tmp_path, "--steps", "1,2", "--", "sh", "-c", words)
@@ -192,6 +221,7 @@ def test_a_command_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     assert "--ranks 2 -- CMD ... {ranks} ..." in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_command_that_does_not_follow_the_rank_count(tmp_path: Path) -> None:
     words = shlex.join(command_of_ranks(2, SMALL_DDP, "1000"))
     done = characterize(

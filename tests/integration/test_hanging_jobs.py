@@ -63,6 +63,7 @@ def said(run: Path, pattern: str) -> str:
         assert not text.startswith(("mismatched", "the job")), text
 
 
+@pytest.mark.thorough
 def test_a_worker_in_a_read_that_does_not_return(tmp_path: Path) -> None:
     with job("worker_read", tmp_path) as run:
         text = said(run, r"no progress for .*: rank 1 has not entered all-reduce \d+ of default_pg")

@@ -133,6 +133,7 @@ def test_one_host_sends_nothing(gloo: Measurements[Path]) -> None:
     assert not any("clock_ping" in file.load(("clock_ping",)).records for file in open_run(gloo.first).processes)
 
 
+@pytest.mark.thorough
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.torch

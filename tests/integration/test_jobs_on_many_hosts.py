@@ -135,6 +135,7 @@ class TestTorchrun:
     def _torch(self) -> None:
         pytest.importorskip("torch")
 
+    @pytest.mark.thorough
     def test_two_hosts_share_a_directory(self, three: list[Host], tmp_path: Path) -> None:
         pair = three[:2]
         job = Job(tmp_path, pair, torchrun(pair, STEPS), "shared/run")
@@ -145,6 +146,7 @@ class TestTorchrun:
         assert (tmp_path / "shared/run/timeline.pftrace.gz").stat().st_size > 1000
         check_whole(tmp_path, "shared/run", pair)
 
+    @pytest.mark.thorough
     def test_three_hosts_record_on_scratch_and_meet_at_a_url(self, three: list[Host], tmp_path: Path) -> None:
         pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is not installed")
         url = f"file://{tmp_path}/bucket/run"
@@ -156,6 +158,7 @@ class TestTorchrun:
         assert "hosts: node0 rank" in done.stderr
         check_whole(tmp_path, "whole", three)
 
+    @pytest.mark.thorough
     def test_a_restart_on_two_hosts_with_directories_of_their_own(self, three: list[Host], tmp_path: Path) -> None:
         pair = three[1:]
         # By default torchrun's store outlives a restart, and a rank may read there where its peer was before; then the

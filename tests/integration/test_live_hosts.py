@@ -62,6 +62,7 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     assert not (run / HOSTS_FOLDER).exists(), "the merge removes what hosts told each other"
 
 
+@pytest.mark.thorough
 def test_a_window_of_both_hosts(pair: list[Host], tmp_path: Path) -> None:
     """Asked for from outside: one folder with the same steps of both ranks; a signal to one launcher does the same."""
     job = Job(tmp_path, pair, torchrun(pair, 1500), "shared/run", "--live", LATE_RANK="1")
@@ -90,6 +91,7 @@ def test_a_window_of_both_hosts(pair: list[Host], tmp_path: Path) -> None:
         assert np.abs(lengths - others_ns).max() <= 100
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> None:
     """The other one says that it cannot know for whom its rank waits."""
     command = torchrun(pair, 1500)
@@ -105,6 +107,7 @@ def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> No
     assert "nothing is told of rank 1 of 2" in " ".join(shown.stdout.split())
 
 
+@pytest.mark.thorough
 def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -> None:
     job = Job(tmp_path, pair, torchrun(pair, 800), "run-{}", "--live")
     assert job.codes() == [0, 0], [job.said(host) for host in pair]

@@ -51,6 +51,7 @@ def first_parameters() -> torch.Tensor:
     return torch.cat([parameter.data.flatten() for parameter in example.build_model(33, 50).parameters()])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: int) -> None:
     whole, shared = trained(tmp_path, ranks)

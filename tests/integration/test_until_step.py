@@ -16,7 +16,7 @@ SCRIPT = ROOT / "tests" / "ground_truth" / "small_ddp.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize("shell", [False, True])
+@pytest.mark.parametrize("shell", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
     pytest.importorskip("torch")
     command = [*TORCHRUN, str(SCRIPT), "100000"]
@@ -32,6 +32,7 @@ def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
     assert json.loads((tmp_path / "run/run.json").read_text())["until_step"] == 30
 
 
+@pytest.mark.thorough
 def test_a_job_that_ends_before(tmp_path: Path) -> None:
     """It ends as it would, and nothing says that the step was reached."""
     pytest.importorskip("torch")

@@ -86,9 +86,10 @@ def noisy(seed: int, planted: int) -> Callable[[int], StepsOfRun]:
     return run_of
 
 
-def test_the_right_commit_in_20_of_20(bisect: Bisect, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.thorough)])
+def test_the_right_commit_each_time(bisect: Bisect, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
-    for seed in range(20):
+    for seed in range(count):
         planted = 1 + (7 * seed) % (COMMITS - 1)
         found = bisect(noisy(seed, planted), *(["fetch+12%"] if seed % 2 else []))
         assert found.first_bad is not None
@@ -96,7 +97,9 @@ def test_the_right_commit_in_20_of_20(bisect: Bisect, capsys: pytest.CaptureFixt
         assert [str(one.kind) for one in found.conditions] == ["fetch"]
         runs.append(found.runs_count)
     with capsys.disabled():
-        print(f"\nruns of 20 bisections of {COMMITS} commits: {min(runs)} to {max(runs)}, mean {np.mean(runs):.0f}")
+        print(
+            f"\nruns of {count} bisections of {COMMITS} commits: {min(runs)} to {max(runs)}, mean {np.mean(runs):.0f}"
+        )
 
 
 def exact(planted: int, kind: str = "fetch") -> Callable[[int], StepsOfRun]:

@@ -138,7 +138,13 @@ def test_a_rank_that_alone_evaluates(tmp_path: Path) -> None:
 CLOCKS = {"close": (7 * MS, 0), "an hour off": (3600 * SECOND, 0), "set in the middle": (7 * MS, 600 * SECOND)}
 
 
-@pytest.mark.parametrize("wall", CLOCKS.values(), ids=CLOCKS)
+@pytest.mark.parametrize(
+    "wall",
+    [
+        pytest.param(wall, marks=[pytest.mark.thorough] * (name != "an hour off"), id=name)
+        for name, wall in CLOCKS.items()
+    ],
+)
 def test_hosts_with_clocks_of_their_own(tmp_path: Path, wall: tuple[int, int]) -> None:
     """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the own clock.
 
@@ -208,6 +214,7 @@ def test_a_host_that_is_late(tmp_path: Path) -> None:
         assert (host.closed()["complete"] == 1).all()
 
 
+@pytest.mark.thorough
 def test_a_host_that_joins_later(tmp_path: Path) -> None:
     """Its follower begins in the middle: until then steps close without it, and from then on they are whole."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=900, hosts=NODES)
@@ -225,6 +232,7 @@ def test_a_host_that_joins_later(tmp_path: Path) -> None:
     assert unequal(there, whole) == []
 
 
+@pytest.mark.thorough
 def test_a_host_that_falls_silent_comes_back(tmp_path: Path) -> None:
     """Its follower is stopped for a minute; the numbers of the steps stay what they are."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=1700, hosts=NODES)
@@ -310,7 +318,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("inside_count", [0, 40])
+@pytest.mark.parametrize("inside_count", [pytest.param(0, marks=pytest.mark.thorough), 40])
 def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
     """What is told of a step of a rank takes less than 1 KB: what ranks of one host do together is not told."""
     late_job(tmp_path / "job", inside_count=inside_count)

@@ -16,7 +16,10 @@ from varying_job import MS, growths, varying_job
 from stashtrace.live.triggers.growth import BLOCK_STEPS
 
 
-@pytest.mark.parametrize(("spread", "memory"), [(0.3, 0.0), (0.6, 0.0), (1.0, 0.0), (0.6, 0.5)])
+@pytest.mark.parametrize(
+    ("spread", "memory"),
+    [(0.6, 0.0), *(pytest.param(*job, marks=pytest.mark.thorough) for job in ((0.3, 0.0), (1.0, 0.0), (0.6, 0.5)))],
+)
 def test_balanced_steps_of_varying_lengths_raise_at_most_one_alarm_in_10000(spread: float, memory: float) -> None:
     """60,000 steps each; what many more give, on other seeds, stands in the guide (`benchmarks/bench_growth.py`)."""
     seeds = range(6)

@@ -120,6 +120,7 @@ def test_only_the_last_steps_stay_on_disk(tmp_path: Path) -> None:
     assert max(holes.values()) <= 3, "each hole leaves a page with its header, so they join"
 
 
+@pytest.mark.thorough
 def test_a_limit_of_bytes(tmp_path: Path) -> None:
     write_job(tmp_path / "job", steps_count=1500)
     target = tmp_path / "grown"

@@ -79,7 +79,13 @@ def test_merge_writes_the_time_line_of_the_golden_file(tmp_path: Path, capsys: p
     assert (tmp_path / "timeline.pftrace.gz").stat().st_size > 0
 
 
-@pytest.mark.parametrize("record", sorted(rows_of(GOLDEN)))
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(record, marks=[pytest.mark.thorough] * (number % 3 > 0))
+        for number, record in enumerate(sorted(rows_of(GOLDEN)))
+    ],
+)
 def test_a_file_without_a_record(record: str, tmp_path: Path) -> None:
     file = tmp_path / "node01.1.0.stash"
     write_without(GOLDEN, file, record, None)

@@ -91,6 +91,7 @@ def counted(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> dict[s
     return dict(seen)
 
 
+@pytest.mark.thorough
 def test_a_merge_grows_with_the_processes_and_no_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = 100, 200
     counted(tmp_path / "warm", 4, monkeypatch)  # what is made once for all runs

@@ -1,8 +1,9 @@
 """The collectors of devices on the doubles, with the recorder built for a sanitizer; a finding fails the test it
 belongs to.
 
-A short selection runs always, under TSan: what has threads, forks, ends early or hands memory about. All tests of the
-collectors, and the other sanitizer: STASHTRACE_SANITIZE=address or thread.
+The gate builds the small programs of what threads share, under TSan. `make thorough` builds the recorder, and plays a
+short selection: what has threads, forks, ends early or hands memory about. All tests of the collectors, and the other
+sanitizer: STASHTRACE_SANITIZE=address or thread.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -69,6 +70,10 @@ int main() {
 APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_buffer and not forked_child_neither"
 
 
+#: Programs of tests with threads, and what they need of the recorder: a second each where the whole takes a minute.
+SHARED = {"ring": (), "string_table": ("core/string_table.cpp",), "slab": (), "event_map": ()}
+
+
 def play(kind: str, folder: Path, files: Sequence[str], words: str) -> None:
     """Run tests of collectors, files by their names, on the build of this kind."""
     if runtimes(kind) is None:
@@ -90,11 +95,26 @@ def kept(request: pytest.FixtureRequest, kind: str) -> Path:
     return Path(request.config.cache.mkdir("collectors-" + kind))  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_what_threads_share(tmp_path: Path, name: str) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None or runtimes("thread") is None:
+        pytest.skip("no compiler with a library for -fsanitize=thread")
+    sources = [ROOT / f"tests/native/test_{name}.cpp", *(ROOT / "csrc" / source for source in SHARED[name])]
+    folders = [f"-I{ROOT / folder}" for folder in ("csrc", "tests/native")]
+    options = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", *folders, "-o", tmp_path / name]
+    subprocess.run([str(word) for word in (compiler, *options, *sources)], check=True)
+    done = subprocess.run([tmp_path / name], env=os.environ | OPTIONS, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+@pytest.mark.thorough
 def test_short_selection(request: pytest.FixtureRequest) -> None:
     words = " or ".join(f"(test_{collector} and ({SHORT[collector]}))" for collector in COLLECTORS)
     play(KIND, kept(request, KIND), COLLECTORS, words)
 
 
+@pytest.mark.thorough
 def test_first_calls_of_many_threads(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     libraries, compiler = runtimes("thread"), shutil.which("g++")
     if libraries is None or compiler is None:

@@ -28,7 +28,18 @@ def test_each_pull_request_is_tested_as_everywhere() -> None:
     assert "pull_request" in events
     assert events["push"] == {"branches": ["main"]}
     assert [step["run"] for step in JOB["steps"] if "run" in step] == ["bash .ci/run"]
-    assert "make test" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert 'make "${1:-test}"' in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_what_the_gate_leaves_out_is_tested_each_week_in_the_same_way() -> None:
+    weekly = yaml.safe_load((WORKFLOWS / "thorough.yml").read_text(encoding="utf-8"))
+    assert set(weekly[True]) == {"schedule", "workflow_dispatch"}
+    assert (weekly["permissions"], weekly["env"]) == ({}, WORKFLOW["env"])
+    (job,) = weekly["jobs"].values()
+    assert job["permissions"] == JOB["permissions"]
+    *steps, last = job["steps"]
+    assert steps == JOB["steps"][:-1]
+    assert last["run"] == "bash .ci/run thorough"
 
 
 def test_code_of_a_pull_request_can_write_nothing() -> None:

@@ -79,6 +79,7 @@ def test_the_sdist_is_the_checkout(sdist: Path) -> None:
     assert changed == []
 
 
+@pytest.mark.thorough
 def test_the_wheel_holds_what_the_checkout_has_and_the_native_half(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -96,6 +97,7 @@ def test_the_wheel_holds_what_the_checkout_has_and_the_native_half(wheel: Path) 
         assert f"stashtrace/{name}" in names
 
 
+@pytest.mark.thorough
 def test_metadata(wheel: Path) -> None:
     found = metadata(wheel)
     version = subprocess.run(
@@ -120,6 +122,7 @@ def test_metadata(wheel: Path) -> None:
     assert dict(scripts["console_scripts"]) == {"stashtrace": "stashtrace.cli:main"}
 
 
+@pytest.mark.thorough
 def test_version_and_help(programs: Path, tmp_path: Path) -> None:
     done = stashtrace(programs, "--version", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -129,6 +132,7 @@ def test_version_and_help(programs: Path, tmp_path: Path) -> None:
     assert "stashtrace run -- torchrun" in done.stdout
 
 
+@pytest.mark.thorough
 def test_summary_of_a_recorded_run(programs: Path, tmp_path: Path) -> None:
     with tarfile.open(ROOT / "tests/data/recorded/0.1.0/run.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -138,6 +142,7 @@ def test_summary_of_a_recorded_run(programs: Path, tmp_path: Path) -> None:
     assert "2 ranks" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_program_is_recorded(programs: Path, tmp_path: Path) -> None:
     (tmp_path / "batch.bin").write_bytes(bytes(1000))
     (tmp_path / "job.py").write_text(
@@ -152,6 +157,7 @@ def test_a_program_is_recorded(programs: Path, tmp_path: Path) -> None:
     assert "1000" in row.split(","), f"20 reads of 50 bytes: {row}"
 
 
+@pytest.mark.thorough
 def test_libraries_of_the_wheel(wheel: Path) -> None:
     """Nothing is grafted, nothing is shown. ``old_glibc_wheel.py`` builds for the oldest glibc, by another compiler."""
     pytest.importorskip("elftools")
@@ -159,6 +165,7 @@ def test_libraries_of_the_wheel(wheel: Path) -> None:
     assert [line for line in done.stdout.splitlines() if not re.search(r": needs (GLIBC|GLIBCXX|CXXABI)_", line)] == []
 
 
+@pytest.mark.thorough
 def test_list_of_parts(wheel: Path, tmp_path: Path) -> None:
     for module in ("cyclonedx", "elftools"):
         pytest.importorskip(module)

@@ -101,6 +101,7 @@ def test_of_a_script(tmp_path: Path) -> None:
     assert row["exception"].endswith("job.py:5)")
 
 
+@pytest.mark.thorough
 def test_of_a_child_of_multiprocessing(tmp_path: Path) -> None:
     run = run_traced(SPAWNED, tmp_path / "job")
     assert run.stdout == ["raised\n"]

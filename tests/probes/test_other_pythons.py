@@ -320,6 +320,7 @@ def own_job(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run_traced(JOB, tmp_path_factory.mktemp("own-job"), ranks=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_a_job_of_another_environment_is_recorded_fully(own_job: TracedRun, bare_python: str, tmp_path: Path) -> None:
     run = run_traced(JOB, tmp_path / "job", ranks=2, python=(bare_python,), env={"PYTHONPATH": ""})

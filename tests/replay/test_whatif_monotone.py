@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from replay.loader_jobs import Job
 from replay.test_full_queue import Launcher
 
+from examples import examples
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Change, what_if
@@ -45,7 +46,7 @@ def ddp_runs(draw: Any) -> Graph:
 
 
 @given(ddp_runs(), st.sampled_from(LESS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_less_work_makes_no_step_longer(graph: Graph, change: str) -> None:
     try:
         answer = what_if(graph, [Change.parse(change)])
@@ -55,7 +56,7 @@ def test_less_work_makes_no_step_longer(graph: Graph, change: str) -> None:
 
 
 @given(ddp_runs(), st.sampled_from([change.replace("0.5", "2") for change in LESS if "x0.5" in change]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_more_work_makes_no_step_shorter(graph: Graph, change: str) -> None:
     try:
         answer = what_if(graph, [Change.parse(change)])

@@ -18,10 +18,15 @@ sys.path.append(str(ROOT / "benchmarks"))  # behind tests/, whose ground_truth i
 from sentences import check, traces  # noqa: E402
 
 TRACES = traces.of(CORPUS)
+#: Of formats of which the gate has smaller traces.
+SLOW = ("df_index_rank1_of_2", "diff_control_rank3_of_8")
 pytestmark = pytest.mark.skipif(not TRACES, reason="the folder of real traces is not beside the checkout")
 
 
-@pytest.mark.parametrize("case", TRACES, ids=lambda case: str(case.name))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.thorough] * (case.name in SLOW), id=str(case.name)) for case in TRACES],
+)
 def test_no_claim_about_a_real_trace_is_false(case: traces.Foreign) -> None:
     needs = {"darshan": "darshan", "straggler": "pyarrow"}.get(case.name.partition("_")[0])
     if needs:

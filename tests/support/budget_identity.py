@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 
+from examples import examples
 from stashtrace.analysis.stalls.budget import stall_intervals, stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
@@ -17,10 +18,12 @@ from stashtrace.schema.trace import Trace
 Rows = list[dict[str, Any]]
 
 
-def relaxed(examples: int) -> settings:
-    """Many examples, however long each takes to draw."""
+def relaxed(count: int) -> settings:
+    """So many examples, in the gate a quarter of them, however long each takes to draw."""
     return settings(
-        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+        max_examples=examples(count),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
 

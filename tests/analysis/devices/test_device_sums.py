@@ -10,6 +10,7 @@ from device_text import device_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from stashtrace.analysis.devices.kernels import kernel_diff
 from stashtrace.analysis.devices.launches import FULL_QUEUE, waiting
 from stashtrace.analysis.registry import analyze
@@ -73,7 +74,7 @@ def test_the_kernels_of_a_graph_are_one_launch() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_waits_adds_up_to_the_latencies(pairs: list[tuple[int, int]]) -> None:
     launch = np.array([a for a, _ in pairs], dtype=np.int64)
     begin = launch + np.array([b for _, b in pairs], dtype=np.int64)

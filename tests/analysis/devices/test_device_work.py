@@ -10,6 +10,7 @@ from device_text import device_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from stashtrace.analysis.devices.idle import CAUSES
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
@@ -216,7 +217,7 @@ keep = st.sampled_from(["keep", "drop"])
 
 
 @given(traces(), st.sampled_from(["rank", "step"]), keep, keep)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_identities(trace: Trace, by: str, orphans: str, last_step: str) -> None:
     options = {"by": by, "orphans": orphans, "last_step": last_step}
     try:
@@ -240,7 +241,7 @@ def test_identities(trace: Trace, by: str, orphans: str, last_step: str) -> None
 
 
 @given(traces(), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_row_order_does_not_matter(trace: Trace, seed: int) -> None:
     random = np.random.default_rng(seed)
     shuffled = {}

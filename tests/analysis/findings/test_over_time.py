@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
+from examples import examples
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, period, stretches
 from stashtrace.analysis.findings.over_time.step_changes import over_time
@@ -46,7 +47,7 @@ NOISES: dict[str, Noise] = {
     "lasting": _lasting,
     "bursts": _bursts,
 }
-SEEDS = 60
+SEEDS = examples(60)
 
 
 @pytest.mark.parametrize("name", NOISES)
