@@ -1,7 +1,7 @@
 // The shape of a hooked wait. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks.cpp. Unless the thread is watched (probes turn that on for the step thread) a hook is two tests, one of
-// thread-local storage, and a jump, because mutexes and condition variables are everywhere. errno is never touched.
+// Callers: hooks.cpp. Unless the thread is watched (probes turn that on for the step thread) a hook is one test of
+// thread-local storage and a jump, because mutexes and condition variables are everywhere. errno is never touched.
 // Not noexcept: a cancelled thread unwinds through a wait.
 #pragma once
 
@@ -34,7 +34,7 @@ template <class Call>
 
 template <class Call>
 [[gnu::always_inline]] inline auto waiting(std::uint16_t wait_code, const void* object, Call call) {
-  if (paused() || !watches_waits()) [[likely]]
+  if (!watches_waits() || paused()) [[likely]]
     return call();
   return watched_wait(wait_code, object, call);
 }
@@ -47,7 +47,7 @@ template <class Call>
 
 template <class Call>
 [[gnu::always_inline]] inline int waiting_on(const void* condition, const void* caller, Call call) {
-  if (paused() || !watches_waits()) [[likely]]
+  if (!watches_waits() || paused()) [[likely]]
     return call();
   return watched_condition(condition, caller, call);
 }

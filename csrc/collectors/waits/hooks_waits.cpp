@@ -34,7 +34,7 @@ namespace {
 }  // namespace
 
 STASHTRACE_HOOK(int, pthread_mutex_lock, pthread_mutex_t* mutex) {
-  if (stashtrace::paused() || !stashtrace::watches_waits()) [[likely]]
+  if (!stashtrace::watches_waits() || stashtrace::paused()) [[likely]]
     return real::pthread_mutex_lock(mutex);
   return watched_lock(mutex, __builtin_return_address(0));
 }
