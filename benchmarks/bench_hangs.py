@@ -158,8 +158,8 @@ def judge_long(name: str, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def job(name: str, folder: Path, ranks: int) -> Iterator[float]:
-    """Start a job and wait until it hangs; yield when that was; end all of its processes."""
+def job(name: str, folder: Path, ranks: int, *options: str, at_step: int = 8) -> Iterator[float]:
+    """Start a job and wait until it hangs; yield when that was; end all of its processes. ``options``: of ``run``."""
     (folder / "files").mkdir(parents=True)
     launch = [
         sys.executable,
@@ -171,8 +171,9 @@ def job(name: str, folder: Path, ranks: int) -> Iterator[float]:
         str(JOB),
         name,
         str(folder / "files"),
+        str(at_step),
     ]
-    command = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--", *launch]
+    command = [sys.executable, "-m", "stashtrace", "run", *options, "--out", str(folder / "run"), "--", *launch]
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     with open(folder / "output", "wb") as output:
         started = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)

@@ -1,6 +1,6 @@
 """A small job of two or three ranks on gloo, in which one thing goes wrong, or takes long, at one step.
 
-    torchrun ... job.py SCENE FOLDER      or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+    torchrun ... job.py SCENE FOLDER [STEP]      or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 
 The rank that stops getting on writes CLOCK_MONOTONIC into FOLDER/began just before it does.
 """
@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-AT_STEP, STEPS, LONG_S = 8, 14, 14.0
 SCENE, FOLDER = sys.argv[1], Path(sys.argv[2])
+AT_STEP = int(sys.argv[3]) if len(sys.argv) > 3 else 8
+STEPS, LONG_S = AT_STEP + 6, 14.0
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FIFO = FOLDER / "queue.fifo"
 
