@@ -41,7 +41,7 @@ JOB = Path(slow_steps_job.__file__)
 def main() -> int:
     """Run the jobs of the parts; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--parts", type=Path, default=Path(tempfile.gettempdir()) / "stashtrace-live-lines")
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
     options = parser.parse_args()
