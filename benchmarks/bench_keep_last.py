@@ -9,17 +9,27 @@ Written are the bytes on disk, by what they belong to, and the resident memory, 
 recording, the table of steps and the memory are bounded: no later hour exceeds what the first six reached by more than
 a tenth. Windows are counted apart: there are 20 at most. Writes results/keep_last.json; exit code 1 if the bar is
 missed.
+
+``--ratio`` takes another figure: what the run directory takes against the full recording of the same steps. The job
+then has the shape of the example: as many bytes a step as ``examples/train_ddp.py`` records on this machine, which is
+run twice for that. It makes so many ``--hours`` of steps of a second, of which ``--keep`` are kept. Compared are the
+whole directories, with windows and the table of steps: before the merge (what is dropped takes no space, though the
+files are as long), and after the merge of both. Bar: a hundredth before the merge. Writes
+results/keep_last_ratio.json.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import types
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +48,10 @@ STEP_MS = 1_800.0
 #: The limit of the table of closed steps, lowered from 64 MiB so that a day of this small job reaches it.
 TABLE_BYTES = 1 << 20
 MOST_GROWTH_RATIO = 1.1
+#: Bar of ``--ratio``, the job whose shape is taken, and the lengths of two runs whose difference is a step's bytes.
+MOST_RATIO = 0.01
+EXAMPLE = harness.ROOT / "examples" / "train_ddp.py"
+SHORT_STEPS = (60, 160)
 
 
 def main() -> int:
@@ -46,11 +60,15 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--keep", type=int, default=500)
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
+    parser.add_argument("--ratio", action="store_true", help="take the ratio to the full recording instead")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--reads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job is not None:
-        be_the_job(options.job, options.hours)
+        be_the_job(options.job, options.hours, options.reads)
         return 0
+    if options.ratio:
+        return take_ratio(options.hours, options.keep, options.out)
     with tempfile.TemporaryDirectory(prefix="stashtrace-keep-last-") as name:
         hours = follow(Path(name), options.hours, options.keep)
     exceeded = {figure: growth(hours, figure) for figure in ("recording_bytes", "live_steps_bytes", "memory_bytes")}
@@ -65,18 +83,89 @@ def main() -> int:
     return 1 if max(exceeded.values()) > MOST_GROWTH_RATIO else 0
 
 
+def take_ratio(hours_count: int, keep: int, out: Path) -> int:
+    """Compare the run directory with the full recording of the same steps; the exit code."""
+    example_bytes = bytes_of_a_step(example_recording)
+    reads = 1 + round((example_bytes - bytes_of_a_step(made_recording)) / (bytes_of_a_read() or 1))
+    with tempfile.TemporaryDirectory(prefix="stashtrace-keep-last-") as name:
+        folder = Path(name)
+        hours = follow(folder, hours_count, keep, reads)
+        full_bytes = sum(path.stat().st_size for path in (folder / "run").glob("*.stash"))
+        kept_bytes = hours[-1]["disk_bytes"]
+        merged = {which: merged_bytes(folder / which) for which in ("job", "run")}
+    figures = {
+        "hours_count": hours_count,
+        "steps_kept_count": keep,
+        "steps_count": hours[-1]["steps_count"],
+        "example_step_bytes": example_bytes,
+        "step_bytes": full_bytes / (hours_count * HOUR_S + 60),
+        "full_bytes": full_bytes,
+        "kept_bytes": kept_bytes,
+        "kept_over_full_ratio": kept_bytes / full_bytes,
+        "full_merged_bytes": merged["job"],
+        "kept_merged_bytes": merged["run"],
+        "kept_over_full_merged_ratio": merged["run"] / merged["job"],
+        "last_hour": hours[-1],
+    }
+    command = f"python benchmarks/bench_keep_last.py --ratio --hours {hours_count} --keep {keep}"
+    print(harness.write_result("keep_last_ratio", figures, command=command, modules=("torch", "numpy"), folder=out))
+    return 1 if kept_bytes > MOST_RATIO * full_bytes else 0
+
+
+def merged_bytes(directory: Path) -> int:
+    """Merge a run, and return what its directory takes on disk."""
+    from stashtrace.format.compact import compact_run
+    from stashtrace.format.reader import open_run
+
+    compact_run(open_run(directory))
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
+def bytes_of_a_step(record: Callable[[Path, int], None]) -> float:
+    """Return what one more step adds to the files of a recording, not merged."""
+    sizes = []
+    for steps_count in SHORT_STEPS:
+        with tempfile.TemporaryDirectory(prefix="stashtrace-keep-last-") as name:
+            record(Path(name) / "job", steps_count)
+            sizes.append(sum(path.stat().st_size for path in Path(name).rglob("*.stash")))
+    return (sizes[1] - sizes[0]) / (SHORT_STEPS[1] - SHORT_STEPS[0])
+
+
+def example_recording(folder: Path, steps_count: int) -> None:
+    """Record the example."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    harness.run_job([*launch, str(EXAMPLE), "--steps", str(steps_count)], folder, traced=True)
+
+
+def made_recording(folder: Path, steps_count: int, reads: int = 1) -> None:
+    """Write a recording of the made-up job, as its processes would."""
+    from growing_files import grow
+    from made_job import write_job
+
+    write_job(folder, ranks_count=RANKS, steps_count=steps_count, step_ms=STEP_MS, reads_count=reads)
+    for _ in grow(folder, folder.parent / "grown", steps_count * SECOND):
+        pass
+    shutil.rmtree(folder)
+
+
+def bytes_of_a_read() -> float:
+    """Return what one more read a batch adds to each step."""
+    more = 100
+    return (bytes_of_a_step(partial(made_recording, reads=1 + more)) - bytes_of_a_step(made_recording)) / more
+
+
 def growth(hours: list[dict[str, Any]], figure: str) -> float:
     """The most of the later hours over the most of the first six."""
     values = [hour[figure] for hour in hours]
     return float(max(values) / max(values[:6]))
 
 
-def follow(folder: Path, hours_count: int, keep: int) -> list[dict[str, Any]]:
+def follow(folder: Path, hours_count: int, keep: int, reads: int = 1) -> list[dict[str, Any]]:
     """Let the job grow and follow it; return what was there at the end of each hour."""
     from stashtrace.live import followed
     from stashtrace.live.events import EventLog
 
-    words = [sys.executable, __file__, "--job", str(folder), "--hours", str(hours_count)]
+    words = [sys.executable, __file__, "--job", str(folder), "--hours", str(hours_count), "--reads", str(reads)]
     job = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert job.stdin is not None
     assert job.stdout is not None
@@ -150,14 +239,15 @@ def look(run: Any, directory: Path, cpu_s: float) -> dict[str, Any]:
     }
 
 
-def be_the_job(folder: Path, hours_count: int) -> None:
+def be_the_job(folder: Path, hours_count: int, reads: int) -> None:
     """Make the job's files, then let them grow by a round for each line of standard input."""
     from growing_files import grow
     from made_job import write_job
 
     steps_count = hours_count * HOUR_S + 60
     late = {(step % RANKS, step): 2_000.0 for step in range(SLOW_EVERY, steps_count, SLOW_EVERY)}
-    write_job(folder / "job", ranks_count=RANKS, steps_count=steps_count, step_ms=STEP_MS, late_ms=late)
+    shape: dict[str, Any] = {"step_ms": STEP_MS, "late_ms": late, "reads_count": reads}
+    write_job(folder / "job", ranks_count=RANKS, steps_count=steps_count, **shape)
     for now_ns in grow(folder / "job", folder / "run", ROUND_NS):
         print(now_ns, flush=True)
         if not sys.stdin.readline():

@@ -60,6 +60,8 @@ class Round:
     closed: Table
     #: The newest steps, closed and open, as a trace; None before the first rows.
     window: Trace | None = None
+    #: The same with what other hosts tell of their ranks.
+    joint: Trace | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class LiveAccounts:
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
             self._count_anew()
+        awaits_others = self.others is not None and self.others.awaited(opened, at_ns)
         if self.window is None and self.find_begin is not None:
             self.window = self.find_begin(grown.trace, self.origin_ns)
             if self.window is None:
@@ -125,17 +128,17 @@ class LiveAccounts:
         try:
             table = self._numbered(steps(joint), set(trace.ranks.tolist()))
         except MissingDataError:
-            return Round(nothing, trace)
+            return Round(nothing, trace, joint)
         if joint is not trace:
             trace = as_among_all(trace, joint, table)
         rows = nothing
-        if self.others is None or not self.others.awaited(opened, at_ns) or ended:
+        if not awaits_others or ended:
             closed = table.take(self._closing(joint, table, trace.ranks, None if ended else at_ns))
             if len(closed):
                 rows = self._close(closed, trace)
                 self._before = joint, opened
         self._bound_memory()
-        return Round(rows, trace)
+        return Round(rows, trace, joint)
 
     def begin_again(self, at_ns: int) -> None:
         """Let the steps count from a begin that is found anew; rows before a time are let go of."""

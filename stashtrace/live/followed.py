@@ -240,7 +240,8 @@ class FollowedRun:
         if self.idle is not None:  # its ranks are seen at work only now and then
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
-        if not ended and self.stuck.look(found.window, at_ns, last_ns):
+        joint = found.window if found.joint is None else found.joint
+        if not ended and self.stuck.look(joint, at_ns, last_ns, self.others.spoken_for(at_ns)):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)

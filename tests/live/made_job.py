@@ -32,18 +32,22 @@ def write_job(
     begin_ms: float = 100.0,
     first_pid: int = 1000,
     lockstep: bool = True,
+    waits: bool = False,
     hosts: Sequence[str] = ("node01",),
     evaluates: Collection[tuple[int, int]] = (),
     inside_count: int = 0,
+    reads_count: int = 1,
 ) -> None:
     """Write the files of a job.
 
-    ``late_ms``: (rank, step) -> how much longer its forward takes.
-    ``slow_read_ms``: the same of the read of its batch. ``dead``: (rank, step) at which a rank's files end.
-    ``restart``: TORCHELASTIC_RESTART_COUNT; empty for a job that is not elastic. ``begin_ms``: of the first step; the
-    processes begin 100 ms before it. ``hosts``: the ranks are divided among them, in order. ``evaluates``: (rank, step)
-    after which a rank makes a forward under ``no_grad``. ``lockstep``: whether all ranks end where one does; else the
-    others go on. ``inside_count``: all-reduces a step in a group of the ranks of each host.
+    ``late_ms``: (rank, step) -> how much longer its forward takes. ``slow_read_ms``: the same of the read of its
+    batch. ``dead``: (rank, step) at which a rank's files end. ``restart``: TORCHELASTIC_RESTART_COUNT; empty for a
+    job that is not elastic. ``begin_ms``: of the first step; the processes begin 100 ms before it. ``hosts``: the
+    ranks are divided among them, in order. ``evaluates``: (rank, step) after which a rank makes a forward under
+    ``no_grad``. ``lockstep``: whether all ranks end where one does; else the others go on. ``waits``: whether the
+    others call the all-reduce that a dead rank does not, and their workers make a batch 20 s later.
+    ``reads_count``: of a batch, one after the other. ``inside_count``: all-reduces a step in a group of the ranks
+    of each host.
     """
     random = np.random.default_rng(11)
     late_ms, ends = late_ms or {}, dict(dead)
@@ -61,7 +65,7 @@ def write_job(
                 continue
             fetch, prep = (round(step_ms * share * MS * random.uniform(0.8, 1.2)) for share in (0.25, 0.3))
             fetch += round((slow_read_ms or {}).get((rank, step), 0.0) * MS)
-            ready = worker.batch(step, int(made[rank]), fetch, prep)
+            ready = worker.batch(step, int(made[rank]), fetch, prep, reads_count)
             made[rank] = ready
             got = max(int(starts[rank]) + 200_000, ready + 50_000)
             main.wait(step, int(starts[rank]), got)
@@ -69,6 +73,12 @@ def write_job(
             main.phase(Phase.FORWARD, got + 30_000, got + 30_000 + forward, name="Net")
             entered[rank] = main.backward(got + 30_000 + forward, round(step_ms * 0.15 * MS))
         if (entered < 0).any() and lockstep:
+            for main, at in zip(mains, entered.tolist(), strict=True):
+                if at >= 0 and waits:
+                    main.enter(step, at)
+            for rank, worker in enumerate(workers):
+                if waits and rank not in ends:
+                    worker.batch(steps_count, int(entered.max()) + 20_000 * MS, MS, MS)
             break
         done = int(entered.max()) + round(step_ms * 0.05 * MS)
         for rank, main in enumerate(mains):
@@ -157,8 +167,8 @@ class _Main(_Process):
         self._backward_ns = begin
         return begin + length
 
-    def reduce(self, step: int, entered: int, done: int) -> int:
-        """Finish the step, and return its end."""
+    def enter(self, step: int, entered: int) -> None:
+        """Call the all-reduce of a step."""
         self.add(
             "collective_call",
             call_ticks=entered,
@@ -170,6 +180,10 @@ class _Main(_Process):
             peer_rank=-1,
             op_code=int(CollectiveOp.ALL_REDUCE),
         )
+
+    def reduce(self, step: int, entered: int, done: int) -> int:
+        """Finish the step, and return its end."""
+        self.enter(step, entered)
         self.add("collective_done", return_ticks=entered + 20_000, end_ticks=done, collective_id=step + 1)
         self.add("collective_wait", begin_ticks=entered + 30_000, end_ticks=done, collective_id=step + 1)
         end = done + 400_000
@@ -224,18 +238,19 @@ class _Worker(_Process):
         self.learn(role="worker", worker_id="0")
         self.add("thread_info", ticks=self.begin_ns + MS, tid=self.file.pid, role_code=int(ThreadRole.WORKER))
 
-    def batch(self, index: int, begin: int, fetch: int, prep: int) -> int:
+    def batch(self, index: int, begin: int, fetch: int, prep: int, reads_count: int = 1) -> int:
         """Make one batch, and return when it is ready."""
         end = begin + fetch + prep
         fields = {"loader_id": 5, "batch_index": index, "worker_id": 0, "phase_code": int(BatchPhase.FETCH)}
         self.add("batch", begin_ticks=begin, end_ticks=end, cpu_ns=prep, runqueue_ns=0, **fields)
-        self.add(
-            "io_op",
-            begin_ticks=begin + 10_000,
-            duration_ticks=fetch,
-            path_id=self.file.intern(f"/data/shard-{index % 4:04}.bin"),
-            op_code=int(IoOp.READ),
-            io_flags=int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT),
-            result_bytes=1 << 16,
-        )
+        for number in range(reads_count):
+            self.add(
+                "io_op",
+                begin_ticks=begin + 10_000 + number * (fetch // reads_count),
+                duration_ticks=fetch // reads_count,
+                path_id=self.file.intern(f"/data/shard-{index % 4:04}.bin"),
+                op_code=int(IoOp.READ),
+                io_flags=int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT),
+                result_bytes=1 << 16,
+            )
         return end

@@ -25,11 +25,17 @@ from stashtrace.live.hosts import other_hosts
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
+from stashtrace.live.triggers.slow_and_stuck import StuckTrigger
+from stashtrace.loading.looks import with_looks
 from stashtrace.record.directory import HOSTS_FOLDER
+from stashtrace.record.look.model import Look, ThreadLook
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 NODES = ("node01", "node02")
+#: Of the ranks of a made-up job of four.
+PIDS = (1000, 1010, 1020, 1030)
 
 
 @dataclass
@@ -331,3 +337,41 @@ def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
         f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
     ]
     assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
+
+
+@pytest.mark.parametrize("pace", [1, 9])
+def test_a_stuck_job_is_told_by_the_host_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: int
+) -> None:
+    """What others tell is some seconds old: by then their ranks seem not to have entered what the own ones wait in."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=300, hosts=NODES, dead=[(2, 200)], waits=True)
+    facts = json.loads((tmp_path / "job" / "run.json").read_text())
+    (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
+
+    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
+        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
+        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
+
+    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    (tmp_path / "grown").mkdir()
+    hosts = [Host(tmp_path / "grown", name) for name in NODES]
+    stuck = [StuckTrigger(str(tmp_path / "grown")) for _ in hosts]
+    looks = [(-1, -1, "")]
+    for at, now_ns in enumerate(grow(tmp_path / "job", tmp_path / "grown", SECOND, killed=PIDS)):
+        for number, (host, trigger) in enumerate(zip(hosts, stuck, strict=True)):
+            if at % pace == number % pace:
+                found = host.accounts.round(now_ns)
+                host.tell(now_ns)
+                if found.joint is not None and trigger.look(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
+                    looks.append((at, number, "; ".join(trigger.sentences)))
+    now_ns += 8 * SECOND
+    for host, trigger in zip(hosts, stuck, strict=True):
+        found = host.accounts.round(now_ns)
+        assert found.joint is not None
+        trigger.look(found.joint, now_ns, 0, host.others.spoken_for(now_ns))
+    moving = [(at, number, said) for at, number, said in looks[1:] if at < 12]
+    assert moving == [], "the job gets on for 11 s"
+    assert stuck[0].sentences == [], "node02 follows rank 2"
+    assert stuck[1].ranks == [2]
+    assert stuck[1].sentences[0].startswith("no progress for ")

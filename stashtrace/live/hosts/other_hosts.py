@@ -63,6 +63,8 @@ class OtherHosts:
         #: Ranks that other hosts tell of, if they are too many; else 0.
         self._too_many = 0
         self._clock_losses: list[LossRow] = []
+        #: Ranks that other hosts speak for: those that they tell of and that record.
+        self._spoken_for: set[int] = set()
         #: Why nothing can be read of what others tell.
         self._error = ""
 
@@ -121,6 +123,11 @@ class OtherHosts:
         self._clock_losses = opened.clock_losses
         if opened.start != self._start:
             self._start, self._begin_ns, self._told = opened.start, at_ns, set()
+        self._spoken_for = {
+            p.identity.rank
+            for p in opened.everyone
+            if p.identity.role is ProcessRole.RANK and self.is_recording(p.file)
+        }
         self._told |= {p.identity.rank for p in opened.everyone if p.identity.role is ProcessRole.RANK}
         if not self._missing:
             return False
@@ -129,6 +136,15 @@ class OtherHosts:
         if self._too_many:
             return False
         return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < AWAITED_NS
+
+    def spoken_for(self, at_ns: int) -> set[int]:
+        """Return the ranks about which their own hosts say whether they are stuck; ``at_ns``: now.
+
+        What is told of them here is some seconds old, and their processes cannot be looked at. Ranks of which nothing
+        was told yet are awaited.
+        """
+        awaited = self._launchers and not self._too_many and at_ns - self._begin_ns < AWAITED_NS
+        return self._spoken_for | (set(self._missing) - self._told if awaited else set())
 
     def forget(self, before_ns: int, keep: Collection[str]) -> None:
         """Let go of rows as ``GrowingRun.forget`` does."""

@@ -9,7 +9,7 @@ and compilations are neither.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,10 +100,11 @@ class StuckTrigger:
     looks: list[dict[str, Any]] = field(default_factory=list)
     _looked_ns: int = -_PAUSE_NS
 
-    def look(self, window: Trace, at_ns: int, last_end_ns: int) -> bool:
+    def look(self, window: Trace, at_ns: int, last_end_ns: int, elsewhere: Collection[int] = ()) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
         ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
+        ``elsewhere``: ranks that their own hosts look at: a job that waits for these alone is stuck if they say so.
         """
         if at_ns - last_end_ns < _QUIET_NS:
             return self._become([], [])
@@ -111,20 +112,21 @@ class StuckTrigger:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
-            sentences, ranks = self._stands_still(window)
+            sentences, ranks = self._stands_still(window, elsewhere)
             # Only a step that ends shows that the job moves again: its processes may end instead.
             return self._become(sentences, ranks) if sentences else False
         return False
 
-    def _stands_still(self, window: Trace) -> tuple[list[str], list[int]]:
+    def _stands_still(self, window: Trace, elsewhere: Collection[int]) -> tuple[list[str], list[int]]:
         ranks = ranks_to_look_at(window)
-        if not ranks:
+        if set(ranks) <= set(elsewhere):
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
         self.looks = facts_of_looks(seen)
         claims = [claim for claim in ending_claims(seen, lives=True) if claim.kind in ("hung", "mismatch")]
-        return _sentences(claims), sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
+        found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
+        return ([], []) if found and set(found) <= set(elsewhere) else (_sentences(claims), found)
 
     def _become(self, sentences: list[str], ranks: list[int]) -> bool:
         changed = bool(sentences) != bool(self.sentences)
