@@ -1,6 +1,6 @@
 """How long after the fact does a followed job (`run --live`) say that it is stuck, or that a step was slow?
 
-    python benchmarks/bench_live_lines.py [--only PART ...] [--parts FOLDER]
+    python benchmarks/bench_live_lines.py [--only PART ...] [--scenes NAME ...] [--parts FOLDER]
 
 Real jobs of two ranks on gloo. Some hang in planted ways (``hangs/job.py``), at their eighth step, before the follower
 has closed any, or at their 250th; the line must name the rank and the reason at the latest 15 s after the last
@@ -42,12 +42,13 @@ def main() -> int:
     """Run the jobs of the parts; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES, help="which hangs")
     parser.add_argument("--parts", type=Path, default=Path(tempfile.gettempdir()) / "stashtrace-live-lines")
     parser.add_argument("--out", type=Path, default=harness.RESULTS)
     options = parser.parse_args()
     options.parts.mkdir(parents=True, exist_ok=True)
     for part in options.only:
-        rows = slow_steps() if part == "slow" else [hang(scene, AT_STEP[part]) for scene in SCENES]
+        rows = slow_steps() if part == "slow" else [hang(scene, AT_STEP[part]) for scene in options.scenes]
         (options.parts / f"{part}.json").write_text(json.dumps(rows))
     files = {part: options.parts / f"{part}.json" for part in PARTS}
     if not all(path.exists() for path in files.values()):
