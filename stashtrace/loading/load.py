@@ -19,7 +19,7 @@ A run directory passes through these modules, each stage once and in this order:
     loading.run_tables           processes, losses, metadata, alignment
 
 Runs of several hosts take one more step before ``clocks.device_clock``: collectives are decoded on a first guess of the
-clocks, and ``loading.clocks.align_hosts`` corrects these by the common operations of the hosts.
+clocks, and ``loading.clocks.align_recorded`` corrects these by the common operations of the hosts.
 
 ``load_growing`` takes the same way with what is in memory of a run that still records.
 """
@@ -38,7 +38,7 @@ from stashtrace.errors import DataLossWarning, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.loading.clocks import device_clock
-from stashtrace.loading.clocks.align_hosts import MEETING_TABLES, align_run
+from stashtrace.loading.clocks.align_recorded import MEETING_TABLES, align_run
 from stashtrace.loading.clocks.host_clock import RunClocks, host_clocks
 from stashtrace.loading.decode import decode_processes
 from stashtrace.loading.foreign import Progress, load_imported

@@ -17,10 +17,10 @@ from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
-from stashtrace.report.heat_maps import heat_maps
 from stashtrace.report.links import link_facts
 from stashtrace.report.machine import loss_rows, machine_facts
 from stashtrace.report.slow_steps import slow_steps
+from stashtrace.report.stalls_by_rank_and_step import heat_maps
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.words.claim_templates import steps_text

@@ -28,7 +28,7 @@ MOST_FILES = 15
 PACKAGE = ROOT / "stashtrace"
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "decode_context"}
-#: The turn of runs of several hosts: its arithmetic, below ``clocks.align_hosts``.
+#: The turn of runs of several hosts: its arithmetic, below ``clocks.align_recorded``.
 FITTING = {"loading.clocks.meetings", "loading.clocks.host_tree", "loading.clocks.fit_host_pair"}
 
 
@@ -110,9 +110,9 @@ def write_run_of_two_hosts(path: Path) -> Path:
 @pytest.mark.parametrize("write", [write_run, write_run_of_two_hosts])
 def test_a_run_passes_the_drawn_files_alone(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     visited, _ = walk(write(tmp_path / "run"))
-    assert set(visited) - {"loading.clocks.align_hosts"} - FITTING == set(drawn())
+    assert set(visited) - {"loading.clocks.align_recorded"} - FITTING == set(drawn())
     assert len(drawn()) <= MOST_FILES
-    assert ("loading.clocks.align_hosts" in visited) == (write is write_run_of_two_hosts)
+    assert ("loading.clocks.align_recorded" in visited) == (write is write_run_of_two_hosts)
 
 
 def test_files_are_met_in_the_order_drawn(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from host_simulation import MS, US, Hosts, Job, S
 
-from stashtrace.loading.clocks.align_hosts import align_tables
+from stashtrace.loading.clocks.align_recorded import align_tables
 from stashtrace.loading.clocks.fit_host_pair import PING, STRAIGHT, Bend
 from stashtrace.loading.clocks.host_clock import HostClock, Readings, tick_map
 from stashtrace.loading.clocks.host_tree import Alignment

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.loading.clocks.align_hosts import align_tables, alignment_losses, lifes_of
+from stashtrace.loading.clocks.align_recorded import align_tables, alignment_losses, lifes_of
 from stashtrace.loading.clocks.host_clock import REALTIME_ERROR_NS
 from stashtrace.loading.clocks.host_tree import HostOffset
 from stashtrace.schema.events import TABLES

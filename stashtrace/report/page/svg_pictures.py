@@ -10,9 +10,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from stashtrace.report.heat_maps import class_of
 from stashtrace.report.page.html import tag, text
 from stashtrace.report.page.page_words import KINDS
+from stashtrace.report.stalls_by_rank_and_step import class_of
 from stashtrace.units import duration_text, shortened
 
 #: Heights in pixels: a lane of a cut-out with its title, the bar in it, the scale below.
