@@ -24,7 +24,7 @@ sys.path.insert(0, str(harness.ROOT / "tests/loading"))
 
 from host_simulation import MS, US, Hosts, Job, S
 
-from stashtrace.loading.clocks.align_hosts import align_tables
+from stashtrace.loading.clocks.align_recorded import align_tables
 
 
 def main() -> None:
