@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen = (["rank 1 has not entered all-reduce 7"], [1])
     looks: list[int] = []
 
-    def stands_still(trigger: StuckTrigger, window: Trace) -> tuple[list[str], list[int]]:
+    def stands_still(trigger: StuckTrigger, window: Trace, elsewhere: Collection[int]) -> tuple[list[str], list[int]]:
         looks.append(1)
         return seen
 
