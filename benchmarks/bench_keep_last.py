@@ -91,11 +91,11 @@ def take_ratio(hours_count: int, keep: int, out: Path) -> int:
         folder = Path(name)
         hours = follow(folder, hours_count, keep, reads)
         full_bytes = sum(path.stat().st_size for path in (folder / "run").glob("*.stash"))
-        kept_bytes = hours[-1]["disk_bytes"]
+        # After the last step, not at the last full hour.
+        kept_bytes = sum(path.stat().st_blocks * 512 for path in (folder / "run").rglob("*") if path.is_file())
     figures = {
         "hours_count": hours_count,
         "steps_kept_count": keep,
-        "steps_count": hours[-1]["steps_count"],
         "example_step_bytes": example_bytes,
         "step_bytes": full_bytes / (hours_count * HOUR_S + 60),
         "full_bytes": full_bytes,
