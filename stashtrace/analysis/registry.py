@@ -152,7 +152,18 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Where does the time of a step go?",
-        ("steps", "step_kinds", "over_time", "spikes", "stalls", "stall_intervals", "evidence", "hidden", "agreement"),
+        (
+            "steps",
+            "step_kinds",
+            "over_time",
+            "spikes",
+            "stalls",
+            "stall_intervals",
+            "evidence",
+            "hidden",
+            "agreement",
+            "stacks",
+        ),
     ),
     ("What sets the length of the run?", ("critical_path", "critical_share", "slack")),
     (

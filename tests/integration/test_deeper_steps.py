@@ -183,6 +183,7 @@ def test_the_budget_ends_deeper_steps_and_refuses_more(tmp_path: Path, libraries
     assert len(load_trace(job.windows()[1]).kernels) == len(trace.kernels), "those of before alone"
 
 
+@pytest.mark.thorough
 def test_the_steps_after_a_trigger(tmp_path: Path, libraries: Path) -> None:
     job = run_job(tmp_path, libraries, ["--deeper", "kernels"], [["slow"]])
     (window,) = (job.folder / "run/windows").iterdir()

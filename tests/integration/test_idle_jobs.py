@@ -291,6 +291,7 @@ def test_a_signal_to_the_launcher(tmp_path: Path) -> None:
     checked_steps(job, load_trace(window), 5)
 
 
+@pytest.mark.thorough
 def test_a_stuck_job_says_what_is_not_seen(tmp_path: Path) -> None:
     """The state says that an idle run sees no stuck rank; a request is given up, and names the rank that stands."""
     with idle_job(tmp_path, STUCK, ranks=2) as job:

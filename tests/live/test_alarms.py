@@ -8,7 +8,9 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from growing_files import grow
@@ -22,6 +24,7 @@ from stashtrace.live.events import STORM_COUNT, EventLog, read_events
 from stashtrace.live.state import Event
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.load import load_trace
+from stashtrace.run_facts import STACKS, read_host_facts
 
 SECOND = 1_000_000_000
 
@@ -37,10 +40,32 @@ class Calls(TriggerCommand):
         self.events.append(event)
 
 
+class Deeper:
+    """Records which steps are asked for; they are open until told, and then have one process' stacks."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], int, int]] = []
+        self.is_open = self.is_given_up = False
+        self.why = ""
+
+    def ask(self, kinds: list[str], newest: int, count: int, at_ns: int) -> tuple[int, str]:
+        if self.why:
+            return -1, self.why
+        self.asked.append((kinds, newest, count))
+        self.is_open = True
+        return newest + count, ""
+
+    def take_stacks(self) -> list[dict[str, Any]]:
+        return [{"host": "here", "pid": 7, "functions": [], "rows": []}] if self.asked else []
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
 class Followed:
     """A made job of 100 steps, all closed, and what takes its triggers."""
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits | None = None, kinds: Sequence[str] = ()) -> None:
         write_job(folder / "job", steps_count=100)
         self.run = folder / "run"
         self.accounts = LiveAccounts(GrowingRun(str(self.run)))
@@ -49,7 +74,8 @@ class Followed:
         self.accounts.round(moment_ns, ended=True)
         self.stream, self.calls = io.StringIO(), Calls()
         captures = Captures(self.run, {"run_id": "x"}, limits)
-        self.alarms = Alarms(EventLog(self.run, self.stream), captures, self.calls, after_steps=5)
+        log, self.deeper = EventLog(self.run, self.stream), Deeper()
+        self.alarms = Alarms(log, captures, self.calls, 5, deeper=cast(Any, self.deeper), kinds=kinds)
 
     def lines(self) -> list[str]:
         return self.stream.getvalue().splitlines()
@@ -189,3 +215,34 @@ def test_events_of_an_older_log_are_read(tmp_path: Path) -> None:
     old = {"kind": "capture", "text": "kept", "realtime_ns": 3, "step": 1, "rank": -1, "cost_ns": 0, "window": "w"}
     (tmp_path / "events-host.jsonl").write_text(json.dumps(old) + "\n{\n")
     assert read_events(tmp_path) == [Event("capture", "kept", 3, 1, window="w")]
+
+
+def test_the_steps_after_a_trigger_are_asked_for_deeper_and_waited_for(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, kinds=["stacks"])
+    followed.alarms.add(slow(90), "step-000090-slow", 0)
+    assert followed.deeper.asked == [(["stacks"], 90, 5)]
+    followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
+    assert followed.alarms.is_open, "their rows are not there yet"
+    followed.deeper.is_open = False
+    followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
+    assert not followed.alarms.is_open
+    (facts,) = read_host_facts(followed.run / "windows/step-000090-slow")
+    assert facts[STACKS] == [{"host": "here", "pid": 7, "functions": [], "rows": []}]
+
+
+def test_a_refusal_is_said_and_the_window_is_sealed_all_the_same(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, kinds=["stacks"])
+    followed.deeper.why = "0 ns are left"
+    followed.alarms.add(slow(90), "step-000090-slow", 0)
+    followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
+    assert not followed.alarms.is_open
+    texts = [event.text for event in read_events(followed.run) if event.kind == "deeper"]
+    assert texts == ["the steps that come are recorded as ever: 0 ns are left"]
+
+
+def test_a_stuck_job_waits_for_no_deeper_steps(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, kinds=["stacks"])
+    followed.alarms.add(slow(90), "step-000090-slow", 0)
+    followed.alarms.add(Event("stuck", "it stands", SECOND, 99), "step-000099-stuck", 1, now=True)
+    assert followed.deeper.is_given_up
+    assert len(followed.deeper.asked) == 1

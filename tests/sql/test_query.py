@@ -99,7 +99,7 @@ def test_each_name_can_be_used_without_quotes(trace: Trace) -> None:
 
 def test_tables_come_before_analyses_of_the_same_name(trace: Trace) -> None:
     both = set(TABLES) & {name for name, _, _ in ANALYSES}
-    assert both == {"io", "kernels", "collectives"}
+    assert both == {"io", "kernels", "collectives", "stacks"}
     names = query_names.catalog()
     for name in both:
         assert not names[name].is_analysis

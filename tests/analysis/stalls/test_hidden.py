@@ -48,6 +48,7 @@ def test_docstrings_name_the_columns(name: str) -> None:
     for way in ("transmit", "receive"):
         build.counter(0, f"net_{way}_bytes_total.eth0", {0: 0.0, 3 * MS: 1e6, 6 * MS: 2e6})
     rank.gpu(0).stream("compute", compute=True).kernel(2 * MS, 3 * MS, launch=(0, MS))
+    build.add("stacks", track_id=rank.track_id, end_ns=MS, name_code=build.strings.code("fetch at train.py"))
     build.add("execution_nodes", process_id=rank.process_id, name_code=build.strings.code("aten::mm"), op_code=-1)
     assert list(analyze(build.trace(), name).columns) == columns_of(find(name))
     assert rank.rank == 0
