@@ -109,6 +109,19 @@ def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:
     return slice(int(np.searchsorted(column, number)), int(np.searchsorted(column, number, side="right")))
 
 
+def ranges(begins: Int64, ends: Int64) -> Int64:
+    """Return the numbers of several ranges, one after the other.
+
+    Examples
+    --------
+    >>> ranges(np.array([3, 8, 1]), np.array([5, 8, 2])).tolist()
+    [3, 4, 1]
+    """
+    sizes = ends - begins
+    out: Int64 = np.arange(int(sizes.sum())) + np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+    return out
+
+
 def window_at(moments: Any, begin: Int64, end: Int64) -> Int64:
     """Row of the window ``[begin, end)`` that holds each moment, -1 outside.
 

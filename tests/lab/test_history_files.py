@@ -70,7 +70,7 @@ def test_urls_hold_the_same(tmp_path: Path, url: str, request: pytest.FixtureReq
         assert place.add(run) is None
     history = read_history(Place(text))
     assert history.files == [file_name(run) for run in runs_of(FLEET)]
-    assert len(history.series([0], ("steps",))[0]) == 5
+    assert len(history.series([0], ("steps",))["steps"].rows) == 5
 
 
 def test_what_is_damaged_is_left_out_and_said(folder: Path) -> None:

@@ -8,9 +8,11 @@ and said.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import base64
+import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
 from stashtrace.fleet.tasks import on_cluster
 from stashtrace.lab.history.place import Place, file_time
@@ -34,19 +36,56 @@ if TYPE_CHECKING:
 _FILES_AT_ONCE, _THREADS = 64, 4
 #: Called with (files done, files in all).
 Progress = Callable[[int, int], None]
-_NEWER = "newer"
-#: Columns that a series needs.
-_OF_SERIES = ("section", "name", "value", "begin_ns", "end_ns", VALUES)
+_NEWER, _OTHER_COLUMNS = "newer", "its columns are not those of a history"
+#: Columns that files do not have: number of the file in the part, and of the row in the file.
+_FILE, _AT = "file", "at"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """What the files of a part hold, without series."""
 
-    #: Columns :data:`ASKED`, and ``file``, the number of the file in the part; by section.
+    #: Columns :data:`ASKED`, ``file`` and ``at``; by section.
     rows: dict[str, pyarrow.Table]
     #: File -> why it is left out.
     problems: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Series of some rows of a section, one after the other.
+
+    ``rows``: of :meth:`History.section`, by run. ``bounds``: that of each row begins and ends there in ``values``.
+    """
+
+    rows: Int64
+    bounds: Int64
+    values: Int64
+
+    @classmethod
+    def of(cls, rows: Int64, lists: pyarrow.Array, places: Int64) -> Series:
+        """Take the lists at some places; none is an empty one."""
+        import pyarrow
+
+        taken = lists.take(pyarrow.array(places))
+        lengths = taken.value_lengths().fill_null(0).to_numpy()
+        return cls(rows, np.cumsum([0, *lengths.tolist()]), taken.flatten().fill_null(0).to_numpy())
+
+    @classmethod
+    def join(cls, parts: Sequence[Series]) -> Series:
+        """Put series after each other."""
+        nothing = np.empty(0, dtype=np.int64)
+        lengths = [np.diff(part.bounds) for part in parts]
+        rows, values = ([getattr(part, name) for part in parts] for name in ("rows", "values"))
+        return cls(
+            np.concatenate([nothing, *rows]),
+            np.cumsum(np.concatenate([nothing, [0], *lengths])),
+            np.concatenate([nothing, *values]),
+        )
+
+    def __getitem__(self, at: int) -> Int64:
+        """Return the series of a row, by its place in ``rows``."""
+        return self.values[self.bounds[at] : self.bounds[at + 1]]
 
 
 class History:
@@ -59,11 +98,11 @@ class History:
     def __init__(self, place: Place, names: Sequence[str], rows: dict[str, pyarrow.Table], problems: dict[str, str]):
         self.place = place
         run = rows["run"]
-        counts = {name: np.bincount(_numbers(table, "file"), minlength=len(names)) for name, table in rows.items()}
+        counts = {name: np.bincount(_numbers(table, _FILE), minlength=len(names)) for name, table in rows.items()}
         chosen, copies = _each_once(run, counts["rank"], np.sum(list(counts.values()), axis=0), names)
         #: Number of each file's run, -1 if it is left out.
         numbers = np.full(len(names), -1, dtype=np.int64)
-        files = _numbers(run, "file")[chosen]
+        files = _numbers(run, _FILE)[chosen]
         numbers[files] = np.arange(len(chosen))
         self.files = [names[file] for file in files.tolist()]
         self.run_ids = [str(one) for one in run["name"].take(chosen).to_pylist()]
@@ -81,11 +120,11 @@ class History:
         """Return the columns of a section as arrays, with ``run``, the number of the run, in the order of the runs."""
         if name not in self._sections:
             table = self._rows[name]
-            run = self._numbers[_numbers(table, "file")]
+            run = self._numbers[_numbers(table, _FILE)]
             order = np.argsort(run, kind="stable")
             order = order[run[order] >= 0]
             columns: dict[str, Any] = {"run": run[order]}
-            for column in ASKED[1:]:
+            for column in (*ASKED[1:], _AT):
                 columns[column] = table[column].to_numpy()[order]
             self._sections[name] = columns
         return self._sections[name]
@@ -107,39 +146,49 @@ class History:
         """Return a fact of each run as a number; ``missing`` where a run does not say, or says no number."""
         return np.array([_number(text, missing) for text in self.fact(name).tolist()])
 
-    def series(self, runs: Sequence[int], sections: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
-        """Read the rows of some sections with their series, run by run: ``section``, ``name``, ..., ``values``."""
-        found: dict[int, list[dict[str, Any]]] = {run: [] for run in runs}
+    def series(self, runs: Sequence[int], sections: Sequence[str]) -> dict[str, Series]:
+        """Read the series of some runs, by section; rows are in the order of the history."""
+        runs = sorted(set(runs))
+        parts: dict[str, list[Series]] = {name: [] for name in sections}
         for begin in range(0, len(runs), _FILES_AT_ONCE):
-            some = list(runs[begin : begin + _FILES_AT_ONCE])
-            contents = self.place.read([self.files[run] for run in some])
-            tables = []
-            for run in some:
-                content = contents.get(self.files[run], "it is gone")
-                table = _decode(content, _OF_SERIES) if isinstance(content, bytes) else content
-                if isinstance(table, str):  # it was read before, and is gone or damaged by now
-                    raise FormatError(f"{self.files[run]} cannot be read again: {table}")
-                tables.append(table)
-            for run, row in _rows_of(tables, some, sections):
-                found[run].append(row)
-        return found
+            some = runs[begin : begin + _FILES_AT_ONCE]
+            lists, firsts = self._lists([self.files[run] for run in some])
+            for name in sections:
+                rows, place = self._rows_of_runs(name, some, firsts)
+                parts[name].append(Series.of(rows, lists, place))
+        return {name: Series.join(found) for name, found in parts.items()}
 
+    def _lists(self, files: Sequence[str]) -> tuple[pyarrow.Array, Int64]:
+        """Return the series of all rows of some files, and the number of each file's first row among them."""
+        import pyarrow
 
-def _rows_of(
-    tables: Sequence[pyarrow.Table], runs: Sequence[int], sections: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the run and the columns of each row of some sections."""
-    import pyarrow
+        contents = self.place.read(files)
+        columns = []
+        for file in files:
+            content = contents.get(file, "it is gone")
+            table = _decode(content, (VALUES,)) if isinstance(content, bytes) else content
+            if isinstance(table, str):  # it was read before, and is gone or damaged by now
+                raise FormatError(f"{file} cannot be read again: {table}")
+            columns.append(table[VALUES])
+        chunks = [chunk for column in columns for chunk in column.chunks]
+        lists = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], arrow_schema().field(VALUES).type)
+        return lists, np.cumsum([0, *(len(column) for column in columns)])
 
-    whole = pyarrow.concat_tables(tables).combine_chunks()
-    wanted = np.array([list(SECTIONS).index(section) for section in sections])
-    rows = np.flatnonzero(np.isin(_section_codes(whole), wanted))
-    run = np.repeat(np.array(runs, dtype=np.int64), [len(table) for table in tables])[rows]
-    whole = whole.take(pyarrow.array(rows))
-    columns = {name: whole[name].to_pylist() for name in _OF_SERIES[:-1]}
-    columns[VALUES] = _lists(whole[VALUES])
-    for one, row in zip(run.tolist(), zip(*columns.values(), strict=True), strict=True):
-        yield one, dict(zip(columns, row, strict=True))
+    def _rows_of_runs(self, section: str, runs: Sequence[int], firsts: Int64) -> tuple[Int64, Int64]:
+        """Return the rows of a section that some runs have, and their places among the rows of these runs' files.
+
+        ``firsts``: number of the first row of each file, and of all.
+        """
+        columns = self.section(section)
+        numbers = np.array(runs, dtype=np.int64)
+        bounds = np.searchsorted(columns["run"], numbers), np.searchsorted(columns["run"], numbers, side="right")
+        rows = ranges(*bounds)
+        at = np.repeat(np.arange(len(runs)), bounds[1] - bounds[0])
+        place = firsts[at] + columns[_AT][rows]
+        changed = np.flatnonzero(place >= firsts[at + 1])
+        if len(changed):
+            raise FormatError(f"{self.files[runs[int(at[changed[0]])]]} cannot be read again: it has other rows now")
+        return rows, place
 
 
 def read_history(
@@ -209,7 +258,10 @@ def read_part(place: str, names: Sequence[str]) -> Part:
     problems |= {names[at]: "its rows are damaged" for at in np.flatnonzero(damaged).tolist()}
     order = np.argsort(section, kind="stable")
     order = order[~damaged[file[order]] & (section[order] >= 0)]
-    whole = whole.append_column("file", pyarrow.array(file)).take(pyarrow.array(order))
+    at = np.concatenate([np.arange(len(table)) for table in tables])
+    for column, numbers in ((_FILE, file), (_AT, at)):
+        whole = whole.append_column(column, pyarrow.array(numbers))
+    whole = whole.take(pyarrow.array(order))
     bounds = np.searchsorted(section[order], np.arange(len(SECTIONS) + 1))
     parts = zip(SECTIONS, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     return Part({name: whole.slice(begin, end - begin) for name, begin, end in parts}, problems)
@@ -224,24 +276,45 @@ def _section_codes(whole: pyarrow.Table) -> Int64:
     return codes
 
 
-def _decode(content: bytes, columns: Sequence[str] | None = None) -> pyarrow.Table | str:
-    """Return the rows of a file, or why it cannot be used."""
+def _decode(content: bytes, columns: Sequence[str]) -> pyarrow.Table | str:
+    """Return some columns of a file, or why it cannot be used."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
-        own = file.schema_arrow
-        told = (own.metadata or {}).get(VERSION_KEY, b"")
+        metadata = file.metadata.metadata or {}
+        told = metadata.get(VERSION_KEY, b"")
         if not told.isdigit() or len(told) > 6:
             return "it is no file of a history"
         if int(told) > VERSION:
             return f"{_NEWER} {int(told)}"
-        if not own.equals(arrow_schema()):
-            return "its columns are not those of a history"
-        return file.read(columns=columns, use_threads=False)
+        if not _is_schema(metadata.get(b"ARROW:schema", b"")):
+            return _OTHER_COLUMNS
+        table = file.read(columns=columns, use_threads=False)
+        # What the file says of its columns may not be what it has.
+        return table if table.schema.equals(_schema_of(tuple(columns))) else _OTHER_COLUMNS
     except (OSError, pyarrow.ArrowException) as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _is_schema(encoded: bytes) -> bool:
+    """Return whether the schema in a file's metadata is that of a history; files by one version have the same bytes."""
+    import pyarrow
+
+    try:
+        told = pyarrow.ipc.read_schema(pyarrow.BufferReader(base64.b64decode(encoded)))
+    except (ValueError, OSError, pyarrow.ArrowException):
+        return False
+    return bool(told.equals(arrow_schema()))
+
+
+@functools.cache
+def _schema_of(columns: tuple[str, ...]) -> pyarrow.Schema:
+    import pyarrow
+
+    return pyarrow.schema([arrow_schema().field(name) for name in columns])
 
 
 def _damaged_files(whole: pyarrow.Table, file: Int64, section: Int64, count: int) -> np.ndarray:
@@ -273,8 +346,8 @@ def _join(parts: Sequence[Part]) -> dict[str, pyarrow.Table]:
         for at, part in enumerate(parts):
             if part.rows:
                 own = part.rows[name]
-                number = compute.add(own["file"], at * _FILES_AT_ONCE)
-                tables.append(own.set_column(own.column_names.index("file"), "file", number))
+                number = compute.add(own[_FILE], at * _FILES_AT_ONCE)
+                tables.append(own.set_column(own.column_names.index(_FILE), _FILE, number))
         joined[name] = pyarrow.concat_tables(tables).combine_chunks()
     return joined
 
@@ -285,7 +358,7 @@ def _each_once(run: pyarrow.Table, ranks_count: Int64, rows_count: Int64, names:
     Of several files of one run, that with the most ranks is kept, then that with the most rows: a run may be added
     before all of its hosts were merged, or from a host that does not know its file systems.
     """
-    file = _numbers(run, "file")
+    file = _numbers(run, _FILE)
     begin = _numbers(run, "begin_ns")
     keys = GroupBy(run["name"].to_numpy(zero_copy_only=False).astype(str), begin)
     order = np.lexsort((file, rows_count[file], ranks_count[file], keys.number))
@@ -323,16 +396,6 @@ def _unusable(place: Place, problems: dict[str, str]) -> FormatError:
 def _numbers(table: pyarrow.Table, name: str) -> Int64:
     values: Int64 = table[name].to_numpy().astype(np.int64, copy=False)
     return values
-
-
-def _lists(column: pyarrow.ChunkedArray) -> list[Int64]:
-    """Return the lists of a column as arrays; none is an empty one."""
-    lists: list[Int64] = []
-    for chunk in column.chunks:
-        flat = chunk.flatten().fill_null(0).to_numpy()
-        ends = np.cumsum(chunk.value_lengths().fill_null(0).to_numpy()).tolist()
-        lists += [flat[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return lists
 
 
 def _number(text: str, missing: float) -> float:

@@ -185,16 +185,19 @@ def _side(totals: RunTotals, runs: Int64, name: str) -> Side:
 def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
     """Return runs of a history as ``check`` takes them."""
     history = totals.history
-    read = history.series(runs, ("steps",))
-    kinds = history.section("kind")
-    bounds = np.searchsorted(kinds["run"], np.arange(len(history) + 1))
+    read = history.series(runs, ("steps",))["steps"]
+    steps, kinds = history.section("steps"), history.section("kind")
+    of = steps["run"][read.rows]
     out = []
     for run in runs:
-        times = {row["name"]: row["values"] for row in read[run]}
-        steps_count = max((row["value"] for row in read[run]), default=0)
+        own = range(*np.searchsorted(of, (run, run + 1)).tolist())
+        times = {str(steps["name"][read.rows[at]]): read[at] for at in own}
+        steps_count = max((int(steps["value"][read.rows[at]]) for at in own), default=0)
         ranks: dict[int, dict[str, float]] = {}
-        for at in range(int(bounds[run]), int(bounds[run + 1])):
-            ranks.setdefault(int(kinds["rank"][at]), {})[str(kinds["name"][at])] = float(kinds["mean_ns"][at])
+        rows = slice(*np.searchsorted(kinds["run"], (run, run + 1)).tolist())
+        columns = (kinds[name][rows].tolist() for name in ("rank", "name", "mean_ns"))
+        for rank, name, mean_ns in zip(*columns, strict=True):
+            ranks.setdefault(rank, {})[name] = float(mean_ns)
         facts: dict[str, Fact] = {field.name: _fact(history.fact(field.name)[run]) for field in FIELDS}
         waits = [_amount(history.fact(name)[run]) for name in ("cpu_wait_ns", "worker_wait_ns")]
         out.append(
