@@ -204,3 +204,27 @@ def test_parts_of_many_files_are_joined(tmp_path: Path) -> None:
     own = [row.mean_ns for row in first.rows if row.section == "kind" and row.name == "step"]
     assert totals.step_ns[0] == sum(own) / len(own)
     assert parquet_bytes(first) == (tmp_path / file_name(first)).read_bytes()
+
+
+def test_series_of_a_file_that_changed_since(folder: Path) -> None:
+    history = read_history(Place(str(folder)))
+    table = parquet.read_table(folder / history.files[2])
+    parquet.write_table(table.slice(0, 20), folder / history.files[2])
+    with pytest.raises(FormatError, match=f"{history.files[2]} cannot be read again: it has other rows now"):
+        history.series([0, 2], ("steps",))
+    os.remove(folder / history.files[2])
+    with pytest.raises(FormatError, match=f"{history.files[2]} cannot be read again: No such file"):
+        history.series([2], ("steps",))
+
+
+def test_columns_that_a_file_only_says_it_has(folder: Path) -> None:
+    names = sorted(os.listdir(folder))
+    file = parquet.ParquetFile(folder / names[0])
+    told = {key: text.decode() for key, text in file.metadata.metadata.items()}
+    fewer = file.read().drop_columns(["value"])
+    with parquet.ParquetWriter(folder / names[0], fewer.schema.remove_metadata(), store_schema=False) as writer:
+        writer.write_table(fewer)
+        writer.add_key_value_metadata(told)
+    history = read_history(Place(str(folder)))
+    assert history.files == names[1:]
+    assert "columns are not those of a history" in history.left_out[0]

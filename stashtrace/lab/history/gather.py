@@ -258,8 +258,8 @@ def read_part(place: str, names: Sequence[str]) -> Part:
     problems |= {names[at]: "its rows are damaged" for at in np.flatnonzero(damaged).tolist()}
     order = np.argsort(section, kind="stable")
     order = order[~damaged[file[order]] & (section[order] >= 0)]
-    at = np.concatenate([np.arange(len(table)) for table in tables])
-    for column, numbers in ((_FILE, file), (_AT, at)):
+    within = ranges(np.zeros(len(tables), dtype=np.int64), np.array([len(table) for table in tables]))
+    for column, numbers in ((_FILE, file), (_AT, within)):
         whole = whole.append_column(column, pyarrow.array(numbers))
     whole = whole.take(pyarrow.array(order))
     bounds = np.searchsorted(section[order], np.arange(len(SECTIONS) + 1))

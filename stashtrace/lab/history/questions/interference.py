@@ -93,7 +93,8 @@ def interference(totals: RunTotals) -> Table:
     job_of = job_of.reshape(-1).astype(np.int64)
     checkpoints = history.section("checkpoint")
     systems, system_of = np.unique(checkpoints["name"].astype(str), return_inverse=True)
-    overlaps = _overlapping(history, systems, system_of.reshape(-1))
+    systems, system_of = systems.tolist(), system_of.reshape(-1)
+    overlaps = _overlapping(history, systems, system_of)
     keys: list[Int64] = [np.empty((0, 3), dtype=np.int64)]
     sums = [np.empty((0, len(SUMMED)))]
     ranked: dict[tuple[int, ...], _Ranked] = defaultdict(_Ranked)
@@ -117,7 +118,7 @@ def interference(totals: RunTotals) -> Table:
         odds = min(1.0, together(listed) * len(pairs)) if listed else 1.0
         if odds >= _BY_CHANCE or read_ns[at] < _SLOWER * usual_ns[at]:
             continue
-        pair = str(names[job]), str(names[other]), str(systems[system])
+        pair = str(names[job]), str(names[other]), systems[system]
         cost = round(whole["steps_count"][at]), round(whole["lost_ns"][at])
         counts = int(pairs.sizes[at]), round(whole["checkpoints_count"][at]), round(whole["slower_count"][at])
         slower = float(read_ns[at] / usual_ns[at])
@@ -148,7 +149,7 @@ def _overlapping(history: History, systems: Sequence[str], system_of: Int64) -> 
     run, system, of, rows = np.concatenate([np.empty((4, 0), dtype=np.int64), *found], axis=1)
     order = np.lexsort((of, system, run))
     readings = GroupBy(run[order], system[order])
-    return _Overlaps(*readings.keys, readings.bounds, rows[order])
+    return _Overlaps(readings.keys[0], readings.keys[1], readings.bounds, rows[order])
 
 
 def _read_ahead(history: History, overlaps: _Overlaps) -> Iterator[tuple[Int64, dict[str, Series]]]:
