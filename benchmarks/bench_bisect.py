@@ -1,11 +1,11 @@
 """`stashtrace bisect` on a real repository of 12 commits whose loader is slow from one of them on.
 
-    python benchmarks/bench_bisect.py [--repeat N]
+    python benchmarks/bench_bisect.py [--planted COMMIT ...] [--out DIR]
 
 The job (`tuned_job.py`, with other seconds for a sample) reads batches in its loop. Two other commits change how long
 it sleeps beside that by 3 %, one more and one less, and one does not run. Each repetition plants the slow loader in
-another commit. Bar: each time the right commit is named, or none. Writes results/bisect.json; exit code 1 if a bar is
-missed.
+another commit. Bar: each time the right commit is named, or none. Writes results/bisect.json, or into another folder, where
+other bisections by the same commit of this project stay; exit code 1 if a bar is missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,15 +30,18 @@ GIT = ("git", "-c", "user.name=bench", "-c", "user.email=bench@example.org")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=4, help="bisections (default: 4)")
+    parser.add_argument("--planted", type=int, nargs="+", default=[5, 9, 2, 6], help="commits (default: 5 9 2 6)")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS)
     given = parser.parse_args()
-    rows = []
-    for number in range(given.repeat):
+    found = {row["planted"]: row for row in harness.earlier_rows("bisect", given.out)}
+    for planted in given.planted:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(Path(folder), 1 + 4 * (number + 1) % (COMMITS - 1)))
+            found[planted] = measure(Path(folder), planted)
+    rows = list(found.values())
     missed = [row["planted"] for row in rows if row["found"] not in (None, row["planted"])]
-    command = f"python benchmarks/bench_bisect.py --repeat {given.repeat}"
-    harness.write_result("bisect", {"rows": rows, "wrong_count": len(missed)}, command=command, modules=("torch",))
+    command = f"python benchmarks/bench_bisect.py --planted {' '.join(map(str, found))}"
+    figures = {"rows": rows, "wrong_count": len(missed)}
+    harness.write_result("bisect", figures, command=command, modules=("torch",), folder=given.out)
     return 1 if missed else 0
 
 

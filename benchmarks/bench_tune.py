@@ -1,10 +1,11 @@
 """`stashtrace tune` on five small jobs with one planted fault each, and on a balanced one.
 
-    python benchmarks/bench_tune.py [--job NAME ...] [--runs DIR]
+    python benchmarks/bench_tune.py [--job NAME ...] [--runs DIR] [--out DIR]
 
 The jobs (`tuned_job.py`) have one rank, which sleeps as if a device computed. Each is tuned; then the job with what was
 kept and the job with the planted optimum are recorded by turns. Bars: the tuned step is at most 10 % longer than that
-with the optimum, and of the balanced job nothing is kept. Writes results/tune.json; exit code 1 if a bar is missed.
+with the optimum, and of the balanced job nothing is kept. Writes results/tune.json, or into another folder, where rows of
+other jobs by the same commit stay; exit code 1 if a bar is missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,17 +46,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", action="append", choices=list(JOBS), help="only these jobs")
     parser.add_argument("--runs", type=Path, help="keep the runs here")
+    parser.add_argument("--out", type=Path, default=harness.RESULTS)
     given = parser.parse_args()
+    rows = {row["name"]: row for row in harness.earlier_rows("tune", given.out)}
     with tempfile.TemporaryDirectory() as temporary:
-        rows = [measure(name, (given.runs or Path(temporary)) / name) for name in given.job or JOBS]
-    missed = [row["name"] for row in rows if not row["within_bar"]]
-    command = f"python benchmarks/bench_tune.py{''.join(f' --job {name}' for name in given.job or ())}"
-    harness.write_result("tune", {"rows": rows, "missed": missed}, command=command, modules=("numpy", "torch"))
+        for name in given.job or JOBS:
+            rows[name] = measure(name, (given.runs or Path(temporary)) / name)
+    found = [rows[name] for name in JOBS if name in rows]
+    missed = [row["name"] for row in found if not row["within_bar"]]
+    command = " ".join(["python benchmarks/bench_tune.py", *(f"--job {row['name']}" for row in found)])
+    figures = {"rows": found, "missed": missed}
+    harness.write_result("tune", figures, command=command, modules=("numpy", "torch"), folder=given.out)
     return 1 if missed else 0
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
     """Tune a job, and compare what was kept with the planted optimum."""
+    begun = time.monotonic()
     given, optimum = JOBS[name]
     os.environ.update(given)
     words = ["tune", "--until-step", str(STEPS), "--format", "json", "-o", str(folder / "tuning")]
@@ -81,6 +89,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         "ratio": ratio,
         "within_bar": ratio <= BAR and (name != "balanced" or not tuned["settings"]),
         "runs_count": tuned["runs_count"],
+        "seconds": time.monotonic() - begun,
         "trials": [
             {
                 key: trial[key]

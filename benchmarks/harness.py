@@ -136,6 +136,18 @@ def write_result(
     return path
 
 
+def earlier_rows(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the result in a folder, for a benchmark that is run in pieces; none if it is of another commit."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["versions"]["commit"] != versions()["commit"]:
+        return []
+    rows: list[dict[str, Any]] = content["figures"]["rows"]
+    return rows
+
+
 def rounded(value: Any) -> Any:
     """The same structure with floats cut to five significant digits."""
     if isinstance(value, dict):
