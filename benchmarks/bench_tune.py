@@ -4,8 +4,8 @@
 
 The jobs (`tuned_job.py`) have one rank, which sleeps as if a device computed. Each is tuned; then the job with what was
 kept and the job with the planted optimum are recorded by turns. Bars: the tuned step is at most 10 % longer than that
-with the optimum, and of the balanced job nothing is kept. Writes results/tune.json, or into another folder, where rows of
-other jobs by the same commit stay; exit code 1 if a bar is missed.
+with the optimum, and of the balanced job nothing is kept. Writes results/tune.json, or into another folder, where rows
+of other jobs by the same commit stay; exit code 1 if a bar is missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -260,7 +260,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen, after: AfterMerge | None
             return
         with launchers.merging_turn(directory) as ours:
             if not ours:
-                screen.say(f"stashtrace: another host merges; `stashtrace merge {shown}` merges again")
+                screen.say(f"stashtrace: another launcher of the job merges; `stashtrace merge {shown}` merges again")
                 return
             if not complete and in_company:
                 screen.say(f"stashtrace: {_who_is_left(outcome)}; merging what is there")

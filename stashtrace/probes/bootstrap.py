@@ -186,10 +186,12 @@ def _is_on(collector: str) -> bool:
 
 
 def _prepare_process() -> None:
-    from stashtrace.probes import mpi, process
+    from stashtrace.probes import gpu_jobs, mpi, process
 
     process.begin()
     mpi.watch()
+    if folder := gpu_jobs.folder():
+        gpu_jobs.record(folder)
 
 
 def _report(collector: str, reason: str, detail: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -37,6 +38,42 @@ def test_pods_fit_the_schema_of_kubernetes(path: Path) -> None:
         validate(pod, "1.28", strict=True)
     if manifest(path)["kind"] == "Job":
         validate(manifest(path), "1.28", strict=True)
+
+
+def strange(models: Any, kind: str, content: Any, where: str) -> list[str]:
+    """Return what a model of the operator does not know or allow; pods are those of Kubernetes."""
+    inner = re.fullmatch(r"(?:dict\(str, |list\[)(\w+)[)\]]", kind)
+    if inner is not None:
+        parts = content.items() if isinstance(content, dict) else enumerate(content)
+        return [one for key, part in parts for one in strange(models, inner[1], part, f"{where}.{key}")]
+    if not kind.startswith("KubeflowOrg"):
+        types = {"str": str, "int": int, "bool": bool, "V1PodTemplateSpec": dict, "V1ObjectMeta": dict}
+        return [] if isinstance(content, types[kind]) else [f"{where} is no {kind}"]
+    model = getattr(models, kind)
+    fields = {key: name for name, key in model.attribute_map.items()}
+    found = [f"{where}.{key} is unknown" for key in content if key not in fields]
+    given = {fields[key]: value for key, value in content.items() if key in fields}
+    try:
+        model(**given)  # what is required, and which values there are
+    except ValueError as error:
+        found.append(f"{where}: {error}")
+    for name, value in given.items():
+        found += strange(models, model.openapi_types[name], value, f"{where}.{model.attribute_map[name]}")
+    return found
+
+
+def test_the_pytorchjob_is_one_of_the_operator() -> None:
+    models = pytest.importorskip("kubeflow.training.models")
+    job = manifest(next(path for path in MANIFESTS if path.stem == "pytorchjob"))
+    assert strange(models, "KubeflowOrgV1PyTorchJob", job, "job") == []
+    # The check sees what is wrong, in a key and in what is missing.
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replica"] = 3
+    assert strange(models, "KubeflowOrgV1PyTorchJob", job, "job") == [
+        "job.spec.pytorchReplicaSpecs.Worker.replica is unknown"
+    ]
+    del job["spec"]["pytorchReplicaSpecs"]
+    (said,) = strange(models, "KubeflowOrgV1PyTorchJob", job, "job")
+    assert "pytorch_replica_specs" in said
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import contact_errors, match
+from stashtrace.analysis.devices.gpu_jobs import GpuJob, gpu_jobs
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
 from stashtrace.analysis.io.unseen_reads import unseen_reads
@@ -27,6 +28,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
+from stashtrace.units import ranks_text
 
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
@@ -235,7 +237,7 @@ def left_out_claims(trace: Trace) -> list[Claim]:
     """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
     steps = run_facts(trace).get("steps", "")
     claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
-    return _still_recording(trace) + claims + _begins_later(trace) + _other_trainers(trace)
+    return _still_recording(trace) + claims + _begins_later(trace) + _other_trainers(trace) + _gpus_of_others(trace)
 
 
 def _still_recording(trace: Trace) -> list[Claim]:
@@ -271,6 +273,21 @@ def _other_trainers(trace: Trace) -> list[Claim]:
             name = trace.text(row["name_code"])
             trainers.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
     return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []
+
+
+def _gpus_of_others(trace: Trace) -> list[Claim]:
+    """Return a claim about each job that has GPUs of these ranks by the site's account, and is not theirs."""
+    found: dict[tuple[str, str], list[GpuJob]] = {}
+    for one in gpu_jobs(trace):
+        if one.is_of_another and one.rank >= 0:
+            found.setdefault((one.site_job, one.own_job), []).append(one)
+    claims = []
+    for (site_job, own_job), devices in found.items():
+        ranks = sorted({one.rank for one in devices})
+        rows = [Evidence("gpu_job", "devices", rank=one.rank, kind=own_job, name=one.uuid) for one in devices]
+        told = {"ranks": ranks_text(ranks), "items_count": len({one.uuid for one in devices})}
+        claims.append(Claim("machine", "gpu_of_another_job", name=site_job, evidence=tuple(rows), **told))
+    return claims
 
 
 def _clock_order_claims(trace: Trace) -> list[Claim]:

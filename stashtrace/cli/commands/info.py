@@ -160,6 +160,9 @@ def _launcher(part: dict[str, Any]) -> dict[str, Any]:
 
 def _run_devices(trace: Trace) -> list[dict[str, Any]]:
     """Return each device of each process, with the errors of its clocks."""
+    from stashtrace.analysis.devices.gpu_jobs import gpu_jobs
+
+    jobs = {(one.process_id, one.device_index): one.site_job for one in gpu_jobs(trace)}
     clocks: dict[tuple[int, int], dict[str, dict[str, int]]] = {}
     for row in trace.device_clocks.rows():
         own = clocks.setdefault((row["process_id"], row["device_index"]), {})
@@ -172,6 +175,7 @@ def _run_devices(trace: Trace) -> list[dict[str, Any]]:
             "device_index": row["device_index"],
             "name": trace.text(row["name_code"]),
             "uuid": trace.text(row["uuid_code"]),
+            "site_job": jobs.get((row["process_id"], row["device_index"]), ""),
             "bus": trace.text(row["bus_code"]),
             "memory_bytes": row["memory_bytes"],
             "driver": row["driver_code"],
@@ -297,6 +301,8 @@ def _device_line(device: dict[str, Any]) -> str:
         for name, clock in device["clocks"].items()
     )
     place = f"GPU {device['device_index']}  {device['name']}  {device['bus']}"
+    if device["site_job"]:
+        place += f"  of job {device['site_job']}"
     return f"  {whose:<10}{place}  clocks: {clocks or 'none was read, so nothing on it has a time'}"
 
 

@@ -444,6 +444,16 @@ def _other_trainers(f: Finding) -> str:
     return f"these numbers leave out other training: {', '.join(named[:at_most])}{more}; record each job by itself"
 
 
+def _gpu_of_another_job(f: Finding) -> str:
+    first, count = f.evidence[0], f.row["items_count"]
+    ranks = f"rank{'' if f.row['ranks'].isdecimal() else 's'} {few_ranks(f.row['ranks'])}"
+    gpus = f"the GPU {first['name']}" if count == 1 else f"{count} GPUs, {first['name']} among them,"
+    return (
+        f"the site says that {gpus} of {ranks} {'belongs' if count == 1 else 'belong'} to job {f.row['name']}, and"
+        f" this is job {first['kind']}: if both run, each slows the other"
+    )
+
+
 def _unordered(f: Finding) -> str:
     nobody, durations = f.first("nobody_last"), f.first("by_durations")
     text = f"the order of events on different hosts is unknown within {duration_text(f.row['stall_ns'])}"
@@ -608,6 +618,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "window_steps": _filled("a window of a run: steps {name} of the job"),
     "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
     "other_trainers": _other_trainers,
+    "gpu_of_another_job": _gpu_of_another_job,
     "unordered": _unordered,
     "killed": _filled("{items_count:process} ended by a signal:"),
     "restarts": _filled("{name}"),
