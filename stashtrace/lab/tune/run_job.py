@@ -17,9 +17,12 @@ from stashtrace.lab.tune.losses import losses_of
 from stashtrace.lab.tune.settings import BUCKET, FILES, PINNING, Candidate, Settings, environment_of, options_of, where
 from stashtrace.lab.tune.tune import TunedRun
 from stashtrace.replay.communication.ddp import ddp_facts
+from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
 _LOSSES = "STASHTRACE_LOSSES"
+#: The same in ``probes/cpu_share.py``.
+_SHARE_FACT = "cpu_share"
 
 
 class TunedJob:
@@ -93,9 +96,22 @@ def not_applied(trace: Trace, settings: Settings) -> dict[str, str]:
     if BUCKET in settings and "applied" not in sources:
         by_script = "the script gives bucket_cap_mb itself"
         found[BUCKET] = by_script if "script" in sources else "the job makes no DistributedDataParallel"
-    if PINNING in settings and "not_pinned" in {trace.text(int(code)) for code in np.unique(trace.losses["name_code"])}:
-        found[PINNING] = "a rank may not use these CPUs"
+    if PINNING in settings and not _all_pinned(trace):
+        refused = "not_pinned" in {trace.text(int(code)) for code in np.unique(trace.losses["name_code"])}
+        found[PINNING] = (
+            "a rank may not use these CPUs"
+            if refused
+            else "the launcher gives ranks no number on their host, such as LOCAL_RANK"
+        )
     return found
+
+
+def _all_pinned(trace: Trace) -> bool:
+    """Return whether each rank keeps to a share of the CPUs."""
+    facts = trace.metadata
+    pinned = facts["process_id"][facts["key_code"] == trace.strings.find(_SHARE_FACT)]
+    ranks = trace.processes["process_id"][trace.processes["role_code"] == ProcessRole.RANK]
+    return bool(np.isin(ranks, pinned).all())
 
 
 def _key(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,131 @@
+"""Real runs of a job with the settings that no replay predicts: shares of the CPUs, and copies of files."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+from ports import free_port
+
+from stashtrace.errors import DataLossWarning
+from stashtrace.lab.tune.losses import compare_losses
+from stashtrace.lab.tune.run_job import TunedJob
+from stashtrace.lab.tune.settings import FILES, PINNING
+from stashtrace.loading.load import load_trace
+from stashtrace.record.staged_files import Copy, write_staged_list
+from stashtrace.schema.trace import Trace
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+TRAIN = """
+    import os
+    import sys
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, index):
+            with open(os.path.join(sys.argv[1], f"{index % 20}.bin"), "rb") as file:
+                return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).float()
+
+    def train(rank, size, port):
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        def tell(*_):
+            with open(f"cpus-{rank}", "a") as file:
+                print(*sorted(os.sched_getaffinity(0)), sep=",", file=file)
+
+        tell()
+        for batch in torch.utils.data.DataLoader(Samples(), 4, num_workers=1, worker_init_fn=tell):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        if "spawn" in sys.argv:
+            torch.multiprocessing.spawn(train, (2, int(sys.argv[3])), 2)
+        else:
+            train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"])
+"""
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def load(directory: str) -> Trace:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        return load_trace(directory)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "the data"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.bin").write_bytes(bytes([number]) * 64)
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def torchrun(data: Path) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    return [*launcher, "train.py", str(data)]
+
+
+def job_of(words: list[str], tmp_path: Path, staged: Path | None = None) -> TunedJob:
+    (tmp_path / "runs of it").mkdir()
+    return TunedJob(words, tmp_path / "runs of it", until_step=15, load=load, staged=staged)
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="two ranks need a CPU each")
+def test_ranks_and_their_workers_keep_to_their_shares(data: Path, tmp_path: Path) -> None:
+    shares = {PINNING: f"{CPUS[0]};{CPUS[1]}"}
+    tuned = job_of(torchrun(data), tmp_path)
+    assert not tuned.record(shares).not_applied
+    trace = load(str(tmp_path / "runs of it" / "run-0"))
+    told = {int(path.name[-1]): path.read_text().split() for path in tmp_path.glob("cpus-*")}
+    assert told == {0: [str(CPUS[0])] * 2, 1: [str(CPUS[1])] * 2}
+    assert trace.ranks.tolist() == [0, 1]
+
+
+def test_ranks_without_a_number_on_their_host_are_not_pinned(data: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "train.py", str(data), "spawn", str(free_port())]
+    found = job_of(words, tmp_path).record({PINNING: ";".join(map(str, (CPUS * 2)[:2]))}).not_applied
+    assert found == {PINNING: "the launcher gives ranks no number on their host, such as LOCAL_RANK"}
+
+
+def test_copies_are_read_with_the_same_results(data: Path, tmp_path: Path) -> None:
+    fast = tmp_path / "fast disk"
+    fast.mkdir()
+    copies = {}
+    for file in data.iterdir():
+        (fast / file.name).write_bytes(file.read_bytes())
+        own = file.stat()
+        copies[str(file)] = Copy(str(fast / file.name), own.st_size, own.st_mtime_ns)
+    staged = tmp_path / "staged.list"
+    write_staged_list(staged, copies)
+    tuned = job_of(torchrun(data), tmp_path, staged)
+    plain = tuned.record({})
+    assert [(one.name, one.value) for one in tuned.candidates({}) if one.name == FILES] == [(FILES, str(staged))]
+    changed = tuned.record({FILES: str(staged)})
+    assert not changed.not_applied
+    assert compare_losses(plain.losses, changed.losses).verdict == "equal"
+    for number, folder in enumerate((data, fast)):
+        trace = load(str(tmp_path / "runs of it" / f"run-{number}"))
+        opened = {trace.text(code) for code in trace.io["path_code"]}
+        assert {path for path in opened if path.endswith(".bin")} <= {str(one) for one in folder.iterdir()}
+        assert any(path.startswith(f"{folder}/") for path in opened)
