@@ -36,7 +36,7 @@ def parser() -> Parser:
     parser.add_argument("path", metavar="RUN", help="run directory")
     add_value(parser, "--to", "DIR", "folder on the faster disk", required=True)
     add_value(parser, "--size", "SIZE", "space to fill there, as in 20G (default: 95 %% of what is free)", read_size)
-    add_value(parser, "--under", "DIR", "only files below this folder")
+    add_value(parser, "--under", "DIR", "only files below this folder", type=os.path.abspath)
     add_value(parser, "--tier-latency", "TIME", "time of an empty request on the faster disk, as in 80us")
     bandwidth = "bandwidth of the faster disk, as in 2GB/s; with --tier-latency"
     add_value(parser, "--tier-bandwidth", "RATE", bandwidth)
