@@ -1,7 +1,8 @@
 """STASHTRACE_CPU_SHARES: pin a rank to its own processors, whatever the number of ranks.
 
 ``stashtrace characterize`` sets it, as a rank that runs alone must not be faster because the processors of the others
-are idle, and ``stashtrace tune`` tries it. ``0-3;4-7`` gives rank 0 of a host the first four. Workers inherit the pinning.
+are idle, and ``stashtrace tune`` tries it. ``0-3;4-7`` gives rank 0 of a host the first four. Workers inherit the
+pinning.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,7 +16,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "
 
 
 def apply() -> None:
-    """Pin this process if it is a rank and the variable is set, and record the fact; a ``loss`` row says if it fails."""
+    """Pin this process if it is a rank and the variable is set, as a fact says; a ``loss`` row says if it fails."""
     text = os.environ.get("STASHTRACE_CPU_SHARES", "")
     local_rank = next((os.environ[name] for name in _LOCAL_RANKS if os.environ.get(name, "").isdecimal()), "")
     if not text or not local_rank:

@@ -26,7 +26,11 @@ def record(path: str) -> None:
     """Record the job of each GPU that a folder names by its UUID. Numbers of GPUs, which it has too, say less."""
     from stashtrace.probes import recorder
 
-    names = [name for name in sorted(os.listdir(path)) if name.startswith(("GPU-", "MIG-"))]
+    try:
+        names = [name for name in sorted(os.listdir(path)) if name.startswith(("GPU-", "MIG-"))]
+    except OSError as error:
+        recorder.failed("core", "gpu_jobs", error)
+        return
     for name in names[:_MOST_FILES]:
         try:
             with open(os.path.join(path, name), "rb") as file:
