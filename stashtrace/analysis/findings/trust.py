@@ -283,10 +283,10 @@ def _gpus_of_others(trace: Trace) -> list[Claim]:
             found.setdefault((one.site_job, one.own_job), []).append(one)
     claims = []
     for (site_job, own_job), devices in found.items():
-        ranks = sorted({one.rank for one in devices})
+        ranks = ranks_text(sorted({one.rank for one in devices}))
+        count = len({one.uuid for one in devices})
         rows = [Evidence("gpu_job", "devices", rank=one.rank, kind=own_job, name=one.uuid) for one in devices]
-        told = {"ranks": ranks_text(ranks), "items_count": len({one.uuid for one in devices})}
-        claims.append(Claim("machine", "gpu_of_another_job", name=site_job, evidence=tuple(rows), **told))
+        claims.append(Claim("machine", "gpu_of_another_job", site_job, ranks, items_count=count, evidence=tuple(rows)))
     return claims
 
 
