@@ -3,7 +3,8 @@
     python benchmarks/bench_idle.py [--pairs 5] [--jobs example,reads,small_steps] [--instructions]
 
 CPU time: of all ranks and their workers, from the tenth step to the last, traced over untraced, in pairs whose order
-alternates. On a machine with other work it spreads by more than what is to be measured, so the spread is given too.
+alternates. It spreads by more than what is to be measured, so the spread is given too. The medians of the steps of
+small jobs spread less: their difference is what a step costs.
 
 Instructions (``--instructions``, needs valgrind): of one process, counted by cachegrind, at two numbers of steps, so
 that the start is left out; the recorder's own thread, which wakes once a second, is left out here and measured asleep:
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import harness
 from bench_overhead import LAUNCHER, interval
@@ -72,30 +74,38 @@ def main() -> None:
 
 def pairs(folder: Path, job: str, count: int) -> dict[str, object]:
     """Ratios of CPU time, traced over untraced, of so many pairs."""
-    ratios, step_ns, cpu_ns = [], [], []
+    ratios, step_ns, cpu_ns, added_ns = [], [], [], []
     run(folder, job, folder / f"{job}-warm", 20, traced=False)
-    figures: dict[bool, float] = {}
+    figures: dict[bool, Used] = {}
     for pair, traced in harness.in_pairs(count):
-        cpu, wall = run(folder, job, folder / f"{job}-{pair}-{traced}", STEPS[job], traced=traced)
-        figures[traced] = cpu
+        used = figures[traced] = run(folder, job, folder / f"{job}-{pair}-{traced}", STEPS[job], traced=traced)
         if not traced:
-            step_ns.append(wall / STEPS[job])
-            cpu_ns.append(cpu / STEPS[job])
+            step_ns.append(used.median_step_ns)
+            cpu_ns.append(used.cpu_ns / STEPS[job])
         if len(figures) == 2:
-            ratios.append(figures[True] / figures[False])
+            ratios.append(figures[True].cpu_ns / figures[False].cpu_ns)
+            added_ns.append(figures[True].median_step_ns - figures[False].median_step_ns)
             figures = {}
             print(f"{job}: pair {pair + 1}/{count}  CPU {ratios[-1]:.4f}", file=sys.stderr)
     return {
         "cpu_ratio": harness.summary(ratios),
         "cpu_ratio_interval_95": interval(ratios),
-        "untraced_step_ns": harness.summary(step_ns),
+        "added_of_median_step_ns": harness.summary(added_ns),
+        "untraced_median_step_ns": harness.summary(step_ns),
         "untraced_cpu_of_step_ns": harness.summary(cpu_ns),
         "steps_count": STEPS[job],
     }
 
 
-def run(folder: Path, job: str, out: Path, steps: int, *, traced: bool) -> tuple[int, int]:
-    """CPU time of all ranks, and wall time of the first one."""
+class Used(NamedTuple):
+    """CPU time of all ranks, and the median step of the first one."""
+
+    cpu_ns: int
+    median_step_ns: int
+
+
+def run(folder: Path, job: str, out: Path, steps: int, *, traced: bool) -> Used:
+    """Run a job."""
     out.mkdir()
     command = [sys.executable, str(JOB), job, str(steps), str(out / "cpu"), str(folder)]
     if job == "example":
@@ -108,7 +118,7 @@ def run(folder: Path, job: str, out: Path, steps: int, *, traced: bool) -> tuple
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}\n{done.stderr[-3000:]}")
     rows = [[int(word) for word in path.read_text().split()] for path in sorted(out.glob("cpu-*"))]
-    return sum(cpu for cpu, _ in rows), rows[0][1]
+    return Used(sum(row[0] for row in rows), rows[0][2])
 
 
 # Instructions -----------------------------------------------------------------------------------

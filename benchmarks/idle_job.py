@@ -2,14 +2,17 @@
 
     python benchmarks/idle_job.py KIND STEPS FILE [FOLDER]
 
-``FILE-RANK`` gets nanoseconds of CPU and of wall time, from the end of step ``WARM`` to the end of the last one.
+``FILE-RANK`` gets nanoseconds: of CPU and of wall time, from the end of step ``WARM`` to the end of the last one, and
+the median of these steps.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import os
 import runpy
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -39,20 +42,27 @@ def _read(path: str) -> list[str]:
 
 
 class Stopwatch:
-    """Reads the clocks twice in the life of a job."""
+    """Reads the clock of each step, and that of the CPU twice in the life of a job."""
 
     def __init__(self, steps: int, file: str) -> None:
         self._steps, self._file, self._step = steps, file, 0
-        self._cpu_ns = self._wall_ns = 0
+        self._cpu_ns = 0
+        self._ends_ns: list[int] = []
 
     def step_ends(self) -> None:
         """Count a step."""
         self._step += 1
         if self._step == WARM:
-            self._cpu_ns, self._wall_ns = tree_cpu_ns(), time.monotonic_ns()
-        elif self._step == self._steps:
-            cpu_ns, wall_ns = tree_cpu_ns() - self._cpu_ns, time.monotonic_ns() - self._wall_ns
-            Path(f"{self._file}-{os.environ.get('RANK', '0')}").write_text(f"{cpu_ns} {wall_ns}\n")
+            self._cpu_ns = tree_cpu_ns()
+        if self._step < WARM:
+            return
+        ends = self._ends_ns
+        ends.append(time.monotonic_ns())
+        if self._step == self._steps:
+            cpu_ns = tree_cpu_ns() - self._cpu_ns
+            median_ns = statistics.median(end - begin for begin, end in itertools.pairwise(ends))
+            line = f"{cpu_ns} {ends[-1] - ends[0]} {median_ns:.0f}\n"
+            Path(f"{self._file}-{os.environ.get('RANK', '0')}").write_text(line)
 
 
 def reads(watch: Stopwatch, steps: int, folder: Path) -> None:
