@@ -40,7 +40,7 @@ def main(name: str) -> None:
         "few_workers": lambda: DataLoader(Samples(8000, 0.008), BATCH, shuffle=True, num_workers=1),
         "in_the_loop": lambda: DataLoader(Samples(8000, 0.004), BATCH, shuffle=True),
         "new_workers": lambda: DataLoader(Samples(8 * BATCH, 0.001), BATCH, num_workers=2),
-        "bursts": lambda: DataLoader(Samples(8000, 0.001, 0.25), BATCH, num_workers=1),
+        "bursts": lambda: DataLoader(Samples(8000, 0.001, 0.2), BATCH, num_workers=1),
         "threads": lambda: DataLoader(Samples(8000, 0.0), BATCH),
         "balanced": lambda: DataLoader(Samples(8000, 0.001), BATCH, shuffle=True, num_workers=1),
     }
