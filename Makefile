@@ -51,8 +51,10 @@ test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and
 	$(bin)/python -m pytest $(PYTEST) $(whole_files) -m "not thorough and not truth and not trust" tests
 
 # All that `make test` runs, and what judges the project rather than each change: docs/internals/tests.md says what that is.
-thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Run the tests and what takes longer: about twenty minutes
-	$(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests
+thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: about twenty minutes
+	frameworks="$$(cd $(VENV)/frameworks && pwd)/bin/python"; \
+	STASHTRACE_TRACKERS_PYTHON="$$frameworks" STASHTRACE_RAY_PYTHON="$$frameworks" \
+	  $(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
 truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Inject faults and compare amounts: about an hour, on a quiet machine
@@ -118,6 +120,21 @@ $(VENV)/.built: $(VENV)/.compiled
 
 $(VENV)/.test-tools: $(VENV)/.built pyproject.toml
 	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs]"
+	touch $@
+
+# Schemas of Kubernetes and of its training operator: 150 MB.
+$(VENV)/.thorough-tools: $(VENV)/.test-tools
+	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs,thorough]"
+	touch $@
+
+# Trackers and frameworks, FIXME MB, in an environment of their own: what they require would change that of the tests, whose
+# torch and other packages they see.
+frameworks := wandb mlflow-skinny tensorboard trackio lightning transformers accelerate "ray[train]"
+$(VENV)/.frameworks: $(VENV)/.test-tools $(torch_stamp)
+	$(bin)/python -m venv --clear $(VENV)/frameworks
+	$(bin)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  >"$$($(VENV)/frameworks/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
+	$(VENV)/frameworks/bin/python -m pip install -q $(frameworks)
 	touch $@
 
 # Darshan logs are read by their own library.

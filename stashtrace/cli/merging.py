@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,11 +129,11 @@ def _write_timeline(trace: Trace, path: Path) -> list[str]:
 
 
 def short_path(directory: Path) -> str:
-    """Return the path as a person would type it: relative if it is below the working directory."""
+    """Return the path as a person would type it in a shell: relative if it is below the working directory."""
     relative = os.path.relpath(directory)
-    if relative.startswith("..") or relative == ".":
-        return str(directory) if relative != "." else "."
-    return f"./{relative}"
+    if relative == ".":
+        return "."
+    return shlex.quote(str(directory) if relative.startswith("..") else f"./{relative}")
 
 
 # What ``stashtrace run`` does when the command has ended: it copies the records to the run directory, and merges them
@@ -195,8 +196,8 @@ def conclude(
 
 
 def shown_directory(outcome: Outcome) -> str:
-    """Return the run directory as a person would type it."""
-    return outcome.url or short_path(outcome.directory)
+    """Return the run directory as a person would type it in a shell."""
+    return shlex.quote(outcome.url) if outcome.url else short_path(outcome.directory)
 
 
 def processes_text(pids: Sequence[int]) -> str:

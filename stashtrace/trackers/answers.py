@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,8 +43,9 @@ Writer = Callable[[dict[str, str], Answers], str]
 def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table | None] | None = None) -> str:
     """Write the answers of a run into the run of a tracker that the job wrote to; return a name for that.
 
-    ``path``: of the run, as a person would type it. ``made``: its summary and ``first_changes``, where they are at
-    hand. Raises MissingDataError if the job wrote to no run of this tracker. Raises OutputError if the tracker refuses.
+    ``path``: of the run, as a person would type it in a shell. ``made``: its summary and ``first_changes``, where they
+    are at hand. Raises MissingDataError if the job wrote to no run of this tracker. Raises OutputError if the tracker
+    refuses.
     """
     note = noted_run(trace, name)
     if note is None:
@@ -64,7 +66,8 @@ def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table |
                 return writer(note, answers)
         except Exception as error:  # of a package that is not ours, and maybe of a network
             raise OutputError(
-                f"{name} did not take the answers: {one_line(error)}", hint=f"`stashtrace log {path} --to {name}`"
+                f"{name} did not take the answers: {one_line(error)}",
+                hint=f"`stashtrace log {path} --to {name}` tries again",
             ) from error
 
 
@@ -72,4 +75,4 @@ def _page(trace: Trace, path: str) -> str:
     from stashtrace.report.document import report_facts
     from stashtrace.report.page import page
 
-    return page(report_facts(trace, [path]))
+    return page(report_facts(trace, shlex.split(path)))

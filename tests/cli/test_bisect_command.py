@@ -104,33 +104,60 @@ def test_the_answer_for_programs(bisect: Callable[..., tuple[int, str, str]]) ->
     assert document["runs_count"] == sum(one["runs_count"] for one in document["judged"])
 
 
-def test_a_build_that_fails(bisect: Callable[..., tuple[int, str, str]]) -> None:
+def require_nothing_left(repository: Path) -> None:
+    assert git(repository, "worktree", "list").count("\n") == 1
+    assert git(repository, "for-each-ref", "refs/bisect") == ""
+    assert git(repository, "status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_commits_that_do_not_build(bisect: Callable[..., tuple[int, str, str]], repository: Path) -> None:
+    """Between the good commit and the bad one none builds, so it may be any of them."""
+    builds = ["grep -qx '[07]' number && touch built" if word == "touch built" else word for word in RANGE]
+    code, out, err = bisect(*builds, "--", "true")
+    assert code == 5, err
+    assert out.startswith("INCONCLUSIVE")
+    assert out.count("--build ended with exit code 1: it printed nothing") == 6 or err.count("--build ended") == 6
+    require_nothing_left(repository)
+
+
+def test_a_build_that_fails(bisect: Callable[..., tuple[int, str, str]], repository: Path) -> None:
     words = [word if word != "touch built" else "echo no compiler; exit 2" for word in RANGE]
     code, _, err = bisect(*words, "--", "true")
     assert code == 3
     assert "error: the good commit" in err
     assert "--build ended with exit code 2: no compiler" in err
+    require_nothing_left(repository)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
         (("--good", "v7", "--bad", "v0", "--", "true"), 2, "does not follow"),
+        (("--good", "v7", "--bad", "v7", "--", "true"), 2, "--good and --bad are one commit"),
         (("--good", "gone", "--bad", "v7", "--", "true"), 2, "--good gone: no such commit"),
+        (("--good", "v0", "--bad", "v7", "-o", "number/x", "--", "true"), 3, "cannot make number/x: Not a directory"),
         (("--good", "v0", "--bad", "v7"), 2, "no command to run"),
         (("--good", "v0", "--bad", "v7", "--", "no-such-command"), 2, "command not found: no-such-command"),
-        (("--good", "v0", "--bad", "v7", "--link", "../x", "--", "true"), 2, "no path below this folder"),
+        (("--good", "v0", "--bad", "v7", "--link", "../x", "--", "true"), 2, "--link ../x: no such path below"),
         (("--good", "v0", "--bad", "v7", "--fail-if", "loader+5%", "--", "true"), 2, "unknown kind 'loader'"),
+        (("--good", "v0", "--bad", "v7", "--link", "gone", "--", "true"), 2, "--link gone: no such path below"),
         (("--good", "v0", "--bad", "v2", *RANGE[4:], "--", "true"), 4, "not worse"),
+        (("--good", "v0", "--bad", f"v{BROKEN}", *RANGE[4:], "--", "true"), 3, "error: the bad commit "),
     ],
 )
 def test_bad_input(
-    bisect: Callable[..., tuple[int, str, str]], words: tuple[object, ...], code: int, text: str
+    bisect: Callable[..., tuple[int, str, str]],
+    repository: Path,
+    words: tuple[object, ...],
+    code: int,
+    text: str,
 ) -> None:
     found, out, err = bisect(*words)
     assert (found, out) == (code, "")
     assert text in err
     assert err.count("error: ") == 1
+    assert err.count("hint: ") == 1
+    require_nothing_left(repository)
 
 
 def test_a_folder_without_repository(

@@ -81,13 +81,19 @@ def test_nothing_is_kept(tune: Tune) -> None:
         (("--only", "batch_size", "--", "true"), 2, "--only batch_size: no such setting"),
         (("--staged", "gone.list", "--", "true"), 4, "cannot read gone.list"),
         (("--until-step", "3", "--", "true"), 2, "is not a whole number of at least 15"),
+        (("-o", "file/x", "--", "true"), 3, "cannot make file/x: Not a directory"),
+        (("-o", "in use", "--", "true"), 3, "in use exists and is not empty"),
     ],
 )
 def test_bad_input(tune: Tune, words: tuple[str, ...], code: int, text: str) -> None:
+    Path("in use").mkdir()
+    for file in (Path("file"), Path("in use/file")):
+        file.write_text("mine")
     found, out, err = tune(*words)
     assert (found, out) == (code, "")
     assert text in err
     assert err.count("error: ") == 1
+    assert sorted(map(str, Path().rglob("*"))) == ["file", "in use", "in use/file"]
 
 
 def test_a_job_that_is_not_deterministic(tune: Tune) -> None:

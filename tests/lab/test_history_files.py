@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_up_history import Fleet, Job, runs_of, write_history
+from other_users import as_another_user, let_others_in
 
 from stashtrace.errors import FormatError, MissingDataError, OutputError, UnsupportedVersionError, UsageError
 from stashtrace.lab.history import sections
@@ -149,11 +150,18 @@ def test_copies_of_a_run_count_once(folder: Path) -> None:
     assert history.left_out == ("2 files left out: another file has the same run",)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_closed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="permission denied"):
-        Place(str(tmp_path)).add(runs_of(FLEET)[0])
+    """Root may write anywhere, so then it is another user."""
+    let_others_in(tmp_path)
+    tmp_path.chmod(0o555)
+
+    def add() -> str:
+        with pytest.raises(OutputError, match="permission denied") as refused:
+            Place(str(tmp_path)).add(runs_of(FLEET)[0])
+        return str(refused.value.hint)
+
+    assert (add() if os.geteuid() else as_another_user(add)) == "choose another folder or URL with --history"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bucket_that_refuses_writes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,5 +113,5 @@ def _check(given: argparse.Namespace, command: Sequence[str]) -> list[Path]:
     links = [Path(path) for path in given.link]
     for path in links:
         if path.is_absolute() or ".." in path.parts or not path.exists():
-            raise UsageError(f"--link {path} is no path below this folder", hint="for example --link data")
+            raise UsageError(f"--link {path}: no such path below this folder", hint="for example --link data")
     return links

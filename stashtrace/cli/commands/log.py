@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from stashtrace.cli import say_error
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     screen, code = Screen(), 0
     for name in names:  # one that refuses does not keep the answers from the others
         try:
-            screen.say(f"logged to {name} run {log_answers(trace, name, ' '.join(paths))}")
+            screen.say(f"logged to {name} run {log_answers(trace, name, shlex.join(paths))}")
         except StashtraceError as error:
             if arguments.debug:
                 raise

@@ -122,9 +122,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
         raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
     if arguments.history is not None and arguments.no_merge:
+        later = f"stashtrace history {shlex.quote(arguments.history)} --add RUN"
         raise UsageError(
             "--history needs the merge that --no-merge leaves out",
-            hint=f"`stashtrace history {arguments.history} --add RUN` adds the run after `stashtrace merge RUN`",
+            hint=f"`{later}` adds the run after `stashtrace merge RUN`",
         )
     screen = Screen()
     trackers = read_trackers(arguments.log)
@@ -178,7 +179,7 @@ def _add_to_history(history: Place, trace: Trace, outcome: Outcome, screen: Scre
     """Add a merged run to a history; what cannot be added now can be later, as the run is kept."""
     from stashtrace.lab.history.add_run import add_run
 
-    later = f"`stashtrace history {history.text} --add {shown_directory(outcome)}` adds it later"
+    later = f"`stashtrace history {shlex.quote(history.text)} --add {shown_directory(outcome)}` adds it later"
     if outcome.launch_file is not None and not all_ended(outcome.directory, outcome.job.launchers_count):
         screen.say(f"stashtrace: a part of a job has no place in a history; {later}, when all of it is merged")
         return

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:
     """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; return the exit code."""
     trace = read_runs(paths, run_id=run_id, quiet=True)  # the summary says what is missing
-    sys.stdout.write(FORMATS[format_name](trace, " ".join(paths)))
+    sys.stdout.write(FORMATS[format_name](trace, shlex.join(paths)))
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -390,7 +391,10 @@ def _unusable(place: Place, problems: dict[str, str]) -> FormatError:
             hint="pip install --upgrade stashtrace",
         )
     name, why = next(iter(problems.items()))
-    return FormatError(f"{place.text} holds no usable run: {name}: {why}", hint="`stashtrace history DIR --add RUN`")
+    return FormatError(
+        f"{place.text} holds no usable run: {name}: {why}",
+        hint=f"`stashtrace history {shlex.quote(place.text)} --add RUN` adds a run that exists",
+    )
 
 
 def _numbers(table: pyarrow.Table, name: str) -> Int64:

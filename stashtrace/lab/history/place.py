@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,4 +109,5 @@ def file_time(moment_ns: int) -> str:
 
 
 def _fill(text: str) -> str:
+    text = shlex.quote(text)
     return f"`stashtrace run --history {text} -- CMD` adds a run, `stashtrace history {text} --add RUN` one that exists"
