@@ -122,12 +122,12 @@ $(VENV)/.test-tools: $(VENV)/.built pyproject.toml
 	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs]"
 	touch $@
 
-# Schemas of Kubernetes and of its training operator: 150 MB.
+# Schemas of Kubernetes, and the models of an operator: 150 MB.
 $(VENV)/.thorough-tools: $(VENV)/.test-tools
 	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs,thorough]"
 	touch $@
 
-# Trackers and frameworks, FIXME MB, in an environment of their own: what they require would change that of the tests, whose
+# Trackers and frameworks, 740 MB, in an environment of their own: what they require would change that of the tests, whose
 # torch and other packages they see.
 frameworks := wandb mlflow-skinny tensorboard trackio lightning transformers accelerate "ray[train]"
 $(VENV)/.frameworks: $(VENV)/.test-tools $(torch_stamp)

@@ -46,6 +46,7 @@ _MUST_RUN = {
     r"|stores are Parquet files|Dask|fsspec|viztracer|wasmtime|no CUDA headers|no nvml.h|stashtrace\[remote\]"
     r"|clang-format|towncrier|mkdocs|markdown-it",
     "chromium": r"no chromium is installed",
+    "frameworks": r"STASHTRACE_(TRACKERS|RAY)_PYTHON names no Python|could not import '(kubernetes_validate|kubeflow)",
 }
 _REQUIRED = os.environ.get("STASHTRACE_MUST_RUN", "").split()
 

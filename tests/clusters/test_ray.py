@@ -16,6 +16,7 @@ PYTHON = os.environ.get("STASHTRACE_RAY_PYTHON", "")
 
 
 @pytest.mark.skipif(not PYTHON, reason="STASHTRACE_RAY_PYTHON names no Python with ray[train], torch and this package")
+@pytest.mark.skipif(" " in PYTHON, reason="Ray starts no worker whose Python has a space in its path")
 def test_every_worker_records_itself(tmp_path: Path) -> None:
     own = tmp_path / "stashtrace"
     own.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{PYTHON}" -P -m stashtrace "$@"\n')
