@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ _JOB_WIDTH = 70
 
 def history_page(totals: RunTotals, answers: Sequence[Answer]) -> str:
     """Return the HTML of the page: each question with its sentences and the first rows of its table."""
-    place = totals.history.place.text
+    place = shlex.quote(totals.history.place.text)
     body = [
         "<header>",
         tag("h1", text("Runs over time")),
@@ -58,7 +59,10 @@ def _part(one: Answer, totals: RunTotals, place: str) -> str:
 
 def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a bar for each of the first groups of the fleet: parts of the time inside of counted steps."""
-    drawn = [legend([name for name in COLUMNS if any(row[f"{name}_ratio"] > 0 for row in rows)])]
+    drawn = [
+        legend([name for name in COLUMNS if any(row[f"{name}_ratio"] > 0 for row in rows)]),
+        paragraph("A bar is the time inside of counted steps; the ratios of the table are of all time.", "soft"),
+    ]
     for row in rows[:_BARS]:
         inside = sum(row[f"{name}_ratio"] for name in COLUMNS)
         if inside <= 0:
