@@ -159,7 +159,8 @@ def conclude(
     if outcome.replaced:  # the folder that has its name now is somebody else's
         if outcome.records != outcome.directory:
             screen.say(
-                f"stashtrace: the records are in {outcome.records}; `stashtrace merge {outcome.records}` merges them"
+                f"stashtrace: the records are in {outcome.records}; "
+                f"`stashtrace merge {shlex.quote(str(outcome.records))}` merges them"
             )
         return
     later = f"`stashtrace merge {shown_directory(outcome)}`"
