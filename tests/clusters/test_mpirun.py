@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from forked_commands import EAGER_JOBS
 from ports import free_port
 
 from stashtrace.loading.load import load_trace
@@ -50,7 +51,7 @@ def test_the_script_records_each_rank_once(program: str, tmp_path: Path) -> None
     folder = tmp_path / "a job"
     (folder / "bin").mkdir(parents=True)
     for name, command in (("mpirun", f'"{found}"'), ("stashtrace", f'"{sys.executable}" -P -m stashtrace')):
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec {command} "$@"\n')
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH="{EAGER_JOBS}:{ROOT}" exec {command} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     (folder / "train.py").write_text(textwrap.dedent(TRAIN))
     own = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked_commands import EAGER_JOBS
 from ports import free_port
 
 from stashtrace.loading.load import load_trace
@@ -103,7 +104,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     for name in ("state", "spool", "runs"):
         (folder / name).mkdir()
     command = folder / "stashtrace"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m stashtrace "$@"\n')
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{EAGER_JOBS}:{ROOT}" exec "{sys.executable}" -P -m stashtrace "$@"\n')
     command.chmod(0o755)
     for name, script in (("task_prolog", "task_prolog.sh"), ("epilog", "epilog_slurmctld.sh")):
         site = {
@@ -163,10 +164,10 @@ def output(environment: dict[str, str], *words: str) -> str:
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
-def wait_for(is_there) -> None:
-    deadline = time.monotonic() + 60
+def wait_for(is_there: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
     while not is_there():
-        assert time.monotonic() < deadline, "the cluster does not come up"
+        assert time.monotonic() < deadline, "the cluster does not come up, or a job does not end"
         time.sleep(0.1)
 
 
@@ -174,11 +175,21 @@ def submit(slurm: dict[str, str], folder: Path, script: str, **variables: str) -
     """Run a batch script to its end; the number of its job."""
     (folder / "train.py").write_text(textwrap.dedent(TRAIN))
     (folder / "job").write_text(script)
-    words = ["sbatch", "--wait", "--parsable", "--output", str(folder / "out"), str(folder / "job")]
-    environment = slurm | {"PYTHONPATH": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | variables
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr + (folder / "out").read_text()
-    return int(done.stdout)
+    words = ["sbatch", "--parsable", "--output", str(folder / "out"), str(folder / "job")]
+    environment = (
+        slurm | {"PYTHONPATH": str(EAGER_JOBS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | variables
+    )
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    job = int(done.stdout)
+
+    def state() -> str:
+        return output(slurm, "squeue", "-h", "--states=all", "-j", str(job), "-o", "%T").strip()
+
+    # `sbatch --wait` looks 2, 10 and 42 s after the start.
+    wait_for(lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 300)
+    assert state() == "COMPLETED", (folder / "out").read_text()
+    return job
 
 
 BATCH = f"#!/bin/bash\n#SBATCH -n 2 --overcommit\nsrun -n 2 --overcommit {shlex.quote(sys.executable)} train.py\n"

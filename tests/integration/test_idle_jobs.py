@@ -130,14 +130,15 @@ class IdleJob:
 
 
 @contextlib.contextmanager
-def idle_job(folder: Path, code: str, *arguments: str, ranks: int = 1) -> Iterator[IdleJob]:
+def idle_job(folder: Path, code: str, *arguments: str, ranks: int = 1, compiles: bool = False) -> Iterator[IdleJob]:
     """Run a script idle; it is ended at the end."""
     (folder / "data").write_bytes(bytes(1 << 12))
     (folder / "job.py").write_text(HEAD + code)
     job = command_of_ranks(ranks, "job.py", *arguments) if ranks > 1 else [sys.executable, "job.py", *arguments]
     command = [sys.executable, "-m", "stashtrace", "run", "--idle", "--no-merge", "--out", "run", "--", *job]
-    # FSDP needs Dynamo, which is left out of the jobs of other tests.
-    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+    if compiles:
+        environment["PYTHONPATH"] = str(ROOT)
     with (
         open(folder / "said", "w") as said,
         subprocess.Popen(command, cwd=folder, env=environment, stderr=said, text=True) as process,
@@ -177,7 +178,7 @@ def check_phases(trace: Trace, table: Table) -> None:
         assert sorted(kinds) == sorted([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]), row
 
 
-@pytest.mark.parametrize("persistent", [0, 1])
+@pytest.mark.parametrize("persistent", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_workers_of_a_loader(tmp_path: Path, persistent: int) -> None:
     """They started before the request, some epochs ago if they stay, or in the window."""
     with idle_job(tmp_path, LOADER, str(persistent)) as job:
@@ -201,10 +202,10 @@ def test_workers_of_a_loader(tmp_path: Path, persistent: int) -> None:
     assert sum(path.endswith("/data") for path in paths) >= 40
 
 
-@pytest.mark.parametrize("wrap", [DDP, FSDP], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize("wrap", [DDP, pytest.param(FSDP, marks=pytest.mark.thorough)], ids=["ddp", "fsdp"])
 def test_collectives_have_the_numbers_of_the_group(tmp_path: Path, wrap: str) -> None:
     """Also in a second window, for which the kernels of the operators were woken again."""
-    with idle_job(tmp_path, DISTRIBUTED.format(wrap=wrap), ranks=2) as job:
+    with idle_job(tmp_path, DISTRIBUTED.format(wrap=wrap), ranks=2, compiles=wrap == FSDP) as job:  # it needs Dynamo
         job.await_steps(20)
         windows = [job.capture(10)]
         time.sleep(3)
