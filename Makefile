@@ -14,6 +14,8 @@ PYTEST ?= -q
 
 # Tests start our command more than a thousand times, and Python compiles its modules each time if it may not keep them.
 unexport PYTHONDONTWRITEBYTECODE
+# Ninja would take a pool of `make -j` that setup.py does not hand on to it, and complain.
+unexport MAKEFLAGS
 
 bin := $(VENV)/bin
 workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
