@@ -208,6 +208,10 @@ def install(python: Path, requirement: str, index_url: str) -> None:
 def provide(environment: Path, requirement: str, index_url: str, *, only_install: bool) -> None:
     """Link the caller's torch, or install one, and install what the example needs beside it."""
     python = environment / "bin/python"
+    if Path(sys.prefix).resolve() == environment.resolve() and not only_install and not index_url and has_torch():
+        # It is active, and `python3` is its own: who made it, and had a torch, is no longer known.
+        say(f"The torch of {environment} stays (make TORCH=torch==X installs one).")
+        return
     unlink(environment, python)
     # Pillow makes the example's images real JPEG files.
     subprocess.run([str(python), "-m", "pip", "install", "-q", "numpy", "pillow"], check=True)

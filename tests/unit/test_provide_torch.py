@@ -156,6 +156,16 @@ def test_torch_of_the_caller_is_taken(caller: Caller) -> None:
     assert subprocess.run([caller.venv / "bin/torchrun"], check=False).returncode == 7
 
 
+def test_torch_that_was_taken_stays_where_the_environment_is_active(caller: Caller) -> None:
+    write(caller.site, torch_files())
+    caller.provide()
+    caller.stamp().unlink()
+    said = caller.provide(f"PYTHON={caller.venv / 'bin/python'}")
+    assert f"The torch of {caller.venv} stays" in said
+    assert caller.pip_calls() == [BESIDE]
+    assert caller.asks("import torch; print(torch.__version__)") == "2.11.0+cpu"
+
+
 def test_torchrun_starts_in_a_folder_with_a_space_in_its_name(tmp_path: Path) -> None:
     caller, venv = tmp_path / "a b/caller", tmp_path / "a b/venv"
     write(environment(caller), torch_files())
