@@ -53,7 +53,7 @@ test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and
 	$(bin)/python -m pytest $(PYTEST) $(whole_files) -m "not thorough and not truth and not trust" tests
 
 # All that `make test` runs, and what judges the project rather than each change: docs/internals/tests.md says what that is.
-thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: about twenty minutes
+thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: half an hour
 	frameworks="$$(cd $(VENV)/frameworks && pwd)/bin/python"; \
 	STASHTRACE_TRACKERS_PYTHON="$$frameworks" STASHTRACE_RAY_PYTHON="$$frameworks" \
 	  $(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests

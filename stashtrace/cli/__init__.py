@@ -101,7 +101,18 @@ def command_module(name: str) -> ModuleType:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the only caller of the commands."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:  # its disk is full, or its terminal is gone: Python would try again at the end, and return 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command line whose output is made visible."""
     if arguments[:1] in (["-h"], ["--help"], ["-V"], ["--version"]):  # plain text of our own needs no VisibleStream
         return _answer(arguments)
     from stashtrace.visible import VisibleStream

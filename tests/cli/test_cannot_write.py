@@ -120,8 +120,10 @@ def test_a_full_disk_behind_stdout(command: str, unbuffered: str, run: Path) -> 
     )
 
 
-def test_a_full_disk_behind_both(run: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_both(run: Path, unbuffered: str) -> None:
+    there = environment(PYTHONUNBUFFERED=unbuffered)
     with open("/dev/full", "w", encoding="utf-8") as full:
         line = [sys.executable, "-m", "stashtrace", "summary", str(run)]
-        done = subprocess.run(line, stdout=full, stderr=full, check=False, env=environment())
+        done = subprocess.run(line, stdout=full, stderr=full, check=False, env=there)
     assert done.returncode == OutputError.exit_code

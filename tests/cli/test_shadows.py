@@ -197,7 +197,9 @@ def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> Non
     (tmp_path / "lib/helper.py").write_text("print('helped')\n")
     (tmp_path / "lib/sitecustomize.py").write_text("import sys\nprint('the user\\'s own', __name__ in sys.modules)\n")
     words = {"script": ["job.py"], "-c": ["-c", JOB], "-m": ["-m", "job"]}[how]
-    extra = {"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"} | ({"PYTHONSAFEPATH": "1"} if safe and how != "-m" else {})
+    extra = {"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}", "PYTHONUNBUFFERED": "1"} | (
+        {"PYTHONSAFEPATH": "1"} if safe and how != "-m" else {}
+    )
     done = [
         subprocess.run(
             [*before, sys.executable, *words],

@@ -49,7 +49,7 @@ import ctypes, os, sys, time
 from stashtrace import _native
 _native.start_drainer()
 ring = ctypes.CDLL(sys.argv[1]).syscall_of_store(425, 4, ctypes.create_string_buffer(512))
-print(ring > 2)
+print(ring > 2, flush=True)
 if os.fork() == 0:
     _native.start_drainer()
 time.sleep(1.5)

@@ -405,7 +405,7 @@ def test_values_of_any_type_are_read(tmp_path: Path) -> None:
     for kind in ("double", "long", "short"):
         folder = tmp_path / kind
         folder.mkdir()
-        assert set(sample(folder, f"typed 82:{kind}\n", arguments=("0.3",)).series("memory_celsius")[1]) == {65}
+        assert set(sample(folder, f"typed 82:{kind}\n", arguments=("0.8",)).series("memory_celsius")[1]) == {65}
 
 
 def test_a_counter_of_sixteen_bits_wraps(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    job = Job("after", (sys.executable, "-c", "print('first'); raise SystemExit('no data')"), tmp_path)
+    job = Job("after", (sys.executable, "-c", "print('first', flush=True); raise SystemExit('no data')"), tmp_path)
     with pytest.raises(CaptureError) as caught:
         record_by_turns(2, [job], tmp_path / "runs")
     assert "after-0 ended with exit code 1: " in str(caught.value)
