@@ -8,8 +8,10 @@ the ring or in the file.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +36,8 @@ LASTING = frozenset(
 #: Readings of clocks stay so much longer than other rows: those before a row are needed to place it in time.
 CLOCKS_NS = 20_000_000_000
 _CLOCKS = ("clock_sync", "device_clock")
+#: Rows that were let go of can be read anew from the file for so long.
+RECALLED_NS = 120_000_000_000
 #: Records that a training loop may write any number of within a step. Without them a step has less to explain it, but
 #: still its number and its length.
 _BULKY = frozenset(
@@ -159,6 +163,8 @@ class GrowingFile(StashFile):
         self._whole_texts: dict[int, str] = {}
         #: Of the ranges whose rows were let go of; see :meth:`drop`.
         self._holes = Holes()
+        #: Segments whose rows were let go of, and when each was first seen: the last of them can be read anew.
+        self._let_go: deque[tuple[Segment, int]] = deque()
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
         #: When rows were last found in the file.
@@ -221,13 +227,36 @@ class GrowingFile(StashFile):
         kept = []
         for segment in self.segments:
             name, seen_ns = self._name_of(segment.record_id), self._seen_ns[segment.payload_offset]
-            if name in LASTING or seen_ns >= before_ns - (CLOCKS_NS if name in _CLOCKS else 0):
+            if name in LASTING or seen_ns >= before_ns - self._stays_ns(segment):
                 kept.append(segment)
                 continue
             self._holes.release(Range.of(segment, seen_ns))
+            self._let_go.append((segment, seen_ns))
             del self._seen_ns[segment.payload_offset], self._rows[segment.payload_offset]
         self.segments = kept
+        while self._let_go and self._let_go[0][1] < before_ns - RECALLED_NS:
+            self._let_go.popleft()
         self._by_thread = self._row_counts = None
+
+    def recalled(self, since_ns: int) -> GrowingFile:
+        """Return the file with the rows besides that were let go of and were not there yet at looks before a time.
+
+        They are read anew. Raises FormatError if the file cannot be read any more.
+        """
+        back = [s for s, seen_ns in self._let_go if seen_ns >= since_ns - self._stays_ns(s)]
+        if not back:
+            return self
+        file = copy.copy(self)
+        with ByteFile(self.path) as source:
+            read = {s.payload_offset: self._rows_of(source, s, self.layouts[s.record_id]) for s in back}
+        file.segments = sorted([*back, *self.segments], key=lambda segment: segment.payload_offset)
+        file._rows = {**self._rows, **read}
+        file._by_thread = file._row_counts = None
+        return file
+
+    def _stays_ns(self, segment: Segment) -> int:
+        """Return how much longer than other rows those of a segment stay."""
+        return CLOCKS_NS if self._name_of(segment.record_id) in _CLOCKS else 0
 
     def drop(self, before_ns: int) -> int:
         """Give the space of rows that were let go of, and were there before a time, back to the file system.
@@ -235,7 +264,9 @@ class GrowingFile(StashFile):
         A header in their place says how many rows there were, so that a reader takes the gap for no damage. Returns how
         many bytes were freed. Raises OSError if the file system cannot: the rows stay.
         """
-        return self._holes.punch(self.path, before_ns)
+        freed = self._holes.punch(self.path, before_ns)
+        self._let_go = deque(one for one in self._let_go if one[1] >= before_ns)
+        return freed
 
     def forget_bulky(self, before_ns: int) -> None:
         """Let go of rows that were there at a look before a time, and of which a step may have any number."""
@@ -277,6 +308,8 @@ class GrowingRun:
     def __init__(self, path: str, is_wanted: Callable[[Mapping[str, Any]], bool] = lambda metadata: True) -> None:
         self.path = path
         self._is_wanted = is_wanted
+        #: Rows that were there at a look before it may be in the files no longer.
+        self.dropped_ns = -1
         self._files: dict[str, GrowingFile] = {}
         #: Names of files that hold nothing for us, now or ever.
         self._ignored: set[str] = set()
@@ -351,6 +384,7 @@ class GrowingRun:
 
         Returns how many bytes were freed. Raises OSError if the file system cannot.
         """
+        self.dropped_ns = max(self.dropped_ns, before_ns)
         return sum(file.drop(before_ns) for file in self._files.values())
 
     def bytes_on_disk(self) -> int:

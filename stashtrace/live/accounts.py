@@ -24,7 +24,7 @@ from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.format.growing import GrowingFile, GrowingRun
+from stashtrace.format.growing import CLOCKS_NS, RECALLED_NS, GrowingFile, GrowingRun
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
@@ -82,7 +82,8 @@ class LiveAccounts:
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS_KEPT))
     #: Steps before the open ones that stay in memory.
     context_steps: int = CONTEXT_STEPS
-    #: Step -> rank of this host -> when it began the step, on the monotonic clock; of the closed steps in memory.
+    #: Step -> rank of this host -> when it began the step, on the monotonic clock; of the closed steps in memory, and
+    #: of those before whose rows can be read anew.
     begins_ns: dict[int, dict[int, int]] = field(default_factory=dict)
     #: Whether rows must stay as they are, because a window of them is to be sealed.
     held: bool = False
@@ -147,9 +148,31 @@ class LiveAccounts:
         if self.others is not None:
             self.others.forget(at_ns, ())
 
-    def window_facts(self) -> dict[str, Any]:
-        """Return when each rank of this host began each closed step in memory, as facts of the host."""
-        first = 0 if self.window is None else self.window.first_step
+    def files_since(self, step: int) -> tuple[int, list[GrowingFile]]:
+        """Return the first step from which rows are there, and the files with them; -1: those in memory.
+
+        Rows of a step, and of those after it, that were let go of are read anew as far as they can be. Raises
+        FormatError if a file cannot be read any more.
+        """
+        begun, files = self.window, list(self.run.files)
+        if begun is None or step < 0 or begun.first_step <= step:
+            return 0 if begun is None else begun.first_step, files
+        oldest_ns = min(begun.begins_ns.values(), default=0) - RECALLED_NS + CLOCKS_NS
+        oldest_ns = max(oldest_ns, self.run.dropped_ns + CLOCKS_NS - self.origin_ns)
+        known = [w for w in self.windows if w.first_step in self.begins_ns and min(w.begins_ns.values()) >= oldest_ns]
+        before = [w for w in known if w.first_step <= step][-1:] or known[:1]
+        if not before:
+            return begun.first_step, files
+        since_ns = min(before[0].begins_ns.values()) + self.origin_ns
+        return before[0].first_step, [file.recalled(since_ns) for file in files]
+
+    def window_facts(self, first: int | None = None) -> dict[str, Any]:
+        """Return when each rank of this host began each closed step, as facts of the host.
+
+        ``first``: the first of them; None for that in memory.
+        """
+        if first is None:
+            first = 0 if self.window is None else self.window.first_step
         last = min(self.closed.values(), default=-1)
         known = sorted(self.begins_ns.items())
         steps = [Window(step, begins).fact(0) for step, begins in known if first <= step <= last]
@@ -287,10 +310,16 @@ class LiveAccounts:
             return
         first = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == first)
+        own_begin_ns = int(own["begin_ns"].min()) + self.origin_ns
         begins = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
         self.window = Window(first, {rank: at for rank, at in begins.items() if rank in ours})
         self.windows.append(self.window)
-        self.begins_ns = {step: begins for step, begins in self.begins_ns.items() if step >= first}
+        oldest_ns = own_begin_ns - RECALLED_NS
+        self.begins_ns = {
+            step: begins
+            for step, begins in self.begins_ns.items()
+            if step >= first or min(begins.values()) >= oldest_ns
+        }
         boots = {p.identity.rank: p.clock for p in opened.processes if p.identity.role is ProcessRole.RANK}
         self._begins = {
             rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at)) for rank, at in begins.items() if rank not in ours
@@ -299,10 +328,9 @@ class LiveAccounts:
         ranks = {
             p.file.name for p in opened.everyone if p.identity.role is ProcessRole.RANK or "rank" in p.facts.learned
         }
-        before_ns = int(own["begin_ns"].min()) + self.origin_ns
-        self.run.forget(before_ns, keep=ranks)
+        self.run.forget(own_begin_ns, keep=ranks)
         if self.others is not None:
-            self.others.forget(before_ns, keep=ranks)
+            self.others.forget(own_begin_ns, keep=ranks)
 
     def _bound_memory(self) -> None:
         """Let go of the oldest rows where a step is so long that its rows do not fit into memory."""

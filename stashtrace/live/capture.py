@@ -38,7 +38,7 @@ PATIENCE_NS = 60_000_000_000
 #: So long a window may stay open in all, however often it is asked for meanwhile.
 _LONGEST_NS = 10 * PATIENCE_NS
 #: Further triggers make an open window longer by so many steps at most.
-_LONGER_STEPS = 50
+LONGER_STEPS = 50
 #: What to do where there are too many windows.
 _MORE = "remove some, or ask with `stashtrace capture --no-limit`"
 
@@ -127,21 +127,29 @@ class Captures:
                 until_ns = min(at_ns + PATIENCE_NS, self._wanted.longest_ns)
                 self._wanted.last_step, self._wanted.until_ns = more, until_ns
             return str(self._wanted.path)
-        why = "" if unlimited else self._why_no_folder() if by_hand else self._why_not(at_ns, cost_ns)
+        why = "" if unlimited else self.why_not(at_ns, cost_ns, by_hand=by_hand)
         if not why:
             try:
                 path = self._make_folder(name)
             except OSError as error:
                 why = f"cannot write to {self._folder}: {error.strerror or error}"
         if why:
-            self.refused_count += 1
-            self.refusal = why
+            self.refuse(why)
             return ""
-        self._wanted = _Wanted(path, last, at_ns + PATIENCE_NS, last + _LONGER_STEPS, at_ns + _LONGEST_NS)
+        self._wanted = _Wanted(path, last, at_ns + PATIENCE_NS, last + LONGER_STEPS, at_ns + _LONGEST_NS)
         if not by_hand:
-            self._opened_count += 1
-            self._last_ns, self._last_cost_ns = at_ns, cost_ns
+            self.count(at_ns, cost_ns)
         return str(path)
+
+    def refuse(self, why: str) -> None:
+        """Note that a trigger has no window."""
+        self.refused_count += 1
+        self.refusal = why
+
+    def count(self, at_ns: int, cost_ns: int) -> None:
+        """Note that a trigger has opened a window, here or on another host."""
+        self._opened_count += 1
+        self._last_ns, self._last_cost_ns = at_ns, cost_ns
 
     def lengthen(self, last_step: int) -> None:
         """Let the open window wait for a step; -1 for none."""
@@ -153,9 +161,11 @@ class Captures:
         if self._wanted is not None:
             self._wanted.until_ns = at_ns
 
-    def _why_not(self, at_ns: int, cost_ns: int) -> str:
-        """Return which limit stands against a window; empty if none does."""
+    def why_not(self, at_ns: int, cost_ns: int, *, by_hand: bool = False) -> str:
+        """Return which limit stands against a window; empty if none does. ``by_hand``: as of :meth:`ask`."""
         limits = self._limits
+        if by_hand:
+            return self._why_no_folder()
         if self._opened_count >= limits.windows_count:
             return f"the run has {limits.windows_count} windows"
         too_soon = at_ns - self._last_ns < limits.pause_ns and cost_ns <= limits.worth_more * self._last_cost_ns
@@ -228,25 +238,40 @@ def _size_bytes(folder: str) -> int:
 # What somebody asks for: a file in the run directory for each host, which the follower of that host takes.
 
 _REQUEST = "capture-{name}@{host}.request"
-_WINDOW_NAME = re.compile(r"step-\d{6,18}-asked(-\d{1,9})?")
+_WINDOW_NAME = re.compile(r"step-\d{6,18}-[a-z_]{1,40}(-\d{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A window that somebody asks for: the steps in memory, and so many that come."""
+    """A window that somebody asks for: the steps in memory, and so many that come.
+
+    One of a trigger has a ``collector``. Asked for again under the same name, it becomes longer, or ends ``now``.
+    """
 
     after_steps: int
     #: Of the request; the same on all hosts.
     name: str = field(default="", compare=False)
     #: All hosts that are asked.
     hosts: tuple[str, ...] = ()
-    #: Folder of the window, and the last step that one of the hosts has closed, where several are asked.
+    #: Folder of the window, and the last step that one of the hosts has closed, where several are asked; of a trigger,
+    #: the step behind which ``after_steps`` count.
     window: str = ""
     newest: int = -1
     #: Whether no limit holds.
     unlimited: bool = False
     #: What the steps that come are recorded with besides (``live.deeper``).
     kinds: tuple[str, ...] = ()
+    #: The host that puts the parts of all hosts together and says so; empty where each host says its own.
+    collector: str = ""
+    #: The event for which the window is sealed (``state.Event``), and its step and rank; -1 for none.
+    event: str = ""
+    step: int = -1
+    rank: int = -1
+    cost_ns: int = 0
+    #: The first step that is wanted, also where its rows are no longer in memory; -1 for those that are.
+    first_step: int = -1
+    #: Whether no step is to come.
+    now: bool = False
 
 
 def put_request(directory: Path, request: Request, host: str) -> Path:
@@ -282,12 +307,17 @@ def _read_request(path: Path) -> Request:
     hosts, window = tuple(map(str, facts.get("hosts", ()))), str(facts.get("window", ""))
     if len(hosts) > 1 and _WINDOW_NAME.fullmatch(window) is None:
         raise ValueError(window)
+    numbers = {name: int(facts.get(name, -1)) for name in ("newest", "step", "rank", "first_step")}
     return Request(
         int(facts["after_steps"]),
         str(facts["name"]),
         hosts,
         window,
-        int(facts.get("newest", -1)),
-        facts.get("unlimited") is True,
-        tuple(map(str, facts.get("kinds", ()))),
+        unlimited=facts.get("unlimited") is True,
+        kinds=tuple(map(str, facts.get("kinds", ()))),
+        collector=str(facts.get("collector", "")),
+        event=str(facts.get("event", "")),
+        cost_ns=int(facts.get("cost_ns", 0)),
+        now=facts.get("now") is True,
+        **numbers,
     )

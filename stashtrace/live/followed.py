@@ -19,7 +19,7 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import Captures, Request, take_requests
+from stashtrace.live.capture import WINDOWS_FOLDER, Captures, Request, take_requests
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
@@ -52,6 +52,8 @@ VERDICTS_S = 15.0
 _VERDICTS_COUNT = 3
 #: When the job has ended, other hosts are awaited for so long.
 _LAST_WORDS_S = 15.0
+#: And then for their parts of windows.
+_LAST_PARTS_S = 8.0
 #: A slow step gets a window if it is longer by this part of a usual one.
 _WINDOW_RATIO = 0.5
 
@@ -106,7 +108,15 @@ class FollowedRun:
             captures,
             TriggerCommand(options.on_trigger, directory) if options.on_trigger else None,
             options.after_steps,
-            JointWindows(captures, directory, facts, host, waits=bool(facts.get("idle"))),
+            JointWindows(
+                captures,
+                directory,
+                facts,
+                host,
+                waits=bool(facts.get("idle")),
+                others=self.others,
+                before_steps=options.before_steps,
+            ),
             self.deeper,
             options.deeper,
         )
@@ -131,7 +141,9 @@ class FollowedRun:
         self._file = LiveFile(directory, host, {"run_id": self.state.run_id}, table_bytes)
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
-        self._asked: list[Request] = []
+        self._is_asked = False
+        #: When something was last made in the folder of windows, at the last round.
+        self._windows_ns = -1
         self._is_gone = False
 
     def _processes(self) -> dict[int, tuple[int, int]]:
@@ -142,16 +154,22 @@ class FollowedRun:
         return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
 
     def ask(self) -> None:
-        """Let the next round open a window, as ``stashtrace capture`` does: of all hosts where they share a directory.
+        """Let the next round open a window, of all hosts where they share a directory."""
+        self._is_asked = True
 
-        Where the others cannot be asked, it is one of this host.
+    def look(self) -> bool:
+        """Look at windows of all hosts between two rounds; return whether the next round is to come at once.
+
+        Another host that asks for a window makes its folder first.
         """
-        with contextlib.suppress(OSError, StashtraceError):
-            states = asked_hosts(self.directory)
-            if len(states) > 1:
-                ask_hosts(self.directory, states, self.options.after_steps)
-                return
-        self._asked.append(Request(self.options.after_steps))
+        if self.alarms.is_collecting:
+            self.alarms.look(time.monotonic_ns())
+        return self._windows_changed_ns() != self._windows_ns
+
+    def _windows_changed_ns(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self.directory / WINDOWS_FOLDER).stat().st_mtime_ns
+        return -1
 
     def round(self, *, ended: bool = False, interval_s: float = 0.0) -> bool:
         """Take in what was written since the last round, and write what follows from it; return whether steps closed.
@@ -161,6 +179,7 @@ class FollowedRun:
         """
         notes: list[str] = []
         found = None
+        self._windows_ns = self._windows_changed_ns()
         if ended and (self.idle is None or self.idle.is_on):
             self._await_others()
         try:
@@ -170,6 +189,7 @@ class FollowedRun:
             notes.append(str(error))
             self._say_gone()
         try:
+            self._answer(ended)  # before triggers, which another host may have told already
             if found is not None:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
@@ -179,9 +199,11 @@ class FollowedRun:
                 if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
                     self.log.add(event)
                 self._triggers(replace(found, closed=measured), ended)
-            self._windows(ended)
+            self._seal(ended)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
+        if ended:
+            self._await_parts()
         self.alarms.settle(ended=ended)
         notes += [*self.others.notes(), *self._tell()]
         self._update_state(notes, ended, interval_s)
@@ -223,6 +245,14 @@ class FollowedRun:
                     break
                 time.sleep(0.3)
 
+    def _await_parts(self) -> None:
+        """Wait a little for the parts of other hosts in windows, as nobody looks later."""
+        deadline_s = time.monotonic() + _LAST_PARTS_S
+        while self.alarms.is_collecting and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+            self.alarms.look(time.monotonic_ns())
+        self.alarms.look(time.monotonic_ns(), last=True)
+
     def _triggers(self, found: Round, ended: bool) -> None:
         """Say what is slow, stuck or lost, and ask for a window of it."""
         if found.window is None:
@@ -257,15 +287,33 @@ class FollowedRun:
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
-    def _windows(self, ended: bool) -> None:
-        """Open the windows that are asked for, seal those that are ready, and drop what need not stay."""
+    def _answer(self, ended: bool) -> None:
+        """Open the windows that are asked for."""
         at_ns = time.monotonic_ns()
         newest = min(self.accounts.closed.values(), default=-1)
-        requests, self._asked = [*self._asked, *take_requests(self.directory, self.state.host)], []
+        requests, asked = take_requests(self.directory, self.state.host), self._is_asked
+        self._is_asked = False
         if self.idle is not None:
+            if asked:
+                requests += self._ask_all()
             requests, newest = self._wake(self.idle, requests, at_ns, ended=ended)
+        elif asked:
+            self.alarms.ask(newest, at_ns)
         for request in requests:
             self.alarms.answer(request, newest, at_ns)
+
+    def _ask_all(self) -> list[Request]:
+        """Ask all hosts for a window of an idle run; return the request where it is for this host alone."""
+        with contextlib.suppress(OSError, StashtraceError):
+            states = asked_hosts(self.directory)
+            if len(states) > 1:
+                ask_hosts(self.directory, states, self.options.after_steps)
+                return take_requests(self.directory, self.state.host)
+        return [Request(self.options.after_steps)]
+
+    def _seal(self, ended: bool) -> None:
+        """Seal the windows that are ready, and drop what need not stay."""
+        at_ns = time.monotonic_ns()
         self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
         self.accounts.held = self.alarms.is_open
         if self.idle is not None and self.idle.is_on and self.accounts.window is not None and not self.accounts.held:

@@ -79,13 +79,23 @@ def _follow(arguments: argparse.Namespace) -> None:
     run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
     interval_s, ended = _LEAST_S, False
     while not ended:
-        asked, ended = _wait(sys.stdin.fileno(), interval_s)
+        asked, ended = _wait_for_round(run, sys.stdin.fileno(), interval_s)
         if asked:
             run.ask()
         before_s = time.process_time()
         closed = run.round(ended=ended, interval_s=interval_s)
         most_s = _MOST_S if closed else _QUIET_S
         interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
+
+
+def _wait_for_round(run: FollowedRun, descriptor: int, interval_s: float) -> tuple[bool, bool]:
+    """Wait as :func:`_wait` does until it is time for the next round; other hosts may want it sooner."""
+    begin_s = time.monotonic()
+    while True:
+        left_s = interval_s - (time.monotonic() - begin_s)
+        asked, ended = _wait(descriptor, min(left_s, _LEAST_S))
+        if asked or ended or left_s <= _LEAST_S or run.look():
+            return asked, ended
 
 
 def _wait(descriptor: int, timeout_s: float) -> tuple[bool, bool]:

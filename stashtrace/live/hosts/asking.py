@@ -49,15 +49,17 @@ def ask_hosts(
     """
     hosts = tuple(state.host for state in states)
     newest = max((int(own["last_step"]) for state in states for own in state.ranks.values()), default=-1)
-    window = _make_folder(directory, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
+    window = make_folder(directory, f"step-{max(newest, 0):06}-asked") if len(hosts) > 1 else ""
     request = Request(after_steps, new_request_name(), hosts, window, newest, unlimited, tuple(kinds))
-    asked = Asked(directory, request, {state.host: _Seen(state.rounds_count, time.monotonic()) for state in states})
+    asked = Asked(directory, request)
+    for state in states:
+        asked.heard.why_missing(state.host, state, time.monotonic_ns())
     for host in hosts:
         asked.files.append(put_request(directory, request, host))
     return asked
 
 
-def _make_folder(directory: Path, name: str) -> str:
+def make_folder(directory: Path, name: str) -> str:
     """Make a folder of that name for a window, or with a number behind it, and return its name.
 
     It belongs to the owner of the run, whose followers write into it, also if root asks.
@@ -85,11 +87,33 @@ def _give_to_owner(folder: Path, directory: Path) -> None:
 
 @dataclass(slots=True)
 class _Seen:
-    """A follower's count of rounds, and since when it has been that."""
+    """A follower's count of rounds, since when it has been that, and the seconds between two."""
 
     rounds_count: int
-    since_s: float
-    interval_s: float = 1.0
+    since_ns: int
+    interval_s: float
+
+
+class Heard:
+    """Tells which followers make rounds, by their states as they are read again and again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def why_missing(self, host: str, state: LiveState | None, at_ns: int) -> str:
+        """Return why a host is not to be waited for; empty if it is. ``at_ns``: CLOCK_MONOTONIC now."""
+        seen = self._seen.get(host)
+        if seen is None or (state is not None and state.rounds_count != seen.rounds_count):
+            count, interval_s = (-1, 1.0) if state is None else (state.rounds_count, state.interval_s)
+            self._seen[host] = _Seen(count, at_ns, interval_s)
+            # What one that has ended has answered is there by now.
+            return "its job has ended" if state is not None and state.ended else ""
+        if state is not None and state.ended:
+            return "its job has ended"
+        silent_ns = at_ns - seen.since_ns
+        if silent_ns <= max(_SILENT_S, _SILENT_ROUNDS * seen.interval_s) * 1e9:
+            return ""
+        return f"its follower has made no round for {duration_text(silent_ns)}"
 
 
 @dataclass(slots=True)
@@ -98,7 +122,7 @@ class Asked:
 
     directory: Path
     request: Request
-    _seen: dict[str, _Seen]
+    heard: Heard = field(default_factory=Heard)
     files: list[Path] = field(default_factory=list)
     #: Host -> folder of the window with its ranks, or why there is none.
     windows: dict[str, str] = field(default_factory=dict)
@@ -146,18 +170,8 @@ class Asked:
                 if self.request.name in event.request.split():
                     answers = self.windows if event.window else self.refusals
                     answers[host] = event.window or event.text
-            if host not in self.windows and host not in self.refusals:
-                self._judge(host, states.get(host))
+            if host in self.windows or host in self.refusals:
+                continue
+            if why := self.heard.why_missing(host, states.get(host), time.monotonic_ns()):
+                self.missing[host] = why
         return bool(self._waited_for())
-
-    def _judge(self, host: str, state: LiveState | None) -> None:
-        """Note a host as missing whose follower has ended or makes no rounds any more."""
-        seen, now_s = self._seen[host], time.monotonic()
-        if state is not None and state.rounds_count != seen.rounds_count:
-            self._seen[host] = _Seen(state.rounds_count, now_s, state.interval_s)
-            if state.ended:  # what it has answered is there by now
-                self.missing[host] = "its job has ended"
-        elif now_s - seen.since_s > max(_SILENT_S, _SILENT_ROUNDS * seen.interval_s):
-            self.missing[host] = (
-                f"its follower has made no round for {duration_text(round((now_s - seen.since_s) * 1e9))}"
-            )

@@ -7,7 +7,7 @@ when it goes on. Ranks that are missing from the begin are awaited for a while, 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,19 @@ class OtherHosts:
         """Let go of rows as ``GrowingRun.forget`` does."""
         self._run.forget(before_ns, keep)
 
+    def lacking(self, besides: Collection[str] = ()) -> str:
+        """Say which ranks this host knows nothing of, and why; empty if there are none.
+
+        ``besides``: hosts of which it is said already that their ranks are missing.
+        """
+        unseen = sorted(set(self._missing) - self._told)
+        if not unseen or self._too_many:
+            return ""
+        if not self._launchers:
+            return f"{ranks_named(unseen)} of {self._world} (other hosts do not record into {self._directory})"
+        silent = [host for host in self._launchers if host not in besides]
+        return f"{ranks_named(unseen)} of {self._world} ({list_some(silent, _NAMED)} without --live)" if silent else ""
+
     def notes(self) -> list[str]:
         """Say what this host cannot know, in a sentence each."""
         notes = [
@@ -167,16 +180,17 @@ class OtherHosts:
         elif unseen and self._launchers:
             who = list_some(self._launchers, _NAMED)
             notes.append(
-                f"nothing is told of {_ranks(unseen)} of {self._world}, which may run on {who} without --live: "
+                f"nothing is told of {ranks_named(unseen)} of {self._world}, which may run on {who} without --live: "
                 "waits for them have no cause"
             )
         elif unseen:
             notes.append(
-                f"this host sees {_ranks(self._present)} of {self._world}: other hosts do not record into "
+                f"this host sees {ranks_named(self._present)} of {self._world}: other hosts do not record into "
                 f"{self._directory}, so it cannot say for which of their ranks its own ranks wait"
             )
         return notes + [text for _, reason, _, _, text in self._clock_losses if reason == "clock_stepped"]
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ranks with their noun: ``ranks 0,1``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(list(ranks))}"

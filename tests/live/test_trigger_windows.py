@@ -1,0 +1,433 @@
+"""Windows that a trigger on one host opens: the same steps of all ranks of all hosts, one line, one call."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from growing_files import grow
+from made_job import write_job
+from stash_files import RUN_ID
+from test_accounts import SECOND, afterwards
+from test_alarms import Calls
+from test_hosts import NODES, Host, late_job, unequal
+from test_joint_windows import Log, whole
+
+from stashtrace.errors import DataLossWarning
+from stashtrace.format.compact import write_packed
+from stashtrace.format.stash_file import StashFile
+from stashtrace.live.alarms import Alarms
+from stashtrace.live.capture import Captures, Limits, take_requests
+from stashtrace.live.events import read_events
+from stashtrace.live.hosts.joint_windows import JointWindows
+from stashtrace.live.state import Event, LiveState
+from stashtrace.loading.load import load_trace
+from stashtrace.schema.table import Table
+
+BEFORE, AFTER = 20, 5
+
+
+class Follower:
+    """What a follower does about triggers, on one of several hosts; its rounds come in the order of the real one."""
+
+    def __init__(self, host: Host, limits: Limits | None = None, after: int = AFTER) -> None:
+        self.host, self.calls = host, Calls()
+        captures = Captures(host.directory, {"run_id": RUN_ID}, limits)
+        facts = {"run_id": RUN_ID}
+        joint = JointWindows(
+            captures, host.directory, facts, host.name, waits=False, others=host.others, before_steps=BEFORE
+        )
+        self.alarms = Alarms(Log(host.directory, host.name), captures, self.calls, after, joint)
+        self.state = LiveState(host.name, RUN_ID)
+        self.say()
+
+    @property
+    def closed(self) -> int:
+        return min(self.host.accounts.closed.values(), default=-1)
+
+    def round(self, now_ns: int, triggers: list[Event] | None = None, *, ended: bool = False) -> None:
+        self.host.round(now_ns, ended=ended)
+        at_ns = now_ns + self.host.offset_ns
+        for request in take_requests(self.host.directory, self.host.name):
+            self.alarms.answer(request, self.closed, at_ns)
+        for event in triggers or []:
+            now = event.kind in ("stuck", "rank_lost")
+            self.alarms.add(event, f"step-{max(event.step, 0):06}-{event.kind.partition('_')[0]}", at_ns, now=now)
+        self.alarms.seal_if_ready(self.host.accounts, at_ns, ended=ended)
+        self.host.accounts.held = self.alarms.is_open
+        self.say(ended=ended)
+
+    def say(self, *, ended: bool = False) -> None:
+        self.state.rounds_count += 1
+        self.state.ended = ended
+        self.state.ranks = {str(r): {"last_step": step} for r, step in self.host.accounts.closed.items()}
+        self.state.write(self.host.directory)
+
+
+def slow(step: int, rank: int = 1, cost_ns: int = 10) -> Event:
+    return Event("slow_step", f"step {step} took 3 s", SECOND, step, rank, cost_ns)
+
+
+def stuck(step: int, rank: int = 1) -> Event:
+    return Event("stuck", f"rank {rank} is waited for", SECOND, step, rank)
+
+
+#: Called with the number of a look and the followers; returns what each of them sees in its round, by its number.
+Sees = Callable[[int, list[Follower]], dict[int, list[Event]]]
+
+
+def follow(
+    tmp_path: Path, sees: Sees, *, paces: tuple[int, int] = (1, 1), limits: Limits | None = None, after: int = AFTER
+) -> tuple[list[Follower], Path]:
+    """Let a job of four ranks grow on two hosts; the follower of each makes a round every so many looks."""
+    late_job(tmp_path / "job")
+    return grown(tmp_path, sees, paces=paces, limits=limits, after=after)
+
+
+def grown(
+    tmp_path: Path, sees: Sees, *, paces: tuple[int, int] = (1, 1), limits: Limits | None = None, after: int = AFTER
+) -> tuple[list[Follower], Path]:
+    """Do so with the job that is there."""
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name), limits, after) for name in NODES]
+    now_ns = 0
+    for at, now_ns in enumerate(grow(tmp_path / "job", target, SECOND)):
+        seen = sees(at, followers)
+        for number, (follower, pace) in enumerate(zip(followers, paces, strict=True)):
+            if at % pace == 0 or number in seen:
+                follower.round(now_ns, seen.get(number))
+            else:
+                follower.alarms.look(now_ns)
+    for follower in followers:
+        follower.round(now_ns, ended=True)
+    for follower in followers:
+        follower.alarms.look(now_ns, last=True)
+    return followers, target
+
+
+def once(step: int, make: Callable[[int], dict[int, list[Event]]]) -> Sees:
+    """See something once the first host has closed a step."""
+    done: list[int] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if done or followers[0].closed < step:
+            return {}
+        done.append(at)
+        return make(followers[0].closed)
+
+    return sees
+
+
+def windows(target: Path) -> list[Path]:
+    return sorted((target / "windows").iterdir())
+
+
+def captures(target: Path) -> list[Event]:
+    return [event for event in read_events(target) if event.kind == "capture"]
+
+
+def steps_by_rank(table: Table) -> dict[int, list[int]]:
+    return {rank: sorted(table["step"][table["rank"] == rank].tolist()) for rank in np.unique(table["rank"]).tolist()}
+
+
+@pytest.mark.parametrize("paces", [(1, 1), (1, 6), (4, 1)])
+def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[int, int]) -> None:
+    """Also where the other host has let go of the steps before: 20 before it and 5 after, one line, one call."""
+    at: list[int] = []
+
+    def make(closed: int) -> dict[int, list[Event]]:
+        at.append(closed - 3)
+        return {0: [slow(closed - 3)]}
+
+    followers, target = follow(tmp_path, once(150, make), paces=paces)
+    (window,) = windows(target)
+    trigger, sealed = read_events(target)
+    assert trigger.window == sealed.window == str(window)
+    table = whole(window)
+    found = steps_by_rank(table)
+    assert sorted(found) == [0, 1, 2, 3]
+    first, last = found[0][0], found[0][-1]
+    assert all(steps == list(range(first, last + 1)) for steps in found.values())
+    assert 0 < first <= at[0] - BEFORE
+    assert last >= at[0] + AFTER
+    assert sealed.text.startswith(f"steps {first} to {last} of ranks 0-3 are kept in {window} (")
+    assert sealed.text.endswith(")"), "nothing is missing"
+    assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
+    assert [(event.kind, event.window) for event in followers[0].calls.events] == [("slow_step", str(window))]
+    assert followers[1].calls.events == []
+    assert not [path for path in window.iterdir() if path.is_dir()]
+    assert not list(target.glob("*.request"))
+    assert not any(follower.alarms.is_open or follower.alarms.is_collecting for follower in followers)
+
+
+@pytest.mark.parametrize("apart", [0, 1, 3])
+def test_two_hosts_see_the_same_slow_step(tmp_path: Path, apart: int) -> None:
+    """In the same round or some rounds later: one window, one line, one call."""
+    seen: list[tuple[int, int]] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if not seen and followers[0].closed >= 150:
+            seen.append((at, followers[0].closed))
+        if not seen:
+            return {}
+        return {number: [slow(seen[0][1], 2 * number)] for number in (0, 1) if at == seen[0][0] + number * apart}
+
+    followers, target = follow(tmp_path, sees)
+    assert len(windows(target)) == 1
+    assert [event.kind for event in read_events(target)] == ["slow_step", "capture"]
+    assert len(followers[0].calls.events + followers[1].calls.events) == 1
+    assert sorted(steps_by_rank(whole(windows(target)[0]))) == [0, 1, 2, 3]
+
+
+def test_triggers_of_both_hosts_share_a_window(tmp_path: Path) -> None:
+    """Another trigger meanwhile has its line and its call, and the path of the window that is open."""
+    seen: list[tuple[int, int]] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if not seen and followers[0].closed >= 150:
+            seen.append((at, followers[0].closed))
+            return {0: [slow(seen[0][1])]}
+        if seen and at == seen[0][0] + 1:
+            return {1: [Event("stall_grows", "reads have grown", SECOND, seen[0][1], 2, 10)]}
+        return {}
+
+    followers, target = follow(tmp_path, sees, after=40)
+    (window,) = windows(target)
+    assert [event.kind for event in read_events(target)] == ["slow_step", "stall_grows", "capture"]
+    assert [[(e.kind, e.window) for e in one.calls.events] for one in followers] == [
+        [("slow_step", str(window))],
+        [("stall_grows", str(window))],
+    ]
+
+
+def test_a_stuck_job_seals_at_once(tmp_path: Path) -> None:
+    """Its window waits for no step; one that is open for an earlier trigger is sealed with it."""
+    moments: list[int] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        closed = followers[0].closed
+        if closed >= 150 and len(moments) < 2:
+            moments.append(at)
+            return {0: [slow(closed)]} if len(moments) == 1 else {0: [stuck(closed)]}
+        if len(moments) == 2 and at == moments[1] + 2:
+            assert not followers[0].alarms.is_collecting
+            assert [event.kind for event in read_events(tmp_path / "grown")] == ["slow_step", "stuck", "capture"]
+        return {}
+
+    followers, target = follow(tmp_path, sees, after=60)
+    (window,) = windows(target)
+    assert sorted(steps_by_rank(whole(window))) == [0, 1, 2, 3]
+    assert [event.kind for event in followers[0].calls.events] == ["slow_step", "stuck"]
+    assert followers[1].calls.events == []
+
+
+def test_a_dead_host_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    """A lost host: its follower died with it. What is there is sealed within seconds."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=300, hosts=NODES)
+    begun: list[int] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if not begun and followers[0].closed >= 150:
+            begun.append(at)
+            followers[1].round = lambda *_, **__: None  # type: ignore[method-assign]
+            return {0: [stuck(followers[0].closed, 2)]}
+        if begun and at == begun[0] + 5:
+            assert len(captures(tmp_path / "grown")) == 1
+        return {}
+
+    _, target = grown(tmp_path, sees)
+    (sealed,) = captures(target)
+    assert sealed.text.endswith(", without ranks 2,3 on node02 (no answer within 4 s)")
+    with pytest.warns(DataLossWarning, match="ranks_missing"):
+        assert sorted(steps_by_rank(afterwards(windows(target)[0]))) == [0, 1]
+    assert not list(target.glob("*.request")), "nobody takes it later"
+
+
+def test_a_host_that_has_ended(tmp_path: Path) -> None:
+    """It is not asked; the window is one of the other host alone."""
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        found = trigger(at, followers)
+        if found:
+            followers[1].say(ended=True)
+            followers[1].round = lambda *_, **__: None  # type: ignore[method-assign]
+        return found
+
+    trigger = once(150, lambda closed: {0: [slow(closed)]})
+    _, target = follow(tmp_path, sees)
+    (sealed,) = captures(target)
+    assert sealed.window == str(windows(target)[0])
+    assert {path.name.partition(".")[0] for path in windows(target)[0].glob("*.stash")} == {"node01"}
+
+
+def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is left in the window, and the line says why."""
+
+    def refuse(file: StashFile, path: str) -> int:
+        if file.name.startswith("node02.1021"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_packed(file, path)
+
+    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+    followers, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
+    (window,) = windows(target)
+    (sealed,) = captures(target)
+    assert sealed.text.endswith(", without ranks 2,3 on node02 (No space left on device)")
+    assert {path.name.partition(".")[0] for path in window.glob("*.stash")} == {"node01"}
+    assert not [path for path in window.iterdir() if path.is_dir() or path.suffix == ".refused"]
+    assert [event.window for event in followers[0].calls.events] == [str(window)]
+
+
+def test_the_disk_of_the_host_that_saw_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of the other one are kept all the same."""
+
+    def refuse(file: StashFile, path: str) -> int:
+        if file.name.startswith("node01."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_packed(file, path)
+
+    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+    _, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
+    (sealed,) = captures(target)
+    assert " of ranks 2,3 are kept in " in sealed.text
+    assert sealed.text.endswith(", without ranks 0,1 on node01 (No space left on device)")
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
+    """When the trigger comes, or while the parts are collected: no follower fails, nothing is made again."""
+    late_job(tmp_path / "job")
+    target = tmp_path / "grown"
+    target.mkdir()
+    followers = [Follower(Host(target, name)) for name in NODES]
+    moments = grow(tmp_path / "job", target, SECOND)
+    for now_ns in moments:
+        for follower in followers:
+            follower.round(now_ns)
+        if followers[0].closed >= 150:
+            break
+    accounts = followers[0].host.accounts
+    steps = [lambda: followers[0].alarms.add(slow(followers[0].closed - AFTER), "step-000145-slow", now_ns)]
+    steps += [lambda: followers[0].alarms.seal_if_ready(accounts, now_ns, ended=False)]
+    for number, step in enumerate(steps):
+        if number == rounds:
+            shutil.rmtree(target)
+        step()
+    shutil.rmtree(target, ignore_errors=True)
+    for follower in followers:
+        follower.alarms.look(now_ns + SECOND)
+        follower.alarms.look(now_ns + 2 * SECOND, last=True)
+    assert not target.exists()
+    assert [event.window for event in followers[0].calls.events] == [""]
+    assert not followers[0].alarms.is_collecting
+
+
+def test_the_host_that_saw_it_dies_while_parts_are_collected(tmp_path: Path) -> None:
+    """The other one puts the window together, with the part that is there, and says so."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=1200, hosts=NODES)
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        found = trigger(at, followers)
+        if found:
+            stop.append(at)
+        elif stop:
+            followers[0].round = lambda *_, **__: None  # type: ignore[method-assign]
+            followers[0].alarms.look = lambda *_, **__: None  # type: ignore[method-assign]
+        return found
+
+    stop: list[int] = []
+    trigger = once(150, lambda closed: {0: [slow(closed)]})
+    _, target = grown(tmp_path, sees, after=40)
+    (sealed,) = captures(target)
+    assert " of ranks 2,3 are kept in " in sealed.text
+    assert ", without ranks 0,1 on node01 (its follower has made no round for " in sealed.text
+    assert not [path for path in windows(target)[0].iterdir() if path.is_dir()]
+
+
+def test_a_part_that_comes_too_late_is_removed(tmp_path: Path) -> None:
+    """The window stays as it was said to be."""
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        found = trigger(at, followers)
+        if found:
+            begun.append(at)
+            paces.append(followers[1].round)
+            followers[1].round = lambda *_, **__: None  # type: ignore[method-assign]
+        elif begun and at == begun[0] + 6:
+            assert (tmp_path / "grown/windows").exists()
+            followers[1].round = paces[0]  # type: ignore[method-assign]
+            requests.extend(take_requests(tmp_path / "grown", NODES[1]))
+        return found
+
+    begun: list[int] = []
+    requests: list[Any] = []
+    paces: list[Any] = []
+    trigger = once(100, lambda closed: {0: [stuck(closed)]})
+    _, target = follow(tmp_path, sees)
+    assert requests == [], "it was withdrawn"
+    (window,) = windows(target)
+    assert {path.name.partition(".")[0] for path in window.glob("*.stash")} == {"node01"}
+    assert not [path for path in window.iterdir() if path.is_dir()]
+
+
+def test_limits_hold_for_all_hosts_together(tmp_path: Path) -> None:
+    """A window that one host opens counts on the others, too."""
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        number = at % 2
+        closed = followers[number].closed
+        return {number: [slow(closed)]} if closed >= 60 and at % 8 < 2 else {}
+
+    followers, target = follow(tmp_path, sees, limits=Limits(windows_count=2, pause_ns=0))
+    assert len(windows(target)) == 2
+    assert any("no window was sealed for " in note for follower in followers for note in follower.alarms.notes)
+
+
+def test_a_signal_asks_all_hosts(tmp_path: Path) -> None:
+    """One window, one line, one call."""
+    asked: list[int] = []
+    late_job(tmp_path / "job")
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if not asked and followers[1].closed >= 150:
+            asked.append(followers[1].closed)
+            followers[1].alarms.ask(followers[1].closed, at_ns=10**15)
+        return {}
+
+    followers, target = grown(tmp_path, sees)
+    (window,) = windows(target)
+    assert window.name.endswith("-asked")
+    (sealed,) = read_events(target)
+    assert [[event.window for event in one.calls.events] for one in followers] == [[], [str(window)]]
+    found = steps_by_rank(whole(window))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert found[3][-1] >= asked[0] + AFTER
+    assert sealed.window == str(window)
+
+
+def test_ranks_that_are_started_again(tmp_path: Path) -> None:
+    """The steps after the trigger will not come: what there is of the first start is sealed."""
+    for restart, begin_ms, pid in (("0", 100.0, 1000), ("1", 20_000.0, 3000)):
+        write_job(
+            tmp_path / "job",
+            ranks_count=4,
+            steps_count=150,
+            restart=restart,
+            begin_ms=begin_ms,
+            first_pid=pid,
+            hosts=NODES,
+        )
+    _, target = grown(tmp_path, once(146, lambda closed: {0: [slow(closed)]}))
+    (window,) = windows(target)
+    (sealed,) = captures(target)
+    trace = load_trace(window)
+    assert sorted(trace.ranks.tolist()) == [0, 1, 2, 3]
+    assert " of ranks 0-3 are kept in " in sealed.text
