@@ -213,6 +213,16 @@ def existing_run(path: str) -> Path:
     return Path(unpacked(run))
 
 
+def followed_run(path: str) -> Path:
+    """Return the run directory of a run that may go on, also for the directory on scratch in which it records.
+
+    Raises as :func:`existing_run`.
+    """
+    from stashtrace.record.directory import run_directory_of
+
+    return run_directory_of(existing_run(path))
+
+
 def run_directories() -> list[Path]:
     """Return the run directories ``./stash-*``, in the order in which their runs began.
 

@@ -27,12 +27,11 @@ from stashtrace.errors import StashtraceError
 from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
-from stashtrace.record.directory import RUN_FILE
+from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 from stashtrace.whole_files import write_whole
 
-WINDOWS_FOLDER = "windows"
 #: A window whose steps after the trigger do not come is sealed without them.
 PATIENCE_NS = 60_000_000_000
 #: So long a window may stay open in all, however often it is asked for meanwhile.

@@ -19,7 +19,7 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import WINDOWS_FOLDER, Captures, Request, take_requests
+from stashtrace.live.capture import Captures, Request, take_requests
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
@@ -37,7 +37,7 @@ from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
-from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
+from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
@@ -75,34 +75,38 @@ class FollowOptions:
     #: What the steps after a trigger are recorded with besides, and which part of the job's time that may cost an hour.
     deeper: Sequence[str] = ()
     deeper_ratio: float = BUDGET_RATIO
-    #: The run directory, in which hosts tell each other of their ranks; None where processes write into it.
+    #: The run directory, where processes write to local scratch; None where they write into it.
     shared: Path | None = None
 
 
 class FollowedRun:
-    """A run whose processes write on this host. ``directory``: where they write. ``log``: takes the events."""
+    """A run whose processes write on this host.
 
-    def __init__(self, directory: Path, log: EventLog, options: FollowOptions | None = None) -> None:
+    ``records``: where they write: the run directory, or a directory on local scratch. What is known of the run, its
+    windows and what is asked for are in the run directory in either case. ``log``: takes the events.
+    """
+
+    def __init__(self, records: Path, log: EventLog, options: FollowOptions | None = None) -> None:
         options = options or FollowOptions()
-        facts = read_run_file(directory)
+        facts = read_run_file(records)
         boot_id, host, run_id = own_boot_id(), os.uname().nodename, facts.get("run_id")
-        shared = options.shared or directory
+        directory = options.shared or records
 
         def is_ours(metadata: Mapping[str, Any]) -> bool:
             if str(metadata.get("boot_id", "")) != boot_id or metadata.get("run_id") != run_id:
                 return False
             # Containers of one machine may each have a launcher, or one launcher may have started all of them.
-            return metadata.get("host") == host or metadata.get("host") not in other_launchers(shared, host)
+            return metadata.get("host") == host or metadata.get("host") not in other_launchers(directory, host)
 
-        self.directory = directory
+        self.directory, self.records = directory, records
         self.log = log
-        self.others = OtherHosts(shared, host, str(run_id))
-        self.share = Share(shared)
-        self.accounts = LiveAccounts(GrowingRun(str(directory), is_ours), self.others)
+        self.others = OtherHosts(directory, host, str(run_id))
+        self.share = Share(directory)
+        self.accounts = LiveAccounts(GrowingRun(str(records), is_ours), self.others)
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
         captures = Captures(directory, facts)
         budget = Budget(options.deeper_ratio)
-        self.deeper = DeeperSteps(directory, StackSampler(host), self._processes, budget)
+        self.deeper = DeeperSteps(records, StackSampler(host), self._processes, budget)
         self.alarms = Alarms(
             log,
             captures,
@@ -120,16 +124,16 @@ class FollowedRun:
             self.deeper,
             options.deeper,
         )
-        self.keeper = Keeper(directory, options.keep_steps, options.keep_bytes)
+        self.keeper = Keeper(records, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
             self.keeper.error = f"all steps are kept: several hosts record into {directory}"
-        self.idle = IdleRecording(directory) if facts.get("idle") else None
+        self.idle = IdleRecording(records) if facts.get("idle") else None
         if self.idle is not None:
             self.accounts.find_begin = self.idle.find_begin
         self.slow_steps = SlowStepTrigger()
         self.growth = GrowthTrigger()
         self.lost_ranks = LostRankTrigger()
-        self.stuck = StuckTrigger(str(directory))
+        self.stuck = StuckTrigger(str(records))
         self.options = options
         self.totals = LiveTotals()
         self.state = LiveState(host, str(facts.get("run_id", "")), list(facts.get("command", [])))
@@ -218,9 +222,9 @@ class FollowedRun:
 
     def _say_gone(self) -> None:
         """Say once that the run directory is gone: its state can be written nowhere."""
-        if not self._is_gone and not self.directory.exists():
+        if not self._is_gone and not self.records.exists():
             self._is_gone = True
-            text = f"the run is no longer followed: {self.directory} is gone, and with it what is recorded from now on"
+            text = f"the run is no longer followed: {self.records} is gone, and with it what is recorded from now on"
             self.log.add(Event("directory_gone", text, time.time_ns()))
 
     def _tell(self) -> list[str]:
@@ -347,9 +351,7 @@ class FollowedRun:
             update_host_facts(self.directory, self.state.host, self.accounts.window_facts())
             return
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
-        write_run_file(
-            self.directory, {**read_run_file(self.directory), WINDOW_FACT: last.fact(self.accounts.origin_ns)}
-        )
+        write_run_file(self.records, {**read_run_file(self.records), WINDOW_FACT: last.fact(self.accounts.origin_ns)})
 
     def _look_at(self, found: Round, ended: bool) -> None:
         if found.window is None:

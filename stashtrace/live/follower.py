@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Follow a run until the launcher says that it has ended."""
     parser = argparse.ArgumentParser(prog="stashtrace.live.follower", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--shared", type=Path, help="run directory, where the processes write elsewhere")
+    parser.add_argument("--shared", type=Path, help="run directory, where the processes write to scratch")
     parser.add_argument("--quiet", action="store_true", help="write no line when something happens")
     parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
     parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _follow(arguments: argparse.Namespace) -> None:
     """Make a round again and again, until standard input is closed."""
-    log = EventLog(arguments.directory, None if arguments.quiet else sys.stderr)
+    log = EventLog(arguments.shared or arguments.directory, None if arguments.quiet else sys.stderr)
     options = FollowOptions(
         keep_steps=arguments.keep_steps,
         keep_bytes=arguments.keep_bytes,

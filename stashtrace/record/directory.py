@@ -28,7 +28,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
-from stashtrace.record.launchers import all_ended
+from stashtrace.record.launchers import RECORDS, all_ended, launchers, own_place
 from stashtrace.run_facts import host_file, read_facts
 from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
 
@@ -43,6 +43,10 @@ TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
 _OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*", host_file("*"))
 #: Folder in which the processes that follow a run tell each other of the ranks of their hosts.
 HOSTS_FOLDER = "hosts"
+#: Folder of the windows that it seals.
+WINDOWS_FOLDER = "windows"
+#: Fact of the ``run.json`` on local scratch, while a run records there: its run directory.
+RUN_DIRECTORY = "run_directory"
 _OWN_UMASK, _GROUP_UMASK = 0o077, 0o027
 #: A ring takes about a MiB per recording thread; with less than this the first step would not fit.
 SMALLEST_FREE_BYTES = 16 << 20
@@ -327,6 +331,21 @@ def make_scratch(root: str | None, job: Job) -> Path:
             f"cannot write into scratch directory {place}: {(error.strerror or str(error)).lower()}",
             hint="choose another with `--scratch DIR`",
         ) from error
+
+
+def run_directory_of(path: Path) -> Path:
+    """Return the run directory of a directory on local scratch in which a run records; any other path as it is."""
+    directory = Path(str(read_run_file(path).get(RUN_DIRECTORY, "")) or path) if path.is_dir() else path
+    return directory if directory.is_dir() else path
+
+
+def scratch_of(directory: Path) -> Path | None:
+    """Return the directory on local scratch in which a run records on this host; None if there is none."""
+    for facts in (read_run_file(directory), *launchers(directory)):
+        records = Path(str(facts.get(RECORDS, "")))
+        if facts.get("place") == own_place() and records.is_absolute() and records.is_dir():
+            return records
+    return None
 
 
 def trace_files(directory: Path) -> list[Path]:

@@ -21,6 +21,8 @@ from stashtrace.whole_files import new_file, write_whole
 
 _PREFIX, _SUFFIX = "launch.", ".json"
 _TURN_FILE = "merging"
+#: Fact of a run or launcher while it records on local scratch: where.
+RECORDS = "records"
 _END_KEYS = ("end_realtime_ns", "end_monotonic_ns", "exit_code", "signal")
 
 
@@ -95,7 +97,7 @@ def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any
 
     ``run``: content of ``run.json`` so far. ``parts``: from :func:`launchers`.
     """
-    content = {key: value for key, value in run.items() if key not in _END_KEYS}
+    content = {key: value for key, value in run.items() if key not in (*_END_KEYS, RECORDS)}
     content["parts"] = [{k: v for k, v in part.items() if k != "parts"} for part in parts]
     ended = [part for part in parts if "exit_code" in part]
     failed = sorted((p for p in ended if p["exit_code"]), key=lambda p: p.get("end_realtime_ns", 0))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError, FormatError, OutputError, UsageError
+from stashtrace.record.directory import WINDOWS_FOLDER
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ACCESS_HINT = "check the address and the access rights"
@@ -52,17 +53,21 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
 
 
 def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> int:
-    """Copy all files of a local directory to a remote one; return how many.
+    """Copy all files of a local directory, and of its windows, to a remote one; return how many.
 
     Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises CaptureError if the
     remote directory cannot be written.
     """
     files, root = _open(url)
-    local = sorted(path for path in directory.iterdir() if path.is_file())
+    windows = (directory / WINDOWS_FOLDER).glob("*/*")
+    local = sorted(path for path in (*directory.iterdir(), *windows) if path.is_file())
     try:
         files.makedirs(root, exist_ok=True)
         for number, path in enumerate(local):
-            files.put_file(str(path), posixpath.join(root, path.name))
+            target = posixpath.join(root, path.relative_to(directory).as_posix())
+            if path.parent != directory:
+                files.makedirs(posixpath.dirname(target), exist_ok=True)
+            files.put_file(str(path), target)
             if progress is not None:
                 progress(number + 1, len(local))
     except Exception as error:  # each plug-in has its own errors

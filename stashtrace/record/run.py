@@ -25,6 +25,7 @@ from typing import Any
 from stashtrace import __version__
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import (
+    RUN_DIRECTORY,
     claim_run_file,
     discard_run_without_records,
     file_rights,
@@ -40,7 +41,7 @@ from stashtrace.record.follower import Follower, make_control
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, commit_of, job_of
-from stashtrace.record.launchers import announce, own_place
+from stashtrace.record.launchers import RECORDS, announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
 from stashtrace.record.program import find_program, preload_obstacle, spawn
@@ -149,11 +150,13 @@ def run_command(
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
         began_in = os.stat(directory)
-        launch_file = open_run_directory(directory, content, job)
+        elsewhere = {} if records in (None, directory) else {RECORDS: str(records)}
+        launch_file = open_run_directory(directory, content | elsewhere, job)
         if records is None:
             records = directory
         elif records != directory:
-            write_run_file(records, content)  # so that it can be merged in place if it is never copied to the directory
+            # So that it can be merged in place if it is never copied to the directory.
+            write_run_file(records, content | {RUN_DIRECTORY: str(directory)})
     environment["STASHTRACE_DIR"] = str(records)
     own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
     if options.staged is not None:
@@ -220,6 +223,7 @@ def run_command(
     try:
         if follower is not None:  # it notes there where a run begins of which only the last steps are kept
             content = {**read_run_file(records), **content}
+            content.pop(RUN_DIRECTORY, None)
         if replaced:
             raise CaptureError(f"another folder has taken the place of run directory {directory} during the run")
         with file_rights(options.share):

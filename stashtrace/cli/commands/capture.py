@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import Parser, followed_run
 from stashtrace.cli.print_results import print_lines
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, OutputError, UsageError
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     if arguments.steps < 0 or arguments.timeout <= 0:
         raise UsageError("--steps and --timeout cannot be negative", hint="for example --steps 20 --timeout 300")
-    directory = Path(existing_run(arguments.path))
+    directory = followed_run(arguments.path)
 
     from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
     from stashtrace.live.state import read_states

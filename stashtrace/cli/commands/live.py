@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, existing_run, runs_or_newest
+from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, followed_run, runs_or_newest
 from stashtrace.cli.print_results import print_json, print_lines
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.live.view.sources import Watched
     from stashtrace.summary.look import Look
 
-    watched = Watched(existing_run(path), arguments.run)
+    watched = Watched(followed_run(path), arguments.run)
     view = watched.look()
     if arguments.format == "json":
         print_json(view.document())

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.look_if_stuck import NOBODY_WAITS, look_if_stuck
-from stashtrace.cli.parsing import Parser, existing_run
+from stashtrace.cli.parsing import Parser, followed_run
 from stashtrace.cli.print_results import print_lines
-from stashtrace.record.directory import RUN_FILE, read_run_file
+from stashtrace.record.directory import RUN_FILE, read_run_file, scratch_of
 from stashtrace.record.launchers import own_place
 from stashtrace.units import duration_text
 
@@ -38,7 +38,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Print where the run is."""
     arguments = parser().read(argv)
-    path = str(existing_run(arguments.path))
+    path = str(followed_run(arguments.path))
 
     from stashtrace.analysis.findings.ending.newest_row import SUSPICIOUS_NS, newest_ns
     from stashtrace.analysis.steps.step_time import step_time_of
@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if lines := followed_status(Path(path), arguments.run):
         print_lines(lines)
         return 0
+    path = str(scratch_of(Path(path)) or path)
     if (Path(path) / RUN_FILE).exists() and not any(Path(path).glob("*.stash")):
         print_lines([_headline(read_run_file(Path(path)), 0, 0), "nothing was recorded yet"])
         return 0

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stashtrace.live.capture import WINDOWS_FOLDER, Request, new_request_name, put_request
+from stashtrace.live.capture import Request, new_request_name, put_request
 from stashtrace.live.events import read_events
 from stashtrace.live.state import LiveState, read_states
-from stashtrace.record.directory import rights_of_run
+from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
 from stashtrace.text import list_some
 from stashtrace.units import duration_text
 

@@ -29,7 +29,6 @@ from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.capture import (
     LONGER_STEPS,
     PATIENCE_NS,
-    WINDOWS_FOLDER,
     Captures,
     Request,
     Sealed,
@@ -40,7 +39,7 @@ from stashtrace.live.hosts.asking import asked_hosts, make_folder
 from stashtrace.live.hosts.collecting import Collecting, Part, making_folder, part_folder, refuse_part, take_in
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.state import Event
-from stashtrace.record.directory import RUN_FILE, update_host_facts
+from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER, update_host_facts
 from stashtrace.run_facts import STACKS, host_file, read_host_facts
 from stashtrace.whole_files import write_whole
 

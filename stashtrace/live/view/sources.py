@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stashtrace.errors import FormatError
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.live.view.merged import LiveView, merge_states
-from stashtrace.record.directory import read_run_file
+from stashtrace.record.directory import read_run_file, scratch_of
 
 if TYPE_CHECKING:
     from stashtrace.live.view.unfollowed import FollowedHere
@@ -76,7 +76,7 @@ class Watched:
         if self._here is None and not self._recorded:
             from stashtrace.live.view.unfollowed import find_unfollowed  # what it loads is not needed for states
 
-            self._here, self._recorded = find_unfollowed(self._path, self._run_id, facts)
+            self._here, self._recorded = find_unfollowed(scratch_of(self._path) or self._path, self._run_id, facts)
         if self._here is not None:
             return self._view([self._here.state()], facts, "viewer")
         return self._view(self._recorded, facts, "recording")
